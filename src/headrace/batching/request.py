@@ -1,0 +1,167 @@
+"""A Request, what merges in a Batcher; and an Answer, its rows of what the batch gave."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+from headrace.errors import HeadraceError
+from headrace.servable import RowLayout
+from headrace.tensors import Array, Buffer, Tensors
+
+NO_DEADLINE = math.inf
+
+
+class Timings:
+    """Where one batch's time went; shared by the answers of the batch.
+
+    Attributes:
+        formed: When the batch was formed, on the monotonic clock.
+        started: When the Servable was called.
+        finished: When it had answered.
+        rows: The rows that were computed, padding left out.
+        requests: How many requests shared the batch.
+    """
+
+    __slots__ = ("finished", "formed", "requests", "rows", "started")
+
+    def __init__(self, formed: float, rows: int, requests: int) -> None:
+        """Start timing a batch that was formed just now."""
+        self.formed = self.started = self.finished = formed
+        self.rows = rows
+        self.requests = requests
+
+
+class BatchOutputs:
+    """What the Servable gave for a whole batch; turned into bytes at most once, for all answers together."""
+
+    __slots__ = ("_raw", "tensors")
+
+    def __init__(self, tensors: Tensors) -> None:
+        """Keep the outputs of one call."""
+        self.tensors = tensors
+        self._raw: dict[str, bytes] = {}
+
+    def raw(self, name: str) -> bytes:
+        """All rows of a numeric output as bytes, in C order."""
+        found = self._raw.get(name)
+        if found is None:
+            found = self._raw[name] = self.tensors[name].tobytes()
+        return found
+
+
+class Answer:
+    """One request's rows of its batch's outputs.
+
+    Attributes:
+        outputs: The whole batch's outputs.
+        start: The first row that is this request's.
+        stop: The row after its last.
+        timings: When the batch was formed, started and finished.
+    """
+
+    __slots__ = ("outputs", "start", "stop", "timings")
+
+    def __init__(self, outputs: BatchOutputs, start: int, stop: int, timings: Timings) -> None:
+        """Cut the rows ``start:stop`` out of a batch."""
+        self.outputs = outputs
+        self.start = start
+        self.stop = stop
+        self.timings = timings
+
+    @property
+    def rows(self) -> int:
+        """How many rows there are."""
+        return self.stop - self.start
+
+    def tensor(self, name: str) -> Array:
+        """One output: ``[rows, *row shape]``, a view."""
+        return self.outputs.tensors[name][self.start : self.stop]
+
+    def tensors(self, names: Iterable[str] = ()) -> dict[str, Array]:
+        """The outputs of these names, or all of them, as views."""
+        return {name: self.tensor(name) for name in names or self.outputs.tensors}
+
+    def raw(self, name: str, row_bytes: int) -> bytes:
+        """A numeric output's rows as bytes, in C order.
+
+        Args:
+            name: The output.
+            row_bytes: The size of one row of it.
+        """
+        return self.outputs.raw(name)[self.start * row_bytes : self.stop * row_bytes]
+
+
+Outcome = Answer | HeadraceError
+"""What a request ends with: an Answer, or the error why there is none."""
+
+
+class Waiter(Protocol):
+    """Whoever waits for an answer, and may leave; an asyncio Future is one."""
+
+    def done(self) -> bool:
+        """Whether it has its answer, or no longer wants one."""
+
+
+class Request:
+    """Inputs, a deadline, and a way to be answered exactly once. Belongs to the serving thread.
+
+    Attributes:
+        layout: How a row lies in memory.
+        columns: One buffer an input; emptied when the request is settled.
+        rows: How many rows it has.
+        deadline: When its answer loses its worth, on the monotonic clock; ``NO_DEADLINE`` for never.
+        enqueued: When it entered the queue.
+        settled: Whether it has been answered, or abandoned.
+    """
+
+    __slots__ = ("_respond", "_waiter", "columns", "deadline", "enqueued", "layout", "rows", "settled")
+
+    def __init__(
+        self,
+        layout: RowLayout,
+        columns: Sequence[Buffer],
+        rows: int,
+        respond: Callable[[Outcome], object],
+        *,
+        deadline: float = NO_DEADLINE,
+        waiter: Waiter | None = None,
+    ) -> None:
+        """Make a request of checked inputs.
+
+        Args:
+            layout: From ``Signature.layout`` or ``Signature.check``.
+            columns: One C-contiguous buffer an input, each ``rows * row_bytes`` long.
+            rows: How many rows.
+            respond: Called once, in the serving thread, with the Answer or the error; not when the waiter has left.
+            deadline: On the monotonic clock, in seconds.
+            waiter: Tells whether somebody still waits; without one, only ``abandon`` ends the waiting.
+        """
+        self.layout = layout
+        self.columns = columns
+        self.rows = rows
+        self.deadline = deadline
+        self.enqueued = 0.0
+        self.settled = False
+        self._respond = respond
+        self._waiter = waiter
+
+    @property
+    def wanted(self) -> bool:
+        """Whether somebody still waits for the answer."""
+        return not self.settled and (self._waiter is None or not self._waiter.done())
+
+    def settle(self, outcome: Outcome) -> None:
+        """Answer, once: a second outcome, or one that nobody waits for, is dropped."""
+        if self.wanted:
+            self.settled = True
+            self.columns = ()
+            self._respond(outcome)
+        else:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Nobody waits any more: never call ``respond``, never compute."""
+        self.settled = True
+        self.columns = ()

@@ -1,0 +1,50 @@
+"""Time, injected: whoever waits or measures asks a Clock, so that tests can turn it by hand.
+
+Deadlines and timings are seconds on the monotonic clock. The wall clock is for log stamps only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+
+class Timer(Protocol):
+    """A call that is due later and can be called off."""
+
+    def cancel(self) -> None:
+        """Call it off; no effect when it has run."""
+
+
+class Clock(Protocol):
+    """Monotonic time and calls in the serving thread."""
+
+    def now(self) -> float:
+        """The monotonic time in seconds."""
+
+    def call_soon(self, callback: Callable[..., object], *args: object) -> object:
+        """Run the callback in the serving thread after what is ready now. Serving thread only."""
+
+    def call_later(self, seconds: float, callback: Callable[..., object], *args: object) -> Timer:
+        """Run the callback in the serving thread after some time. Serving thread only."""
+
+    def call_soon_threadsafe(self, callback: Callable[..., object], *args: object) -> object:
+        """Run the callback in the serving thread; callable from any thread."""
+
+
+class LoopClock:
+    """The Clock of an asyncio event loop; its thread is the serving thread."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Bind the clock to a loop.
+
+        Args:
+            loop: The loop whose thread serves.
+        """
+        # uvloop's own time() is cached per iteration, in milliseconds: too coarse for what a batch costs.
+        self.now = time.monotonic
+        self.call_soon = loop.call_soon
+        self.call_later = loop.call_later
+        self.call_soon_threadsafe = loop.call_soon_threadsafe

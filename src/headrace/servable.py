@@ -1,0 +1,309 @@
+"""What a runtime makes of a version directory: a Servable, and the Signature that says what it takes and gives."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+
+from headrace.errors import InvalidRequest, NotFound
+from headrace.tensors import BY_DTYPE, STRING, Array, Buffer, Tensors, describe
+
+DEFAULT_SIGNATURE = "serving_default"
+"""The signature that a request means when it names none, as in TensorFlow Serving."""
+
+Shape = tuple[int, ...]
+Kind = Literal["predict", "classify", "regress"]
+
+_LAYOUTS_KEPT = 4096
+
+
+class Servable(Protocol):
+    """One loaded version of a model. Immutable once loaded; ``predict`` may be called by many threads at once."""
+
+    @property
+    def signatures(self) -> Mapping[str, Signature]:
+        """The ways to call it, by name; one of them is ``serving_default``."""
+
+    @property
+    def platform(self) -> str:
+        """What runs it, in Triton's words, for example ``onnxruntime_onnx``."""
+
+    def predict(self, inputs: Tensors, signature: str = DEFAULT_SIGNATURE) -> Tensors:
+        """Answer a whole batch.
+
+        Args:
+            inputs: Every input of the signature, checked: exact dtypes, ``[rows, *row shape]``. Not to be written to.
+            signature: Which way to call it.
+
+        Returns:
+            Every output of the signature, each with as many rows as the inputs.
+        """
+
+    def close(self) -> None:
+        """Free what it holds; called once, when nothing uses it any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One input or output: its name, its dtype, and the shape of one row.
+
+    Attributes:
+        name: The name in requests and answers.
+        dtype: A dtype of ``headrace.tensors.DATATYPES``; object stands for strings.
+        shape: The shape without the rows axis; None is a dimension that may differ between requests.
+    """
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int | None, ...]
+
+    def __str__(self) -> str:
+        """The spec as people write it: ``cat INT32 [rows, 26]``."""
+        dimensions = ", ".join(["rows", *("any" if size is None else str(size) for size in self.shape)])
+        return f"{self.name} {BY_DTYPE[self.dtype].oip} [{dimensions}]"
+
+    def accepts(self, shape: Shape) -> bool:
+        """Whether a row of this shape fits."""
+        return len(shape) == len(self.shape) and all(
+            want is None or want == got for want, got in zip(self.shape, shape, strict=True)
+        )
+
+
+class RowLayout:
+    """How one row of a request lies in memory; requests of equal layout can share a batch.
+
+    Made by ``Signature.layout`` only, which hands out one object per distinct layout: comparing them is comparing identities.
+
+    Attributes:
+        signature: The signature's name.
+        specs: The inputs, in the signature's order.
+        shapes: The concrete row shape of each input.
+        row_bytes: The size of one row of each input; 0 for strings, which have no fixed size.
+    """
+
+    __slots__ = ("row_bytes", "shapes", "signature", "specs")
+
+    def __init__(self, signature: str, specs: tuple[TensorSpec, ...], shapes: tuple[Shape, ...]) -> None:
+        """Lay out rows; called by ``Signature.layout``."""
+        self.signature = signature
+        self.specs = specs
+        self.shapes = shapes
+        self.row_bytes = tuple(
+            0 if spec.dtype == STRING else spec.dtype.itemsize * math.prod(shape)
+            for spec, shape in zip(specs, shapes, strict=True)
+        )
+
+
+class CheckedInputs(NamedTuple):
+    """Inputs that fit a signature: what a Request is made of.
+
+    Attributes:
+        layout: How a row lies in memory.
+        columns: One buffer an input, in the signature's order.
+        rows: How many rows each column holds.
+    """
+
+    layout: RowLayout
+    columns: tuple[Buffer, ...]
+    rows: int
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What one way of calling a model takes and gives; checks and coerces a request once, at the door.
+
+    Attributes:
+        name: Its name, ``serving_default`` if the model has only one.
+        inputs: The inputs, in the order in which columns are kept.
+        outputs: The outputs, in the order in which answers list them.
+        kind: What TensorFlow Serving's Classify and Regress may call it for.
+        rows: The only number of rows that one call takes; None where any number goes.
+    """
+
+    name: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    kind: Kind = "predict"
+    rows: int | None = None
+    _layouts: dict[tuple[Shape, ...], RowLayout] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """The names of the inputs, in order."""
+        return tuple(spec.name for spec in self.inputs)
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """The names of the outputs, in order."""
+        return tuple(spec.name for spec in self.outputs)
+
+    def layout(self, shapes: tuple[Shape, ...]) -> RowLayout:
+        """The layout of rows of these shapes: the same object for the same shapes.
+
+        Args:
+            shapes: The row shape of each input, in the signature's order, already known to fit.
+        """
+        found = self._layouts.get(shapes)
+        if found is None:
+            if len(self._layouts) >= _LAYOUTS_KEPT:  # endless distinct shapes must not become endless memory
+                self._layouts.clear()
+            found = self._layouts[shapes] = RowLayout(self.name, self.inputs, shapes)
+        return found
+
+    def check(self, inputs: Mapping[str, object], *, exact: bool = False) -> CheckedInputs:
+        """Check a request's inputs, and coerce what is safe to coerce.
+
+        Args:
+            inputs: Arrays, or nested lists, by input name; every input of the signature and no other.
+            exact: Whether dtypes were declared by the client: then only lossless widening is done. Otherwise any
+                number goes where its kind fits, and integers are checked against the range.
+
+        Returns:
+            The inputs as C-contiguous buffers of the signature's dtypes.
+
+        Raises:
+            InvalidRequest: An input is missing, unknown, of the wrong dtype or shape, or the rows disagree.
+        """
+        if len(inputs) != len(self.inputs) or any(spec.name not in inputs for spec in self.inputs):
+            raise self._wrong_names(inputs)
+        arrays = [_coerce(spec, inputs[spec.name], exact) for spec in self.inputs]
+        rows = len(arrays[0])
+        for spec, array in zip(self.inputs, arrays, strict=True):
+            if len(array) != rows:
+                raise InvalidRequest(
+                    f"has {len(array)} rows where {self.inputs[0].name} has {rows}; every input needs the same number",
+                    field=spec.name,
+                )
+        self.check_rows(rows)
+        return CheckedInputs(self.layout(tuple(array.shape[1:] for array in arrays)), tuple(arrays), rows)
+
+    def check_rows(self, rows: int) -> None:
+        """Refuse a request without rows.
+
+        Raises:
+            InvalidRequest: There are none.
+        """
+        if rows < 1:
+            raise InvalidRequest("expected at least one row, got none", field=self.inputs[0].name)
+
+    def check_outputs(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Check a selection of outputs.
+
+        Args:
+            names: The outputs that the client wants.
+
+        Returns:
+            The names, in the client's order.
+
+        Raises:
+            InvalidRequest: One is unknown or named twice.
+        """
+        known = self.output_names
+        chosen = tuple(names)
+        for index, name in enumerate(chosen):
+            if name not in known:
+                raise InvalidRequest(f"unknown output {name!r}; the model gives {_listed(known)}", field="outputs")
+            if name in chosen[:index]:
+                raise InvalidRequest(f"output {name!r} is asked for twice; name it once", field="outputs")
+        return chosen
+
+    def input(self, name: str) -> TensorSpec:
+        """The spec of an input.
+
+        Raises:
+            InvalidRequest: There is no such input.
+        """
+        for spec in self.inputs:
+            if spec.name == name:
+                return spec
+        raise InvalidRequest(f"unknown input {name!r}; the model takes {_listed(self.input_names)}", field="inputs")
+
+    def _wrong_names(self, inputs: Mapping[str, object]) -> InvalidRequest:
+        missing = [name for name in self.input_names if name not in inputs]
+        unknown = [name for name in inputs if name not in self.input_names]
+        said = [f"missing input {_listed(missing)}"] if missing else []
+        said += [f"unknown input {_listed(unknown)}"] if unknown else []
+        wanted = "; ".join(str(spec) for spec in self.inputs)
+        return InvalidRequest(f"{', '.join(said)}; the model takes {wanted}", field="inputs")
+
+
+def signature_named(signatures: Mapping[str, Signature], name: str) -> Signature:
+    """Find a signature; the empty name means the default one.
+
+    Raises:
+        NotFound: There is none of that name.
+    """
+    found = signatures.get(name or DEFAULT_SIGNATURE)
+    if found is None:
+        raise NotFound(f"signature {name!r} not found; the model has {_listed(signatures)}")
+    return found
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(repr(name) for name in names)
+
+
+def _coerce(spec: TensorSpec, value: object, exact: bool) -> Array:
+    array = _as_array(spec, value)
+    if array.dtype != spec.dtype:
+        array = _cast(spec, array, exact)
+    if array.ndim != len(spec.shape) + 1 or not spec.accepts(array.shape[1:]):
+        raise InvalidRequest(f"expected {spec}, got shape {list(array.shape)}", field=spec.name)
+    return array if array.flags.c_contiguous and array.dtype.isnative else np.ascontiguousarray(array)
+
+
+def _as_array(spec: TensorSpec, value: object) -> Array:
+    if spec.dtype == STRING:
+        return _as_strings(spec, value)
+    if isinstance(value, np.ndarray):
+        return value
+    try:
+        return np.asarray(value)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise InvalidRequest(f"expected {spec}, got a ragged or mixed list", field=spec.name) from error
+
+
+def _as_strings(spec: TensorSpec, value: object) -> Array:
+    try:
+        array = np.asarray(value, dtype=object) if not isinstance(value, np.ndarray) else value
+    except ValueError as error:
+        raise InvalidRequest(f"expected {spec}, got a ragged list", field=spec.name) from error
+    if array.dtype.kind in "US":
+        array = array.astype(object)
+    if array.dtype != STRING:
+        raise InvalidRequest(f"expected {spec}, got {describe(array)}; send text or bytes", field=spec.name)
+    if any(type(element) is not bytes for element in array.flat):
+        flat = [_as_bytes(spec, element) for element in array.flat]
+        array = np.array([*flat, None], dtype=object)[:-1].reshape(array.shape)  # None: or NumPy makes them fixed-size
+    return array
+
+
+def _as_bytes(spec: TensorSpec, element: object) -> bytes:
+    if isinstance(element, bytes):
+        return element
+    if isinstance(element, str):
+        return element.encode()
+    raise InvalidRequest(f"expected text or bytes, got {type(element).__name__} {element!r:.40}", field=spec.name)
+
+
+def _cast(spec: TensorSpec, array: Array, exact: bool) -> Array:
+    wanted = BY_DTYPE[spec.dtype].oip
+    if array.dtype not in BY_DTYPE and array.dtype.newbyteorder("=") not in BY_DTYPE:
+        raise InvalidRequest(f"expected {wanted}, got a mix of types ({array.dtype})", field=spec.name)
+    if not np.can_cast(array.dtype, spec.dtype, "safe" if exact else "same_kind"):
+        raise InvalidRequest(
+            f"expected {spec}, got {describe(array)}; convert it before sending, nothing is lost silently",
+            field=spec.name,
+        )
+    if spec.dtype.kind in "iu" and array.dtype.kind in "iu" and array.size:
+        limits = np.iinfo(spec.dtype)
+        lowest, highest = array.min(), array.max()
+        if int(lowest) < limits.min or int(highest) > limits.max:
+            worst = lowest if int(lowest) < limits.min else highest
+            raise InvalidRequest(f"{worst} does not fit in {wanted} ({limits.min} … {limits.max})", field=spec.name)
+    with np.errstate(over="ignore"):  # a float64 too large for float32 is infinity, as the client's own cast would make it
+        return array.astype(spec.dtype)

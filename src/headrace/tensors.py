@@ -1,0 +1,66 @@
+"""Tensors, the data between all layers: name -> NumPy array whose first axis is rows.
+
+Numbers and booleans are arrays of their native little-endian dtype. Strings are object arrays whose elements are
+``bytes``; text is UTF-8. ``DATATYPES`` is the one table of what can travel, under the names of both protocols.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+Tensors = Mapping[str, Array]
+Buffer = bytes | bytearray | memoryview | Array
+"""One request's values of one input: any C-contiguous buffer of the layout's dtype, or an object array of bytes."""
+
+STRING = np.dtype(object)
+
+
+@dataclass(frozen=True, slots=True)
+class Datatype:
+    """One element type that a tensor may have, with its names on the wire.
+
+    Attributes:
+        dtype: The NumPy dtype that headrace holds it in.
+        oip: Its name in the Open Inference Protocol.
+        tensorflow: Its number in TensorFlow's ``DataType`` enum.
+        tensorflow_name: Its name in that enum.
+    """
+
+    dtype: np.dtype[Any]
+    oip: str
+    tensorflow: int
+    tensorflow_name: str
+
+
+DATATYPES: tuple[Datatype, ...] = (
+    Datatype(np.dtype(np.float32), "FP32", 1, "DT_FLOAT"),
+    Datatype(np.dtype(np.float64), "FP64", 2, "DT_DOUBLE"),
+    Datatype(np.dtype(np.int32), "INT32", 3, "DT_INT32"),
+    Datatype(np.dtype(np.uint8), "UINT8", 4, "DT_UINT8"),
+    Datatype(np.dtype(np.int16), "INT16", 5, "DT_INT16"),
+    Datatype(np.dtype(np.int8), "INT8", 6, "DT_INT8"),
+    Datatype(STRING, "BYTES", 7, "DT_STRING"),
+    Datatype(np.dtype(np.int64), "INT64", 9, "DT_INT64"),
+    Datatype(np.dtype(np.bool_), "BOOL", 10, "DT_BOOL"),
+    Datatype(np.dtype(np.uint16), "UINT16", 17, "DT_UINT16"),
+    Datatype(np.dtype(np.float16), "FP16", 19, "DT_HALF"),
+    Datatype(np.dtype(np.uint32), "UINT32", 22, "DT_UINT32"),
+    Datatype(np.dtype(np.uint64), "UINT64", 23, "DT_UINT64"),
+)
+
+BY_DTYPE: dict[np.dtype[Any], Datatype] = {datatype.dtype: datatype for datatype in DATATYPES}
+BY_OIP: dict[str, Datatype] = {datatype.oip: datatype for datatype in DATATYPES}
+BY_TENSORFLOW: dict[int, Datatype] = {datatype.tensorflow: datatype for datatype in DATATYPES}
+
+
+def describe(array: Array) -> str:
+    """Say an array's datatype and shape in a few words, for error messages."""
+    datatype = BY_DTYPE.get(array.dtype)
+    name = datatype.oip if datatype else str(array.dtype)
+    return f"{name} {list(array.shape)}"
