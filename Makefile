@@ -1,0 +1,62 @@
+# `make help` lists the targets. Environments: .venv for the project, .venvs/clients for foreign clients that pin protobuf < 7.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-builtin-rules
+
+PYTHON ?= python3
+BIN := .venv/bin
+CLIENTS := .venvs/clients
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_NO_INPUT := 1
+
+.PHONY: help install clients demo serve test check format bench clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+
+install: .venv/.installed ## the project and its tools into .venv, when pyproject.toml has changed
+
+.venv/.installed: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "headrace needs Python 3.11 or newer; make PYTHON=python3.x …")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || { echo "cannot make .venv: install python3-venv" >&2; exit 1; }
+	$(BIN)/python -m pip install -q -e '.[sklearn,grpcio,uvicorn,demo,dev]'
+	@touch $@
+
+clients: $(CLIENTS)/.installed ## foreign clients (tritonclient, TensorFlow Serving's stubs) into an environment of their own
+
+$(CLIENTS)/.installed: tests/clients/requirements.txt tests/clients/no-dependencies.txt
+	@test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python -m pip install -q -r tests/clients/requirements.txt
+	$(CLIENTS)/bin/python -m pip install -q --no-deps -r tests/clients/no-dependencies.txt
+	@touch $@
+
+demo: install ## real ratings -> a model -> a server -> answers, with a new version published under load
+	$(BIN)/python -m demo.run
+
+serve: install ## serve a small example model on ports 8501 (HTTP) and 8500 (gRPC)
+	@test -d .data/example || $(BIN)/headrace example .data/example
+	$(BIN)/headrace serve .data/example
+
+test: install clients check ## checks, then all tests
+	@tools/system_packages.sh curl
+	$(BIN)/python -m pytest
+
+check: install ## style, types, import contract, size budget, spelling, generated files
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python tools/size_budget.py
+	$(BIN)/codespell
+	$(if $(wildcard tools/protos.py),$(BIN)/python tools/protos.py --check)
+
+format: install ## let ruff lay out the code
+	$(BIN)/ruff check --fix-only
+	$(BIN)/ruff format
+
+-include benchmarks/bench.mk
+
+clean: ## remove what was built, downloaded and cached (the environments stay)
+	rm -rf .data .bench build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find src tests tools demo benchmarks -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true

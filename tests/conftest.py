@@ -1,0 +1,49 @@
+"""What all tests share: the foreign clients' environment, and the proof that nothing is left running."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Shared machines stall for longer than any deadline per example. The same examples each run: failures repeat.
+settings.register_profile("headrace", deadline=None, derandomize=True)
+settings.load_profile("headrace")
+
+
+def children() -> list[str]:
+    """Give the command lines of the processes this one has started and not waited for."""
+    found = []
+    for task in Path("/proc/self/task").iterdir():
+        for pid in (task / "children").read_text().split():
+            try:
+                command = Path(f"/proc/{pid}/cmdline").read_bytes()
+            except FileNotFoundError:
+                continue
+            found.append(command.replace(b"\0", b" ").decode(errors="replace").strip())
+    # multiprocessing's tracker lives as long as the process that uses shared memory.
+    return [command for command in found if command and "resource_tracker" not in command]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_left_running() -> Iterator[None]:
+    """Fails the run when a test has left a process behind."""
+    yield
+    if sys.platform == "linux" and Path("/proc/self/task").exists():
+        left = children()
+        assert not left, f"tests left processes running: {left}"
+
+
+@pytest.fixture(scope="session")
+def clients_python() -> Path:
+    """The interpreter that has tritonclient and TensorFlow Serving's stubs."""
+    python = Path(os.environ.get("HEADRACE_CLIENTS", ROOT / ".venvs/clients")) / "bin/python"
+    if not python.exists():
+        pytest.fail("the foreign clients are not installed: run `make clients`")
+    return python

@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# Makes sure that commands from Debian's packages are there: system_packages.sh COMMAND...
+# Installs the missing ones when it may (root and apt-get); else says what to install by hand.
+set -euo pipefail
+
+declare -A package_of=([h2load]=nghttp2-client [make]=make [curl]=curl [wrk]=wrk [git]=git)
+
+missing=()
+for command in "$@"; do
+    command -v "$command" >/dev/null || missing+=("${package_of[$command]:-$command}")
+done
+[ ${#missing[@]} -eq 0 ] && exit 0
+
+if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
+    echo "missing: ${missing[*]}. Install these packages, for example: sudo apt-get install ${missing[*]}" >&2
+    exit 1
+fi
+export DEBIAN_FRONTEND=noninteractive
+apt-get update -qq </dev/null
+apt-get install -qq -y --no-install-recommends "${missing[@]}" </dev/null >/dev/null
