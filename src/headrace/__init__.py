@@ -1,4 +1,4 @@
-"""Serves models in milliseconds: batched across concurrent requests, in versions, in process or over REST and gRPC."""
+"""Serves models in milliseconds: batched across concurrent callers, in versions, in process or over the network."""
 
 from __future__ import annotations
 
