@@ -1,0 +1,90 @@
+"""The protocols' messages, from the descriptor set that ``tools/protos.py`` compiles out of ``proto/``.
+
+They live in a pool of their own: a process that also holds another V2 client or TensorFlow registers messages of
+the same names in protobuf's default pool, and the second registration of a name ends the process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from importlib.resources import files
+from typing import Any, Protocol
+
+from google.protobuf import (  # type: ignore[import-untyped]
+    descriptor_pb2,
+    descriptor_pool,
+    message_factory,
+)
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+from headrace.errors import InvalidRequest
+
+Message = Any
+"""A message object; its fields exist at run time only, so no type checker knows them."""
+
+
+class MessageClass(Protocol):
+    """The class of one message type."""
+
+    FromString: Callable[[bytes], Message]
+
+    def __call__(self, **fields: object) -> Message:
+        """Make a message with these fields."""
+
+
+def _fill_pool() -> tuple[Any, tuple[str, ...]]:
+    pool = descriptor_pool.DescriptorPool()
+    descriptors = descriptor_pb2.FileDescriptorSet.FromString(
+        files("headrace.frontends").joinpath("protos.binpb").read_bytes()
+    )
+    for file in descriptors.file:
+        pool.AddSerializedFile(file.SerializeToString())
+    return pool, tuple(file.name for file in descriptors.file)
+
+
+POOL, FILES = _fill_pool()
+"""The private pool, and the names of the files in it."""
+
+
+@cache
+def message(name: str) -> MessageClass:
+    """The class of a message.
+
+    Args:
+        name: Its full name, for example ``inference.ModelInferRequest``.
+
+    Raises:
+        KeyError: ``proto/`` has no such message.
+    """
+    made: MessageClass = message_factory.GetMessageClass(POOL.FindMessageTypeByName(name))
+    return made
+
+
+def enum_number(name: str, value: str) -> int:
+    """The number of an enum's value.
+
+    Args:
+        name: The enum's full name.
+        value: The value's name.
+
+    Raises:
+        KeyError: ``proto/`` has no such enum, or the enum no such value.
+    """
+    return int(POOL.FindEnumTypeByName(name).values_by_name[value].number)
+
+
+def parse(kind: MessageClass, data: bytes) -> Message:
+    """Parse a message that a client sent.
+
+    Raises:
+        InvalidRequest: The bytes are not such a message.
+    """
+    try:
+        return kind.FromString(data)
+    except DecodeError as error:
+        name = kind.DESCRIPTOR.full_name  # type: ignore[attr-defined]
+        raise InvalidRequest(
+            f"expected a {name} message, got {len(data)} bytes that are not one; "
+            "compare the client's proto files with this server's"
+        ) from error
