@@ -1,0 +1,1 @@
+"""Programs that measure headrace against other servers, with fixed inputs; what they print is the record."""

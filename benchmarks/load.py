@@ -1,0 +1,203 @@
+"""Load on a server: h2load for gRPC, wrk for HTTP/1.1, on the other core; what comes out is a Sample."""
+
+from __future__ import annotations
+
+import json
+import re
+import resource
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.processes import Server, cores, on_core
+
+GRPC_BODIES = 4
+"""h2load sends one body, so this many of it run side by side, each with its own."""
+HTTP_BODIES = 64
+_WRK_SCRIPT = Path(__file__).with_name("post.lua")
+_LIMIT_SECONDS = 300
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One round of load on one server.
+
+    Attributes:
+        requests: How many were answered well.
+        failures: How many were not: HTTP status, gRPC status, connection or timeout.
+        seconds: From the first request to the last answer.
+        cpu_microseconds: What the server's processes spent per request.
+        switches: Context switches of the server's processes per request.
+        p50_milliseconds: Latency of the middle request.
+        p99_milliseconds: Latency of the slowest hundredth.
+        mean_milliseconds: Mean latency.
+        load_core_busy: The part of its core that the load itself used: near 1, it is the load that was measured.
+    """
+
+    requests: int
+    failures: int
+    seconds: float
+    cpu_microseconds: float
+    switches: float
+    p50_milliseconds: float
+    p99_milliseconds: float
+    mean_milliseconds: float
+    load_core_busy: float
+
+    @property
+    def per_second(self) -> float:
+        """Requests answered per second."""
+        return self.requests / self.seconds
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What a load program saw; latencies in milliseconds."""
+
+    good: int
+    bad: int
+    seconds: float
+    p50: float
+    p99: float
+    mean: float
+
+
+def measure_grpc(
+    server: Server, bodies: Sequence[bytes], answer_bytes: int, requests: int, in_flight: int
+) -> Sample:
+    """Send a number of ModelInfer calls, always so many in flight.
+
+    Args:
+        server: The server.
+        bodies: Framed messages; each goes over a connection of its own.
+        answer_bytes: The size of a good answer with its frame: h2load knows nothing of gRPC's status, but a call that
+            failed has no message, so the bytes received tell how many did.
+        requests: How many in all.
+        in_flight: How many at a time, over all connections; one connection only if this is 1.
+    """
+    used = bodies[: min(in_flight, len(bodies))]
+    streams = in_flight // len(used)
+    with tempfile.TemporaryDirectory() as folder:
+        commands, logs = [], []
+        for number, body in enumerate(used):
+            path = Path(folder, f"body{number}")
+            path.write_bytes(body)
+            logs.append(Path(folder, f"log{number}"))
+            limits = [
+                "-n",
+                str(requests // len(used)),
+                "-c",
+                "1",
+                "-m",
+                str(streams),
+                f"--log-file={logs[-1]}",
+            ]
+            commands.append(_h2load(server, path, limits))
+        return _measured(server, lambda: _run_h2load(commands, logs, answer_bytes))
+
+
+def _h2load(server: Server, body: Path, limits: list[str]) -> list[str]:
+    headers = ["-H", "content-type: application/grpc", "-H", "te: trailers"]
+    url = f"http://127.0.0.1:{server.ports['grpc']}/inference.GRPCInferenceService/ModelInfer"
+    return on_core(cores()[1], ["h2load", *limits, "-d", str(body), *headers, url])
+
+
+def _run_h2load(commands: list[list[str]], logs: list[Path], answer_bytes: int) -> _Outcome:
+    started = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for command in commands
+    ]
+    good = sent = 0
+    for process in started:
+        said, _ = process.communicate(timeout=_LIMIT_SECONDS)
+        if process.returncode:
+            raise RuntimeError(f"h2load ended with {process.returncode}:\n{said[-1000:]}")
+        good += answers_received(said, answer_bytes)
+        sent += int(_found(r"requests: (\d+) total", said))
+    times = np.concatenate([read_log(log) for log in logs])
+    spent = times["spent"] / 1e3
+    seconds = float((times["start"] + times["spent"]).max() - times["start"].min()) / 1e6
+    p50, p99 = np.percentile(spent, [50, 99])
+    return _Outcome(good, sent - good, seconds, float(p50), float(p99), float(spent.mean()))
+
+
+def answers_received(said: str, answer_bytes: int) -> int:
+    """How many good answers h2load's report speaks of: messages received, and never more than successes."""
+    received = int(_found(r"\((\d+)\) data", said))
+    succeeded = int(_found(r"(\d+) succeeded", said))
+    return min(received // answer_bytes, succeeded)
+
+
+def read_log(log: Path) -> np.ndarray:
+    """Read h2load's log: microseconds since the epoch at the start, status, and microseconds spent."""
+    return np.loadtxt(
+        log,
+        dtype=[("start", np.int64), ("status", np.int32), ("spent", np.int64)],
+        usecols=(0, 1, 2),
+        ndmin=1,
+    )
+
+
+def _found(pattern: str, said: str) -> str:
+    match = re.search(pattern, said)
+    if match is None:
+        raise RuntimeError(f"nothing like {pattern!r} in:\n{said[-1000:]}")
+    return match[1]
+
+
+def measure_http(
+    server: Server, path: str, content_type: str, bodies: Sequence[bytes], seconds: float
+) -> Sample:
+    """Send POST requests for some seconds over 64 connections, one in flight on each.
+
+    Args:
+        server: The server.
+        path: Where to.
+        content_type: Of the bodies.
+        bodies: Sent in turns.
+        seconds: How long.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        for number, body in enumerate(bodies):
+            Path(folder, str(number)).write_bytes(body)
+        options = ["-t", "1", "-c", "64", "-d", f"{max(1, round(seconds))}s", "--timeout", "20s"]
+        url = f"http://127.0.0.1:{server.ports['http']}{path}"
+        arguments = [folder, str(len(bodies)), content_type]
+        command = ["wrk", *options, "-s", str(_WRK_SCRIPT), url, "--", *arguments]
+        return _measured(server, lambda: _run_wrk(on_core(cores()[1], command)))
+
+
+def _run_wrk(command: list[str]) -> _Outcome:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_SECONDS, check=False)
+    if done.returncode:
+        raise RuntimeError(f"wrk ended with {done.returncode}:\n{done.stdout[-500:]}{done.stderr[-500:]}")
+    said = json.loads(_found(r"(?m)^(\{.*\})$", done.stdout))
+    spent = [said[name] / 1e3 for name in ("p50", "p99", "mean")]
+    return _Outcome(said["good"], said["bad"], said["microseconds"] / 1e6, *spent)
+
+
+def _measured(server: Server, run: Callable[[], _Outcome]) -> Sample:
+    before, load_before = server.counters(), _children_seconds()
+    outcome = run()
+    after = server.counters()
+    answered = max(outcome.good, 1)
+    return Sample(
+        requests=outcome.good,
+        failures=outcome.bad,
+        seconds=outcome.seconds,
+        cpu_microseconds=(after.cpu_seconds - before.cpu_seconds) / answered * 1e6,
+        switches=(after.switches - before.switches) / answered,
+        p50_milliseconds=outcome.p50,
+        p99_milliseconds=outcome.p99,
+        mean_milliseconds=outcome.mean,
+        load_core_busy=(_children_seconds() - load_before) / outcome.seconds,
+    )
+
+
+def _children_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
