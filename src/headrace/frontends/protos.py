@@ -1,14 +1,14 @@
 """The protocols' messages, from the descriptor set that ``tools/protos.py`` compiles out of ``proto/``.
 
-They live in a pool of their own: a process that also holds another V2 client or TensorFlow registers messages of
-the same names in protobuf's default pool, and the second registration of a name ends the process.
+They live in a pool of their own: a process that also holds another V2 client or TensorFlow registers messages
+of the same names in protobuf's default pool, and the second registration of a name ends the process.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Any, Protocol
 
 from google.protobuf import (  # type: ignore[import-untyped]
@@ -36,7 +36,7 @@ class MessageClass(Protocol):
 def _fill_pool() -> tuple[Any, tuple[str, ...]]:
     pool = descriptor_pool.DescriptorPool()
     descriptors = descriptor_pb2.FileDescriptorSet.FromString(
-        files("headrace.frontends").joinpath("protos.binpb").read_bytes()
+        Path(__file__).with_name("protos.binpb").read_bytes()
     )
     for file in descriptors.file:
         pool.AddSerializedFile(file.SerializeToString())
@@ -45,6 +45,12 @@ def _fill_pool() -> tuple[Any, tuple[str, ...]]:
 
 POOL, FILES = _fill_pool()
 """The private pool, and the names of the files in it."""
+
+
+def services() -> tuple[str, ...]:
+    """The full names of the gRPC services in the pool, in order."""
+    files = (POOL.FindFileByName(name) for name in FILES)
+    return tuple(sorted(found.full_name for file in files for found in file.services_by_name.values()))
 
 
 @cache
