@@ -1,0 +1,173 @@
+"""Which versions to serve, and what to do next to get there: pure decisions, tested as truth tables.
+
+Each takes the whole situation and gives one answer; the Manager applies it and asks again until nothing is to
+be done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from headrace.config import VersionPolicy
+from headrace.lifecycle.state import Event, State
+
+_FIRST_RETRY_SECONDS = 1.0
+_MOST_DOUBLINGS = 30
+
+
+@dataclass(frozen=True, slots=True)
+class VersionView:
+    """What a decision sees of one version.
+
+    Attributes:
+        version: Its number.
+        state: Where it is in its life.
+        wanted: Whether it shall be served.
+        retry_at: When a failed one may be tried again, on the monotonic clock; None for never.
+    """
+
+    version: int
+    state: State
+    wanted: bool
+    retry_at: float | None = None
+
+
+class Action(NamedTuple):
+    """The next event for one version: LOAD, RETRY or DRAIN.
+
+    Attributes:
+        event: What shall happen.
+        version: To which version.
+    """
+
+    event: Event
+    version: int
+
+
+def availability_preserving(versions: Sequence[VersionView], now: float) -> Action | None:
+    """Load before unloading, so that something serves all the time. TensorFlow Serving's rule too.
+
+    An unwanted version is drained only if nothing is wanted, or a wanted one is ready, or another unwanted
+    one is ready too; the lowest goes first. Otherwise the highest wanted version that can be loaded is
+    loaded.
+
+    Args:
+        versions: All versions of one model.
+        now: The monotonic time in seconds.
+    """
+    unwanted_ready = [view.version for view in versions if not view.wanted and view.state is State.READY]
+    any_wanted = any(view.wanted for view in versions)
+    wanted_ready = any(view.wanted and view.state is State.READY for view in versions)
+    if unwanted_ready and (not any_wanted or wanted_ready or len(unwanted_ready) > 1):
+        return Action(Event.DRAIN, min(unwanted_ready))
+    return _load_highest(versions, now)
+
+
+def resource_preserving(versions: Sequence[VersionView], now: float) -> Action | None:
+    """Unload before loading, for models of which only one version fits. TensorFlow Serving's rule too.
+
+    Unwanted versions are drained first; nothing is loaded until they are gone.
+
+    Args:
+        versions: All versions of one model.
+        now: The monotonic time in seconds.
+    """
+    unwanted_ready = [view.version for view in versions if not view.wanted and view.state is State.READY]
+    if unwanted_ready:
+        return Action(Event.DRAIN, min(unwanted_ready))
+    if any(_holds_resources(view) for view in versions):
+        return None
+    return _load_highest(versions, now)
+
+
+Transition = Callable[[Sequence[VersionView], float], Action | None]
+
+TRANSITION_POLICIES: Mapping[Literal["availability", "resource"], Transition] = {
+    "availability": availability_preserving,
+    "resource": resource_preserving,
+}
+
+
+def choose(policy: VersionPolicy, numbers: Collection[int], pin: int | None = None) -> frozenset[int]:
+    """Say which of the versions that exist shall be served.
+
+    A pin hides every version above it, whatever the policy: what was rolled back from does not serve. A
+    ``specific`` policy serves the pin as well.
+
+    Args:
+        policy: The model's version policy.
+        numbers: The versions that exist.
+        pin: The version that the operator went back to.
+    """
+    visible = [number for number in numbers if pin is None or number <= pin]
+    if policy.policy == "all":
+        return frozenset(visible)
+    if policy.policy == "specific":
+        return frozenset(number for number in visible if number in policy.numbers or number == pin)
+    return frozenset(sorted(visible)[-policy.count :])
+
+
+def default_version(ready: Iterable[int], wanted: Collection[int]) -> int | None:
+    """Say which version answers requests that name none.
+
+    Args:
+        ready: The versions that are ready.
+        wanted: The versions that shall be served.
+
+    Returns:
+        The highest ready one that is wanted; without such, the highest ready one; None if none is ready.
+    """
+    known = list(ready)
+    return max((number for number in known if number in wanted), default=max(known, default=None))
+
+
+def place_labels(
+    labels: Mapping[str, int], previous: Mapping[str, int], ready: Collection[int]
+) -> dict[str, int]:
+    """Say where labels point: onto ready versions only.
+
+    Args:
+        labels: Where they shall point.
+        previous: Where they point now.
+        ready: The versions that are ready.
+
+    Returns:
+        The labels that point somewhere: at their target if it is ready, else where they pointed before if
+        that is.
+    """
+    placed = {}
+    for label, target in labels.items():
+        version = target if target in ready else previous.get(label)
+        if version is not None and version in ready:
+            placed[label] = version
+    return placed
+
+
+def retry_seconds(attempts: int, longest_seconds: float) -> float:
+    """How long to wait before a failed load is tried again: a second, then twice as long each time.
+
+    Args:
+        attempts: How often it has failed, at least once.
+        longest_seconds: The longest wait.
+    """
+    return float(min(longest_seconds, _FIRST_RETRY_SECONDS * 2 ** min(attempts - 1, _MOST_DOUBLINGS)))
+
+
+def _load_highest(versions: Sequence[VersionView], now: float) -> Action | None:
+    loadable = [view for view in versions if view.wanted and (view.state is State.NEW or _is_due(view, now))]
+    if not loadable:
+        return None
+    highest = max(loadable, key=lambda view: view.version)
+    return Action(Event.LOAD if highest.state is State.NEW else Event.RETRY, highest.version)
+
+
+def _is_due(view: VersionView, now: float) -> bool:
+    return view.state is State.FAILED and view.retry_at is not None and view.retry_at <= now
+
+
+def _holds_resources(view: VersionView) -> bool:
+    if view.state is State.DRAINING:
+        return True
+    return not view.wanted and view.state in (State.LOADING, State.WARMING)
