@@ -398,9 +398,10 @@ def _merged(below: Table, above: Table) -> dict[str, object]:
     merged = dict(below)
     for key, value in above.items():
         under = merged.get(key)
-        both = isinstance(under, dict) and isinstance(value, dict)
-        merged[key] = _merged(under, value) if both else value  # type: ignore[arg-type]  # `both` narrows
-        neither
+        if isinstance(under, dict) and isinstance(value, dict):
+            merged[key] = _merged(under, value)
+        else:
+            merged[key] = value
     return merged
 
 
