@@ -1,0 +1,177 @@
+"""Messages that repeat except for their raw tensors are recognised instead of parsed.
+
+A client sends one kind of request again and again: all bytes but the tensors' are the same. The first such
+message is parsed and checked in full, then remembered as its skeleton, the bytes around the tensors. A later
+message of the same length whose skeleton is equal, byte for byte, must parse to the same but for the tensors,
+so cutting them out is enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from struct import Struct
+from typing import Generic, NamedTuple, TypeVar
+
+Span = tuple[int, int]
+"""Where a field's value lies in its message: start and stop."""
+
+LENGTH_DELIMITED = 2
+_FIXED_BYTES = {1: 8, 5: 4}
+_VARINT = 0
+_LONGEST_VARINT_BYTES = 10
+
+_TEMPLATES_KEPT = 512
+_TEMPLATES_OF_ONE_LENGTH = 4
+_LARGEST_SKELETON_BYTES = 4096
+
+Value = TypeVar("Value")
+
+
+class Template(Generic[Value]):
+    """One skeleton, and what was found out about the messages that have it.
+
+    Attributes:
+        cut: Cuts a message of the right length into skeleton and tensors, in turn, beginning with skeleton.
+        skeleton: The bytes between the tensors.
+        value: What the learner wants to know the next time.
+    """
+
+    __slots__ = ("cut", "skeleton", "value")
+
+    def __init__(self, message: bytes, spans: Sequence[Span], value: Value) -> None:
+        """Take a message's skeleton.
+
+        Args:
+            message: The whole message.
+            spans: Where the tensors lie, in order and apart from each other.
+            value: What to remember.
+        """
+        edges = [0, *(edge for span in spans for edge in span), len(message)]
+        sizes = [stop - start for start, stop in pairwise(edges)]
+        self.cut = Struct("<" + "".join(f"{size}s" for size in sizes)).unpack
+        self.skeleton = self.cut(message)[::2]
+        self.value = value
+
+
+class Templates(Generic[Value]):
+    """The templates that one handler has learnt; a bounded number of bounded size."""
+
+    __slots__ = ("_by_length", "_kept")
+
+    def __init__(self) -> None:
+        """Know nothing yet."""
+        self._by_length: dict[int, tuple[Template[Value], ...]] = {}
+        self._kept = 0
+
+    def find(self, message: bytes) -> tuple[Value, tuple[bytes, ...]] | None:
+        """Recognise a message.
+
+        Returns:
+            What was remembered, and this message's tensors; None for a message that must be parsed.
+        """
+        for template in self._by_length.get(len(message), ()):
+            pieces = template.cut(message)
+            if pieces[::2] == template.skeleton:
+                return template.value, pieces[1::2]
+        return None
+
+    def learn(self, message: bytes, spans: Sequence[Span], value: Value) -> None:
+        """Remember a message that was parsed and checked; the newest of its length comes first.
+
+        Args:
+            message: The whole message.
+            spans: Where the tensors lie, in order and apart from each other.
+            value: What to remember: all that the rest of the message says.
+        """
+        if len(message) - sum(stop - start for start, stop in spans) > _LARGEST_SKELETON_BYTES:
+            return
+        if self._kept >= _TEMPLATES_KEPT:  # endless kinds of messages must not become endless memory
+            self._by_length.clear()
+            self._kept = 0
+        learnt = Template(message, spans, value)
+        known = self._by_length.get(len(message), ())
+        others = [template for template in known if template.skeleton != learnt.skeleton]
+        now = (learnt, *others[: _TEMPLATES_OF_ONE_LENGTH - 1])
+        self._by_length[len(message)] = now
+        self._kept += len(now) - len(known)
+
+
+class Field(NamedTuple):
+    """One field of a serialized protobuf message.
+
+    Attributes:
+        number: The field's number.
+        wire_type: How it is written.
+        start: Where its value begins.
+        stop: Where its value ends.
+    """
+
+    number: int
+    wire_type: int
+    start: int
+    stop: int
+
+
+def fields(message: bytes, start: int = 0, stop: int | None = None) -> Iterator[Field]:
+    """Walk the fields of a serialized message, without looking into them.
+
+    Args:
+        message: Bytes that protobuf has parsed: what is wrong with them is not found out here.
+        start: Where the message begins in them.
+        stop: Where it ends.
+
+    Raises:
+        ValueError: There is something in it that this walk does not know, such as a group.
+    """
+    end = len(message) if stop is None else stop
+    position = start
+    while position < end:
+        tag, position = _varint(message, position)
+        wire_type = tag & 7
+        if wire_type == LENGTH_DELIMITED:
+            size, position = _varint(message, position)
+        elif wire_type == _VARINT:
+            size = _varint(message, position)[1] - position
+        elif wire_type in _FIXED_BYTES:
+            size = _FIXED_BYTES[wire_type]
+        else:
+            raise ValueError(f"wire type {wire_type} at byte {position}")
+        if position + size > end:
+            raise ValueError(f"field {tag >> 3} ends after its message")
+        yield Field(tag >> 3, wire_type, position, position + size)
+        position += size
+
+
+def _varint(message: bytes, position: int) -> tuple[int, int]:
+    value = 0
+    for index in range(_LONGEST_VARINT_BYTES):
+        if position + index >= len(message):
+            break
+        byte = message[position + index]
+        value |= (byte & 0x7F) << 7 * index
+        if byte < 0x80:
+            return value, position + index + 1
+    raise ValueError(f"no varint at byte {position}")
+
+
+def length_prefix(number: int, size: int) -> bytes:
+    """The bytes before a length-delimited field's value: its tag, and the value's size.
+
+    Args:
+        number: The field's number.
+        size: The value's size in bytes.
+    """
+    return varint(number << 3 | LENGTH_DELIMITED) + varint(size)
+
+
+def varint(value: int) -> bytes:
+    """A number as protobuf writes it: seven bits a byte, the lowest first."""
+    if value < 0x80:
+        return bytes((value,))
+    written = bytearray()
+    while value >= 0x80:
+        written.append(value & 0x7F | 0x80)
+        value >>= 7
+    written.append(value)
+    return bytes(written)
