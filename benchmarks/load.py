@@ -1,9 +1,8 @@
-"""Load on a server: h2load for gRPC, wrk for HTTP/1.1, on the other core; what comes out is a Sample."""
+"""Load on a server from the other core: gRPC by h2load, HTTP/1.1 by wrk; what comes out is a Sample."""
 
 from __future__ import annotations
 
 import json
-import re
 import resource
 import subprocess
 import tempfile
@@ -13,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.h2load import H2load, found
 from benchmarks.processes import Server, cores, on_core
 
 GRPC_BODIES = 4
-"""h2load sends one body, so this many of it run side by side, each with its own."""
 HTTP_BODIES = 64
 _WRK_SCRIPT = Path(__file__).with_name("post.lua")
 _LIMIT_SECONDS = 300
@@ -35,7 +34,7 @@ class Sample:
         p50_milliseconds: Latency of the middle request.
         p99_milliseconds: Latency of the slowest hundredth.
         mean_milliseconds: Mean latency.
-        load_core_busy: The part of its core that the load itself used: near 1, it is the load that was measured.
+        load_core_busy: The part of its core that the load used: near 1, it is the load that was measured.
     """
 
     requests: int
@@ -74,79 +73,24 @@ def measure_grpc(
     Args:
         server: The server.
         bodies: Framed messages; each goes over a connection of its own.
-        answer_bytes: The size of a good answer with its frame: h2load knows nothing of gRPC's status, but a call that
-            failed has no message, so the bytes received tell how many did.
+        answer_bytes: The size of a good answer with its frame.
         requests: How many in all.
-        in_flight: How many at a time, over all connections; one connection only if this is 1.
+        in_flight: How many at a time, over all connections; one connection, and one body, only if this is 1.
     """
-    used = bodies[: min(in_flight, len(bodies))]
-    streams = in_flight // len(used)
     with tempfile.TemporaryDirectory() as folder:
-        commands, logs = [], []
-        for number, body in enumerate(used):
-            path = Path(folder, f"body{number}")
-            path.write_bytes(body)
-            logs.append(Path(folder, f"log{number}"))
-            limits = [
-                "-n",
-                str(requests // len(used)),
-                "-c",
-                "1",
-                "-m",
-                str(streams),
-                f"--log-file={logs[-1]}",
-            ]
-            commands.append(_h2load(server, path, limits))
-        return _measured(server, lambda: _run_h2load(commands, logs, answer_bytes))
+        load = H2load(Path(folder), server.ports["grpc"], bodies[:in_flight], requests)
 
+        def finish() -> _Outcome:
+            load.closed_loop(in_flight)
+            calls = load.finish(answer_bytes)
+            p50, p99 = np.percentile(calls.spent, [50, 99]) * 1e3
+            mean = calls.spent.mean() * 1e3
+            return _Outcome(calls.good, calls.sent - calls.good, calls.seconds, p50, p99, mean)
 
-def _h2load(server: Server, body: Path, limits: list[str]) -> list[str]:
-    headers = ["-H", "content-type: application/grpc", "-H", "te: trailers"]
-    url = f"http://127.0.0.1:{server.ports['grpc']}/inference.GRPCInferenceService/ModelInfer"
-    return on_core(cores()[1], ["h2load", *limits, "-d", str(body), *headers, url])
-
-
-def _run_h2load(commands: list[list[str]], logs: list[Path], answer_bytes: int) -> _Outcome:
-    started = [
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        for command in commands
-    ]
-    good = sent = 0
-    for process in started:
-        said, _ = process.communicate(timeout=_LIMIT_SECONDS)
-        if process.returncode:
-            raise RuntimeError(f"h2load ended with {process.returncode}:\n{said[-1000:]}")
-        good += answers_received(said, answer_bytes)
-        sent += int(_found(r"requests: (\d+) total", said))
-    times = np.concatenate([read_log(log) for log in logs])
-    spent = times["spent"] / 1e3
-    seconds = float((times["start"] + times["spent"]).max() - times["start"].min()) / 1e6
-    p50, p99 = np.percentile(spent, [50, 99])
-    return _Outcome(good, sent - good, seconds, float(p50), float(p99), float(spent.mean()))
-
-
-def answers_received(said: str, answer_bytes: int) -> int:
-    """How many good answers h2load's report speaks of: messages received, and never more than successes."""
-    received = int(_found(r"\((\d+)\) data", said))
-    succeeded = int(_found(r"(\d+) succeeded", said))
-    return min(received // answer_bytes, succeeded)
-
-
-def read_log(log: Path) -> np.ndarray:
-    """Read h2load's log: microseconds since the epoch at the start, status, and microseconds spent."""
-    return np.loadtxt(
-        log,
-        dtype=[("start", np.int64), ("status", np.int32), ("spent", np.int64)],
-        usecols=(0, 1, 2),
-        ndmin=1,
-    )
-
-
-def _found(pattern: str, said: str) -> str:
-    match = re.search(pattern, said)
-    if match is None:
-        raise RuntimeError(f"nothing like {pattern!r} in:\n{said[-1000:]}")
-    return match[1]
+        try:
+            return _measured(server, finish)
+        finally:
+            load.stop()
 
 
 def measure_http(
@@ -175,7 +119,7 @@ def _run_wrk(command: list[str]) -> _Outcome:
     done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_SECONDS, check=False)
     if done.returncode:
         raise RuntimeError(f"wrk ended with {done.returncode}:\n{done.stdout[-500:]}{done.stderr[-500:]}")
-    said = json.loads(_found(r"(?m)^(\{.*\})$", done.stdout))
+    said = json.loads(found(r"(?m)^(\{.*\})$", done.stdout))
     spent = [said[name] / 1e3 for name in ("p50", "p99", "mean")]
     return _Outcome(said["good"], said["bad"], said["microseconds"] / 1e6, *spent)
 

@@ -1,8 +1,9 @@
-"""The model of all benchmarks: `ctr`, a DeepFM of the size that click prediction uses, written as ONNX from a seed."""
+"""The model of all benchmarks: `ctr`, a DeepFM of click prediction's size, written as ONNX from a seed."""
 
 from __future__ import annotations
 
 import os
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -88,7 +89,7 @@ def _network(
     nodes.append(helper.make_node("Reshape", ["embedded", "flat_shape"], ["flat"]))
     nodes.append(helper.make_node("Concat", ["flat", "dense"], ["layer_0"], axis=1))
     sizes = (FIELDS * FACTORS + DENSE, *HIDDEN, 1)
-    for layer, (wide, narrow) in enumerate(zip(sizes, sizes[1:], strict=False)):
+    for layer, (wide, narrow) in enumerate(pairwise(sizes)):
         matrix = random.normal(0, (2 / wide) ** 0.5, (wide, narrow)).astype(np.float32)
         weights.append(numpy_helper.from_array(matrix, f"weight_{layer}"))
         weights.append(numpy_helper.from_array(np.zeros(narrow, np.float32), f"bias_{layer}"))
@@ -102,7 +103,7 @@ def _network(
 
 
 def _factorization_machine(nodes: list[onnx.NodeProto]) -> None:
-    # Sum over all pairs of fields of their vectors' products: half of (the sum squared minus the sum of squares).
+    # The products of all pairs of fields, summed, are half of (the sum squared minus the sum of squares).
     nodes += [
         helper.make_node("ReduceSum", ["embedded", "axis_1"], ["summed"], keepdims=0),
         helper.make_node("Mul", ["summed", "summed"], ["summed_squared"]),

@@ -55,7 +55,8 @@ class Command:
         name: What the tables call it.
         arguments: The command; `{port}` becomes the port.
         environment: What is added to the environment.
-        announces: Patterns that find the gRPC and the HTTP port in what the server prints; none if it is told its port.
+        announces: Protocols, and patterns that find their ports in what it prints; none if it is told
+            its port.
     """
 
     name: str
@@ -95,7 +96,7 @@ class Server:
         self.ports = ports
 
     def counters(self) -> Counters:
-        """Add up the processes of the server's session; times of children that ended are in their parent's."""
+        """Add up the processes of the server's session; children that ended are in their parent's times."""
         cpu_ticks = switches = pages = 0
         for pid in _session(self.process.pid):
             with contextlib.suppress(

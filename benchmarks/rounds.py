@@ -1,4 +1,4 @@
-"""Interleaved rounds, their tables, and the verdicts: what is compared was measured in turns, minutes apart at most."""
+"""Interleaved rounds, their tables, and the verdicts: what is compared was measured in turns."""
 
 from __future__ import annotations
 
@@ -42,10 +42,16 @@ def interleaved(measures: Mapping[str, Callable[[], object]], rounds: int) -> di
     measured: dict[str, list] = {name: [] for name in measures}
     for number in range(rounds):
         for name, measure in measures.items():
-            print(f"\r  round {number + 1} of {rounds}: {name:<40}", end="", file=sys.stderr, flush=True)
+            _progress(f"  round {number + 1} of {rounds}: {name}")
             measured[name].append(measure())
-    print("\r" + " " * 70 + "\r", end="", file=sys.stderr, flush=True)
+    _progress("")
     return measured
+
+
+def _progress(said: str) -> None:
+    """Write over the line before; not where the output is kept, which is the record."""
+    if sys.stderr.isatty():
+        print(f"\r{said:<79}\r{said}", end="", file=sys.stderr, flush=True)
 
 
 def loaded(contender: Contender, effort: Effort, in_flight: int = 64) -> Callable[[], Sample]:
@@ -136,9 +142,8 @@ def print_machine() -> None:
     )
     requirements = (ROOT / "benchmarks" / "peers" / "requirements.txt").read_text().splitlines()
     peers = ", ".join(line.replace("==", " ") for line in requirements if line and not line.startswith("#"))
-    print(
-        f"machine: {len(processors)} cores of {name}, Linux {platform.release()}, Python {platform.python_version()}"
-    )
+    system = f"Linux {platform.release()}, Python {platform.python_version()}"
+    print(f"machine: {len(processors)} cores of {name}, {system}")
     print(f"headrace: commit {_commit()}, {packages}")
     print(f"peers: {peers}", flush=True)
 

@@ -84,7 +84,7 @@ def grpc_body(rows: Rows) -> bytes:
 
 
 def json_body(rows: Rows) -> bytes:
-    """The request as TensorFlow Serving's row format; floats as short as they can be without losing anything."""
+    """The request as TensorFlow Serving's row format; floats as short as nothing is lost."""
     instances = [
         {"cat": cat.tolist(), "dense": [float(str(value)) for value in dense]}
         for cat, dense in zip(rows.cat, rows.dense, strict=True)

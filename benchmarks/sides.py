@@ -113,7 +113,7 @@ def mosec(batch: int, wait_milliseconds: int) -> Side:
 
 
 class Contender:
-    """A running side with the requests that it gets: `rows` rows each, and it has answered each of them rightly."""
+    """A running side with the requests that it gets, each of which it has answered rightly once."""
 
     def __init__(self, side: Side, server: Server, rows: int) -> None:
         """Ask for every distinct request once, and compare the answers with ONNX Runtime's.
@@ -137,11 +137,22 @@ class Contender:
 
     def _check(self) -> None:
         reference = Reference(Path(model_path()))
-        ask = {"grpc": self._ask_grpc, "json": self._ask_json, "raw": self._ask_raw}[self.side.wire]
-        for request, body in zip(self.requests, self.bodies, strict=True):
-            answer, wanted = ask(request, body), reference.answer(request)
+        for number, request in enumerate(self.requests):
+            answer, wanted = self.ask(number), reference.answer(request)
             if answer.shape != wanted.shape or not np.allclose(answer, wanted, rtol=0, atol=TOLERANCE):
                 raise RuntimeError(f"{self.side.name} answers {answer[:4]}…, ONNX Runtime {wanted[:4]}…")
+
+    def ask(self, number: int) -> Floats:
+        """Send one of the requests by itself.
+
+        Args:
+            number: Which.
+
+        Returns:
+            The predictions, one a row.
+        """
+        ask = {"grpc": self._ask_grpc, "json": self._ask_json, "raw": self._ask_raw}[self.side.wire]
+        return ask(self.requests[number], self.bodies[number])
 
     def _ask_grpc(self, rows: Rows, _: bytes) -> Floats:
         import grpc  # noqa: PLC0415  # A heavy package of the harness alone.
@@ -165,7 +176,7 @@ class Contender:
         Args:
             seconds: About how long.
             in_flight: Requests at a time; over HTTP it is always 64.
-            per_second: What the server is known to make, to know how many requests fill the time; tried out if 0.
+            per_second: What the server makes, so that the time can be filled; tried out if 0.
         """
         if self.side.wire != "grpc":
             path, kind = (JSON_PATH, "application/json") if self.side.wire == "json" else (RAW_PATH, RAW_TYPE)
@@ -201,13 +212,11 @@ def best_of(sides: list[Side], rows: int, seconds: float = 2.0) -> Side:
         rows: How many rows each request has.
         seconds: How long each is tried.
     """
-    tried = {}
+    tried: dict[str, float] = {}
     for side in sides:
         with contenders([side], rows) as one:
             one[side.name].load(1.0)
             sample = one[side.name].load(seconds)
-        tried[side.name] = sample.cpu_microseconds
-        print(
-            f"  tried {side.name}: {sample.cpu_microseconds:.1f} µs of CPU, {sample.per_second:.0f} requests/s"
-        )
+        spent = tried[side.name] = sample.cpu_microseconds
+        print(f"  tried {side.name}: {spent:.1f} µs of CPU, {sample.per_second:.0f} requests/s")
     return min(sides, key=lambda side: tried[side.name])

@@ -9,7 +9,7 @@ from mosec import Server, Worker
 
 from benchmarks.peers.session import load
 
-# mosec parses the command line itself (--port, --address, --timeout); what it does not know comes by environment.
+# mosec parses the command line itself (--port, --address); what it does not know comes by environment.
 MODEL = os.environ["PEER_MODEL"]
 BATCH = int(os.environ["PEER_MAX_BATCH_SIZE"])
 WAIT_MILLISECONDS = int(os.environ["PEER_MAX_WAIT_MILLISECONDS"])

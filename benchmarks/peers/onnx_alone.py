@@ -1,4 +1,4 @@
-"""ONNX Runtime alone in a process: no server, rows ready in memory; prints what it makes, per batch size, as JSON."""
+"""ONNX Runtime alone in a process, rows ready in memory; prints what it makes, per batch size, as JSON."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def _cut(cat: np.ndarray, dense: np.ndarray, size: int) -> list[dict[str, np.ndarray]]:
-    """Batches of one size out of the rows, which are repeated until every row is in as many batches as any other."""
+    """Batches of one size out of the rows, repeated until all are in equally many batches."""
     repeats = size // np.gcd(size, len(cat))
     cat, dense = np.tile(cat, (repeats, 1)), np.tile(dense, (repeats, 1))
     return [

@@ -1,0 +1,34 @@
+"""`python -m benchmarks [NAME …]`: run benchmarks and print their tables and verdicts."""
+
+from __future__ import annotations
+
+import argparse
+from importlib import import_module
+
+from benchmarks.processes import require
+from benchmarks.rounds import Effort, print_machine
+
+NAMES = ("throughput", "grpc_single", "rest_single", "lone", "swap", "batching", "start")
+
+
+def main() -> None:
+    """Run what is named, or everything."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)}; all if none is named"
+    )
+    parser.add_argument("--rounds", type=int, default=Effort.rounds, help="turns of each side")
+    parser.add_argument("--seconds", type=float, default=Effort.seconds, help="length of a turn")
+    options = parser.parse_args()
+    if unknown := set(options.names) - set(NAMES):
+        parser.error(f"no benchmark {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
+    require("taskset", "h2load", "wrk")
+    print_machine()
+    for name in options.names or NAMES:
+        module = import_module(f"benchmarks.{name}")
+        print(f"\n{name}: {(module.__doc__ or '').strip()}", flush=True)
+        module.run(Effort(options.rounds, options.seconds))
+
+
+if __name__ == "__main__":
+    main()

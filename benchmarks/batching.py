@@ -1,0 +1,240 @@
+"""In process: a saturating stream of small requests through the engine's batching, beside a call of the model each."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+import uvloop
+
+from benchmarks.models import DENSE, FIELDS
+from benchmarks.peers.session import load
+from benchmarks.processes import cores
+from benchmarks.rounds import Effort, interleaved, middle, print_lines, ratios, spread, verdict
+from benchmarks.rows import Floats, Rows, rows_of_request
+from benchmarks.sides import TOLERANCE, model_path
+from headrace.engine import Engine
+from headrace.errors import HeadraceError
+from headrace.servable import DEFAULT_SIGNATURE, Signature, TensorSpec
+from headrace.tensors import Tensors
+
+CALLERS = 64
+REQUESTS = 4096
+"""Distinct requests of 1 … 8 rows: their embeddings are more than a core's caches hold."""
+MOST_ROWS = 8
+TIMEOUT_SECONDS = 0.1
+FLOAT32 = np.dtype(np.float32)
+
+Ask = Callable[[Rows], Awaitable[Floats]]
+
+
+class CountedModel:
+    """A Servable that counts its calls and the CPU time they take.
+
+    Attributes:
+        signatures: What it takes and gives.
+        platform: What runs it.
+        calls: How many calls it has had.
+        cpu_seconds: The CPU time that its calls have taken.
+    """
+
+    def __init__(self) -> None:
+        """Load the model."""
+        inputs = (TensorSpec("cat", np.dtype(np.int32), (FIELDS,)), TensorSpec("dense", FLOAT32, (DENSE,)))
+        signature = Signature(DEFAULT_SIGNATURE, inputs, (TensorSpec("p", FLOAT32, (1,)),))
+        self.signatures: Mapping[str, Signature] = {DEFAULT_SIGNATURE: signature}
+        self.platform = "onnxruntime_onnx"
+        self.calls = 0
+        self.cpu_seconds = 0.0
+        self._session = load(model_path())
+
+    def predict(self, inputs: Tensors, signature: str = DEFAULT_SIGNATURE) -> Tensors:
+        """Answer a batch."""
+        started = time.thread_time()
+        (p,) = self._session.run(None, dict(inputs))
+        self.cpu_seconds += time.thread_time() - started
+        self.calls += 1
+        return {"p": p}
+
+    def close(self) -> None:
+        """Nothing needs to be freed."""
+
+
+@dataclass
+class Stream:
+    """What a stream of requests came to.
+
+    Attributes:
+        seconds: How long it lasted.
+        rows: Rows answered.
+        late: Requests refused or expired.
+        calls: Calls of the model.
+        model_seconds: CPU time of these calls.
+        waits: How long each answer took, in seconds.
+    """
+
+    seconds: float = 0.0
+    rows: int = 0
+    late: int = 0
+    calls: int = 0
+    model_seconds: float = 0.0
+    waits: list[float] = field(default_factory=list)
+
+    @property
+    def requests_per_call(self) -> float:
+        """Requests answered by one call of the model."""
+        return len(self.waits) / self.calls
+
+    @property
+    def model_microseconds(self) -> float:
+        """CPU time of the model, in microseconds a row."""
+        return self.model_seconds / self.rows * 1e6
+
+    @property
+    def mean_milliseconds(self) -> float:
+        """Mean latency."""
+        return float(np.mean(self.waits)) * 1e3
+
+
+def run(effort: Effort) -> None:
+    """Measure three streams in turns: batched, unbatched, and a lone caller's unbatched.
+
+    Args:
+        effort: How much measuring is done.
+    """
+    sizes = np.random.default_rng(0).integers(1, MOST_ROWS + 1, REQUESTS).tolist()
+    requests = [rows_of_request(rows, number) for number, rows in enumerate(sizes)]
+    with _on_the_servers_core():
+        model = CountedModel()
+        with ThreadPoolExecutor(1) as thread, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            engine = Engine.from_objects({"ctr": model})
+            runner.run(engine.start())
+            try:
+                asks = _asks(engine, model, thread)
+                difference = runner.run(_difference(asks, requests))
+                measures = {
+                    name: lambda ask=ask, callers=callers: runner.run(
+                        _stream(ask, callers, requests, model, effort.seconds)
+                    )
+                    for name, (ask, callers) in asks.items()
+                }
+                for measure in measures.values():
+                    measure()
+                measured: dict[str, list[Stream]] = interleaved(measures, effort.rounds)
+            finally:
+                runner.run(engine.close())
+    _report(measured, difference)
+
+
+@contextmanager
+def _on_the_servers_core() -> Iterator[None]:
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {cores()[0]})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def _asks(engine: Engine, model: CountedModel, thread: ThreadPoolExecutor) -> dict[str, tuple[Ask, int]]:
+    """How each stream asks for an answer, and from how many callers."""
+
+    async def batched(rows: Rows) -> Floats:
+        answer = await engine.predict("ctr", rows.inputs, timeout_seconds=TIMEOUT_SECONDS)
+        return answer["p"]
+
+    async def unbatched(rows: Rows) -> Floats:
+        answer = await asyncio.get_running_loop().run_in_executor(thread, model.predict, rows.inputs)
+        return answer["p"]
+
+    async def direct(rows: Rows) -> Floats:
+        return model.predict(rows.inputs)["p"]
+
+    return {"batched": (batched, CALLERS), "unbatched": (unbatched, CALLERS), "lone, unbatched": (direct, 1)}
+
+
+async def _difference(asks: Mapping[str, tuple[Ask, int]], requests: list[Rows]) -> float:
+    """The largest difference between a batched answer and the unbatched one, over all requests."""
+    batched, direct = asks["batched"][0], asks["lone, unbatched"][0]
+    largest = 0.0
+    for start in range(0, len(requests), CALLERS):
+        some = requests[start : start + CALLERS]
+        for rows, answer in zip(some, await asyncio.gather(*map(batched, some)), strict=True):
+            largest = max(largest, float(np.abs(answer - await direct(rows)).max()))
+    return largest
+
+
+async def _stream(
+    ask: Ask, callers: int, requests: list[Rows], model: CountedModel, seconds: float
+) -> Stream:
+    """Callers that ask, wait for the answer, and ask again, for some seconds."""
+    stream = Stream()
+    calls, cpu_seconds = model.calls, model.cpu_seconds
+    following = itertools.cycle(requests)
+    started = time.perf_counter()
+
+    async def caller() -> None:
+        while (asked := time.perf_counter()) - started < seconds:
+            rows = next(following)
+            try:
+                await ask(rows)
+            except HeadraceError:
+                stream.late += 1
+                await asyncio.sleep(0)
+                continue
+            stream.waits.append(time.perf_counter() - asked)
+            stream.rows += len(rows)
+
+    await asyncio.gather(*(caller() for _ in range(callers)))
+    stream.seconds = time.perf_counter() - started
+    stream.calls, stream.model_seconds = model.calls - calls, model.cpu_seconds - cpu_seconds
+    return stream
+
+
+def _report(measured: Mapping[str, list[Stream]], difference: float) -> None:
+    head = ("", "requests/s", "rows/s", "requests/call", "model µs/row", "mean ms", "p99 ms", "late")
+    lines: list[tuple[str, ...]] = [head]
+    for name, rounds in measured.items():
+        lines.append(
+            (
+                name,
+                f"{middle([len(one.waits) / one.seconds for one in rounds]):,.0f}",
+                f"{middle([one.rows / one.seconds for one in rounds]):,.0f}",
+                f"{middle([one.requests_per_call for one in rounds]):.1f}",
+                f"{middle([one.model_microseconds for one in rounds]):.2f}",
+                f"{middle([one.mean_milliseconds for one in rounds]):.3f}",
+                f"{middle([float(np.percentile(one.waits, 99)) * 1e3 for one in rounds]):.3f}",
+                f"{sum(one.late for one in rounds)}/{sum(one.late + len(one.waits) for one in rounds)}",
+            )
+        )
+    print_lines(lines)
+    _verdicts(measured, difference)
+
+
+def _verdicts(measured: Mapping[str, list[Stream]], difference: float) -> None:
+    batched, unbatched, lone = measured["batched"], measured["unbatched"], measured["lone, unbatched"]
+    fewer = [one.requests_per_call for one in batched]
+    verdict("compute calls ÷ ≥ 5", middle(fewer) >= 5, f"÷ {spread(fewer, 1)}")
+    less = ratios([one.model_microseconds for one in unbatched], [one.model_microseconds for one in batched])
+    verdict("model CPU ÷ ≥ 2", middle(less) >= 2, f"÷ {spread(less)}")
+    for name, others in (("the same stream unbatched", unbatched), ("a lone unbatched call", lone)):
+        longer = [
+            one.mean_milliseconds - other.mean_milliseconds
+            for one, other in zip(batched, others, strict=True)
+        ]
+        verdict(f"mean latency ≤ 5 ms above {name}'s", middle(longer) <= 5, f"{spread(longer)} ms")
+    late = sum(one.late for one in batched)
+    share = late / (late + sum(len(one.waits) for one in batched))
+    verdict(f"timeouts of {TIMEOUT_SECONDS * 1e3:.0f} ms < 0.01 %", share < 1e-4, f"{share:.4%}")
+    verdict(
+        f"batched answers within {TOLERANCE:g} of unbatched ones",
+        difference <= TOLERANCE,
+        f"{difference:.1e}",
+    )

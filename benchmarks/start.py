@@ -1,0 +1,35 @@
+"""The start: how soon headrace gives a right answer, and how much memory it holds beside the model."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from benchmarks.processes import running
+from benchmarks.rounds import Effort, spread, verdict
+from benchmarks.sides import Contender, headrace, model_path
+
+MEGABYTE = 1e6
+
+
+def run(effort: Effort) -> None:
+    """Start the server several times on its one core; load it for a while before its memory is read.
+
+    Args:
+        effort: How much measuring is done.
+    """
+    side = headrace("grpc")
+    model = Path(model_path()).stat().st_size / MEGABYTE
+    waits, fresh, used = [], [], []
+    for _ in range(effort.rounds):
+        started = time.monotonic()
+        with running(side.command) as server:
+            contender = Contender(side, server, 1)
+            waits.append(time.monotonic() - started)
+            fresh.append(server.counters().resident_bytes / MEGABYTE - model)
+            contender.load(effort.seconds)
+            used.append(server.counters().resident_bytes / MEGABYTE - model)
+    print(f"  the model's own size: {model:.1f} MB")
+    print(f"  memory beside it, fresh: {spread(fresh, 1)} MB")
+    verdict("first right answer < 1 s after the start", max(waits) < 1, f"{spread(waits)} s")
+    verdict("memory beside the model < 150 MB after load", max(used) < 150, f"{spread(used, 1)} MB")

@@ -1,0 +1,184 @@
+"""A new version under load: the p99 of requests that were open while it loads, beside the p99 before."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.h2load import Calls, H2load
+from benchmarks.models import CACHE, model_file
+from benchmarks.processes import Server, running
+from benchmarks.rounds import Effort, print_lines, verdict
+from benchmarks.rows import Reference
+from benchmarks.sides import TOLERANCE, Contender, headrace, model_path
+
+CONNECTIONS = 8
+NOMINAL_PER_SECOND = 8000
+BEFORE_SECONDS = 10.0
+BETWEEN_SECONDS = 1.0
+POLL_SECONDS = 0.01
+AFTERWARDS_SECONDS = 0.1
+LIMIT_SECONDS = 20.0
+FIRST_VERSION = 100
+"""Three digits throughout: then all answers have one size, and the bytes received count the good ones."""
+TARGET = 1.2
+
+
+@dataclass(frozen=True)
+class Window:
+    """One load of a version, in seconds since the epoch.
+
+    Attributes:
+        begins: The first sign of the new version.
+        available: When it was available.
+        ends: When the old version was gone, or a little after `available` if that was later.
+    """
+
+    begins: float
+    available: float
+    ends: float
+
+
+def run(effort: Effort) -> None:
+    """Send requests at random moments at a moderate rate, and publish versions by rename meanwhile.
+
+    Args:
+        effort: How much measuring is done: a round is about as long as four turns elsewhere.
+    """
+    calls_wanted = round(0.6 * NOMINAL_PER_SECOND * (BEFORE_SECONDS + 4 * effort.rounds * effort.seconds))
+    with _model_directory() as directory, tempfile.TemporaryDirectory() as folder:
+        side = headrace("grpc", directory, "headrace while versions change")
+        with running(side.command) as server:
+            contender = Contender(side, server, 1)
+            contender.load(1.0)
+            bodies = [body for body in contender.bodies for _ in range(CONNECTIONS // len(contender.bodies))]
+            load = H2load(Path(folder), server.ports["grpc"], bodies, calls_wanted)
+            try:
+                load.open_loop(NOMINAL_PER_SECOND, seed=0)
+                _poll_for(server, BEFORE_SECONDS)
+                windows = _publish_while(load, server, directory)
+                calls = load.finish(contender.answer_bytes)
+            finally:
+                load.stop()
+            _check_last(contender, len(windows))
+    _report(calls, windows)
+
+
+def _now() -> float:
+    """Seconds since the epoch: h2load's log knows no other clock."""
+    return datetime.now(UTC).timestamp()
+
+
+@contextmanager
+def _model_directory() -> Iterator[Path]:
+    """A model directory of its own, on the file system of the models, so that they need no copy."""
+    CACHE.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=CACHE, prefix="swap-") as folder:
+        directory = Path(folder, "models")
+        _prepare(Path(folder, "next"), 0).rename(_made(directory / "ctr") / str(FIRST_VERSION))
+        yield directory
+
+
+def _made(directory: Path) -> Path:
+    directory.mkdir(parents=True)
+    return directory
+
+
+def _model(number: int) -> Path:
+    """The file of the number-th version: every other one has other weights."""
+    return Path(model_path()) if number % 2 == 0 else model_file(CACHE / "second" / "model.onnx", seed=1)
+
+
+def _prepare(directory: Path, number: int) -> Path:
+    directory.mkdir()
+    os.link(_model(number), directory / "model.onnx")
+    return directory
+
+
+def _states(server: Server) -> dict[int, str]:
+    """The state of each version, as TensorFlow Serving's status tells it."""
+    url = f"http://127.0.0.1:{server.ports['http']}/v1/models/ctr"
+    with urllib.request.urlopen(url, timeout=LIMIT_SECONDS) as response:
+        listed = json.load(response)["model_version_status"]
+    return {int(one["version"]): one["state"] for one in listed}
+
+
+def _poll_for(server: Server, seconds: float) -> None:
+    """Ask for the states as often as while a version loads: the asking is not what is measured."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        _states(server)
+        time.sleep(POLL_SECONDS)
+
+
+def _publish_while(load: H2load, server: Server, directory: Path) -> list[Window]:
+    windows: list[Window] = []
+    while load.under_way:
+        windows.append(_publish(server, directory, len(windows) + 1))
+        _poll_for(server, BETWEEN_SECONDS)
+    return windows
+
+
+def _publish(server: Server, directory: Path, number: int) -> Window:
+    new, old = FIRST_VERSION + number, FIRST_VERSION + number - 1
+    _prepare(directory.parent / "next", number).rename(directory / "ctr" / str(new))
+    deadline = time.monotonic() + LIMIT_SECONDS
+    begins = available = 0.0
+    while time.monotonic() < deadline:
+        states = _states(server)
+        moment = _now()
+        if new in states and not begins:
+            begins = moment - POLL_SECONDS
+        if states.get(new) == "AVAILABLE":
+            available = available or moment
+            if states.get(old, "END") == "END" and moment > available + AFTERWARDS_SECONDS:
+                shutil.rmtree(directory / "ctr" / str(old))
+                return Window(begins, available, moment)
+        time.sleep(POLL_SECONDS)
+    raise RuntimeError(f"version {new} did not replace {old} within {LIMIT_SECONDS} s: {_states(server)}")
+
+
+def _check_last(contender: Contender, number: int) -> None:
+    """See that the last version answers: versions really were swapped."""
+    wanted = Reference(_model(number)).answer(contender.requests[0])
+    answer = contender.ask(0)
+    if not np.allclose(answer, wanted, rtol=0, atol=TOLERANCE):
+        raise RuntimeError(f"after {number} versions the answer is {answer}, not the last version's {wanted}")
+
+
+def _report(calls: Calls, windows: list[Window]) -> None:
+    first = calls.begins.min()
+    ends = calls.begins + calls.spent
+    whole = [window for window in windows if window.ends < ends.max()]
+    loading: npt.NDArray[np.bool_] = np.zeros(len(ends), bool)
+    for window in whole:
+        loading |= (ends >= window.begins) & (calls.begins <= window.ends)
+    before = (calls.begins > first + 1) & (calls.begins < first + BEFORE_SECONDS)
+    between = ~loading & (calls.begins > first + BEFORE_SECONDS)
+    lines = [("", "requests", "p50 ms", "p99 ms", "p99.9 ms", "max ms")]
+    for name, chosen in (("before", before), ("while a version loads", loading), ("between loads", between)):
+        spent = calls.spent[chosen] * 1e3
+        numbers = (*np.percentile(spent, [50, 99, 99.9]), spent.max())
+        lines.append((name, f"{len(spent):,}", *(f"{number:.3f}" for number in numbers)))
+    print_lines(lines)
+    took = [window.available - window.begins for window in whole]
+    failed = calls.sent - calls.good
+    print(f"  {calls.sent / calls.seconds:,.0f} requests/s at random moments, {failed} failed")
+    times = f"{np.median(took):.2f} s (at most {max(took):.2f} s) after its first sign"
+    print(f"  {len(whole)} versions, each available {times}")
+    p99 = {name: np.percentile(calls.spent[chosen], 99) for name, chosen in (("b", before), ("l", loading))}
+    ratio = p99["l"] / p99["b"]
+    verdict(f"p99 while a version loads ≤ {TARGET} × before", ratio <= TARGET, f"{ratio:.2f} ×")
+    verdict("no request fails while versions change", failed == 0, f"{failed}")
