@@ -1,4 +1,4 @@
-"""In process: a saturating stream of small requests through the engine's batching, beside a call of the model each."""
+"""In process: a saturating stream of small requests through the engine, beside one model call each."""
 
 from __future__ import annotations
 
