@@ -106,7 +106,7 @@ def text(outcome: Outcome) -> str:
         [
             lay_out(version_rows(outcome)),
             lay_out(protocol_rows(outcome)),
-            f"  Version 2 first answered {outcome.swap_seconds * 1000:,.0f} ms after its directory was renamed.\n"
+            f"  Version 2 first answered {outcome.swap_seconds * 1000:,.0f} ms after its rename.\n"
             f"  The server spent {microseconds:.1f} µs of processor time per prediction, "
             f"in {outcome.seconds:.1f} s of load.\n"
             "  The callers are Python too and share the machine: they set the pace, not the server.",

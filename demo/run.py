@@ -1,7 +1,7 @@
 """The demonstration: `make demo`, or `python -m demo.run`.
 
-Real ratings become a model, the model is served, what was held out is replayed against it, and a better version
-is published under that load. Exits 1 if a single request failed.
+Real ratings become a model, the model is served, what was held out is replayed against it, and a better
+version is published under that load. Exits 1 if a single request failed.
 """
 
 from __future__ import annotations
@@ -72,9 +72,7 @@ async def replay(
         made, tallies = callers(server, channel, rows)
         cpu_before = server.cpu_seconds()
         async with Load(made) as load:
-            say(
-                f"replaying {len(rows):,} held-out ratings: {REST_CALLERS} callers over REST, {GRPC_CALLERS} over gRPC"
-            )
+            say(f"replaying {len(rows):,} rows: {REST_CALLERS} callers over REST, {GRPC_CALLERS} over gRPC")
             await phase(tallies[GRPC], 1)
             batch_rows[1] = await asyncio.to_thread(server.mean_batch_rows, MODEL, 1)
             renamed = time.perf_counter()
@@ -96,9 +94,7 @@ def prepare() -> tuple[dict[int, Candidate], Rows, Numbers]:
     """Get the data, make the features, train both versions; give them and the held-out rows."""
     say(f"fetching MovieLens-100k (the package {data.PACKAGE})")
     ratings = data.load(data.fetch(Path(".data/ratings")))
-    say(
-        f"{len(ratings.events):,} ratings, {ratings.liked.mean():.0%} liked; making features from each one's past"
-    )
+    say(f"{len(ratings.events):,} ratings, {ratings.liked.mean():.0%} liked; making features")
     rows = features.build(ratings)
     say(f"training two models on {rows.shape[1]} features")
     candidates = {1: training.first(rows, ratings.liked), 2: training.second(rows, ratings.liked)}
@@ -117,7 +113,7 @@ async def run() -> int:
         training.publish(models, MODEL, 1, candidates[1])
         async with serving(models, MODEL, Path(folder) / "server.log") as server:
             say(
-                f"ready after {server.ready_seconds:.2f} s: REST on port {server.http_port}, gRPC on {server.grpc_port}"
+                f"ready after {server.ready_seconds:.2f} s, on ports {server.http_port} and {server.grpc_port}"
             )
             outcome = await replay(models, server, candidates, rows, liked)
         code = server.process.returncode

@@ -80,7 +80,7 @@ def last_words(log: Path) -> str:
 
 @asynccontextmanager
 async def serving(models: Path, model: str, log: Path) -> AsyncIterator[Server]:
-    """Start a server on free ports, wait for the model, and stop it with SIGTERM in the end, whatever happens."""
+    """Start a server on free ports, wait for the model, and stop it with SIGTERM whatever happens."""
     began = time.perf_counter()
     command = Path(sys.executable).with_name("headrace")
     with log.open("wb") as errors:
@@ -92,9 +92,7 @@ async def serving(models: Path, model: str, log: Path) -> AsyncIterator[Server]:
         found = await ports(process)
         while not is_ready(found[b"REST"], model):
             if time.perf_counter() - began > START_SECONDS:
-                raise SystemExit(
-                    f"{model} was not ready within {START_SECONDS:.0f} s:\n{log.read_text()[-2000:]}"
-                )
+                raise SystemExit(f"{model} was not ready in time:\n{last_words(log)}")
             await asyncio.sleep(0.02)
         yield Server(process, found[b"REST"], found[b"gRPC"], time.perf_counter() - began)
     finally:
