@@ -1,6 +1,7 @@
 """What REST and gRPC share: tensors as they came, turned into checked inputs, and their datatypes.
 
-Whatever form a tensor came in, it becomes bytes of its datatype first, or a list of strings; one check serves all.
+Whatever form a tensor came in, it becomes bytes of its datatype first, or a list of strings; one check serves
+all forms.
 """
 
 from __future__ import annotations

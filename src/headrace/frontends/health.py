@@ -1,0 +1,85 @@
+"""gRPC's health checking protocol: whether to send requests here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+from headrace.errors import NotFound
+from headrace.frontends import protos
+from headrace.frontends.calls import GrpcCall, GrpcMethod
+
+if TYPE_CHECKING:
+    from headrace.frontends.service import Service
+
+_SERVICE = "/grpc.health.v1.Health/"
+_WATCH_SECONDS = 0.5
+
+_Request = protos.message("grpc.health.v1.HealthCheckRequest")
+_Response = protos.message("grpc.health.v1.HealthCheckResponse")
+_ListRequest = protos.message("grpc.health.v1.HealthListRequest")
+_ListResponse = protos.message("grpc.health.v1.HealthListResponse")
+
+SERVER = ""
+"""The name that stands for the server as a whole."""
+
+
+def grpc_methods(service: Service, watch_seconds: float = _WATCH_SECONDS) -> list[GrpcMethod]:
+    """The methods of the service. Every gRPC service here is as healthy as the server is ready.
+
+    Args:
+        service: The door.
+        watch_seconds: How often Watch looks.
+    """
+    health = _Health(service, watch_seconds)
+    return [
+        GrpcMethod(f"{_SERVICE}Check", unary=health.check),
+        GrpcMethod(f"{_SERVICE}List", unary=health.list),
+        GrpcMethod(f"{_SERVICE}Watch", stream=health.watch),
+    ]
+
+
+class _Health:
+    def __init__(self, service: Service, watch_seconds: float) -> None:
+        self._service = service
+        self._watch_seconds = watch_seconds
+        self._names = (SERVER, *protos.services())
+
+    def _status(self, name: str) -> str:
+        if name not in self._names:
+            return "SERVICE_UNKNOWN"
+        return "SERVING" if self._service.ready() else "NOT_SERVING"
+
+    async def check(self, message: bytes, call: GrpcCall) -> bytes:
+        name = protos.parse(_Request, message).service
+        if name not in self._names:
+            raise NotFound(f"no gRPC service {name!r} here; there are {', '.join(self._names[1:])}")
+        return _serialized(_Response(status=self._status(name)))
+
+    async def list(self, message: bytes, call: GrpcCall) -> bytes:
+        protos.parse(_ListRequest, message)
+        response = _ListResponse()
+        for name in self._names:
+            response.statuses[name].CopyFrom(_Response(status=self._status(name)))
+        return _serialized(response)
+
+    async def watch(self, messages: AsyncIterator[bytes], call: GrpcCall) -> AsyncIterator[bytes]:
+        """Send the status now, and whenever it has changed; ends with the call."""
+        async for message in messages:
+            name = protos.parse(_Request, message).service
+            break
+        else:
+            return
+        sent = ""
+        while True:
+            status = self._status(name)
+            if status != sent:
+                sent = status
+                yield _serialized(_Response(status=status))
+            await asyncio.sleep(self._watch_seconds)
+
+
+def _serialized(message: protos.Message) -> bytes:
+    written: bytes = message.SerializeToString()
+    return written

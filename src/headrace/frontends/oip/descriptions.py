@@ -1,0 +1,184 @@
+"""What the protocol tells about the server and its models, as plain values: JSON, or the fields of messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from headrace.errors import Unsupported
+from headrace.frontends.oip.tensors import BYTES, datatype_name, metadata_shape
+from headrace.lifecycle.state import State
+from headrace.servable import Signature, TensorSpec, signature_named
+
+if TYPE_CHECKING:
+    from headrace.batching.statistics import VersionStatistics
+    from headrace.frontends.service import Service
+    from headrace.loaded import LoadedVersion
+
+Description = dict[str, object]
+
+EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "parameters", "statistics")
+"""The extensions of the protocol that are spoken here, by Triton's names."""
+
+_STATES = {
+    State.NEW: "LOADING",
+    State.LOADING: "LOADING",
+    State.WARMING: "LOADING",
+    State.READY: "READY",
+    State.DRAINING: "UNLOADING",
+    State.UNLOADED: "UNAVAILABLE",
+    State.FAILED: "UNAVAILABLE",
+}
+
+
+def server_metadata(service: Service) -> Description:
+    """Say what the server is."""
+    return {"name": service.name, "version": service.version, "extensions": list(EXTENSIONS)}
+
+
+def model_metadata(service: Service, loaded: LoadedVersion) -> Description:
+    """Say what a model takes and gives."""
+    signature = signature_named(loaded.signatures, "")
+    return {
+        "name": loaded.name,
+        "versions": [str(number) for number in _ready_versions(service, loaded.name)],
+        "platform": loaded.platform,
+        "inputs": [_tensor_metadata(signature, spec) for spec in signature.inputs],
+        "outputs": [_tensor_metadata(signature, spec) for spec in signature.outputs],
+    }
+
+
+def _ready_versions(service: Service, model: str) -> list[int]:
+    return sorted(one.version for one in service.status(model) if one.state is State.READY)
+
+
+def _tensor_metadata(signature: Signature, spec: TensorSpec) -> Description:
+    return {"name": spec.name, "datatype": datatype_name(spec), "shape": metadata_shape(signature, spec)}
+
+
+def model_config(loaded: LoadedVersion) -> Description:
+    """Say a model's settings in the words of Triton's ModelConfig, as far as they have a counterpart.
+
+    A model that takes one number of rows only does not batch in Triton's sense: its rows are among the dims.
+    """
+    signature = signature_named(loaded.signatures, "")
+    batching, versions = loaded.config.batching, loaded.config.versions
+    policies: dict[str, Description] = {
+        "latest": {"latest": {"num_versions": versions.count}},
+        "all": {"all": {}},
+        "specific": {"specific": {"versions": list(versions.numbers)}},
+    }
+    return {
+        "name": loaded.name,
+        "platform": loaded.platform,
+        "backend": loaded.platform.partition("_")[0],
+        "version_policy": policies[versions.policy],
+        "max_batch_size": 0 if signature.rows else batching.max_batch_rows,
+        "input": [_tensor_config(signature, spec) for spec in signature.inputs],
+        "output": [_tensor_config(signature, spec) for spec in signature.outputs],
+        "dynamic_batching": {
+            "preferred_batch_size": list(batching.allowed_batch_rows),
+            "max_queue_delay_microseconds": round(batching.max_wait_seconds * 1e6),
+            "preserve_ordering": False,
+        },
+        "instance_group": [{"name": loaded.name, "kind": "KIND_CPU", "count": batching.instances or 1}],
+        "model_transaction_policy": {"decoupled": False},
+    }
+
+
+def _tensor_config(signature: Signature, spec: TensorSpec) -> Description:
+    datatype = datatype_name(spec)
+    dimensions = metadata_shape(signature, spec)
+    return {
+        "name": spec.name,
+        "data_type": "TYPE_STRING" if datatype == BYTES else f"TYPE_{datatype}",
+        "dims": dimensions if signature.rows else dimensions[1:],
+    }
+
+
+def statistics(service: Service, model: str = "", version: int | None = None) -> Description:
+    """Say what has been done by one version, all ready versions of a model, or all models.
+
+    Raises:
+        HeadraceError: There is no such model or version, or it is not ready.
+    """
+    found = _chosen(service, model, version)
+    return {"model_stats": [_version_statistics(loaded, loaded.statistics) for loaded in found]}
+
+
+def _chosen(service: Service, model: str, version: int | None) -> Iterator[LoadedVersion]:
+    if model and version is not None:
+        yield service.loaded(model, version)
+        return
+    for name in [model] if model else service.models():
+        for number in _ready_versions(service, name):
+            yield service.loaded(name, number)
+
+
+def _version_statistics(loaded: LoadedVersion, counted: VersionStatistics) -> Description:
+    nothing = _duration(0, 0.0)
+    return {
+        "name": loaded.name,
+        "version": str(loaded.version),
+        "last_inference": round(counted.last_request_unix_seconds * 1e3),
+        "inference_count": counted.rows,
+        "execution_count": counted.batches,
+        "inference_stats": {
+            "success": _duration(counted.requests, counted.request_seconds),
+            "fail": _duration(counted.failures, counted.failure_seconds),
+            "queue": _duration(counted.requests, counted.queue_seconds),
+            "compute_input": nothing,
+            # Counted per batch, not per request as in Triton: the quotient is what one call takes.
+            "compute_infer": _duration(counted.batches, counted.compute_seconds),
+            "compute_output": nothing,
+            "cache_hit": nothing,
+            "cache_miss": nothing,
+        },
+        "batch_stats": [
+            {
+                "batch_size": rows,
+                "compute_input": nothing,
+                "compute_infer": _duration(int(count), seconds),
+                "compute_output": nothing,
+            }
+            for rows, (count, seconds) in sorted(counted.batch_rows.items())
+        ],
+    }
+
+
+def _duration(count: int, seconds: float) -> Description:
+    return {"count": count, "ns": max(0, round(seconds * 1e9))}
+
+
+def repository_index(service: Service, *, only_ready: bool) -> list[Description]:
+    """List every version of every model with its state.
+
+    Args:
+        service: The door.
+        only_ready: Whether to leave out what does not answer.
+    """
+    return [
+        {
+            "name": name,
+            "version": str(status.version),
+            "state": _STATES[status.state],
+            "reason": status.error,
+        }
+        for name in service.models()
+        for status in service.status(name)
+        if status.state is State.READY or not only_ready
+    ]
+
+
+def refuse_load_parameters(parameters: Iterable[str]) -> None:
+    """Refuse a load request that brings its own settings or files.
+
+    Raises:
+        Unsupported: It does.
+    """
+    for name in parameters:
+        if name == "config" or name.startswith("file:"):
+            raise Unsupported(
+                f"{name}: models are loaded from the server's disk with their own settings; "
+                "publish a version directory instead"
+            )

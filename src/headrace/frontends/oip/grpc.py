@@ -1,0 +1,187 @@
+"""The Open Inference Protocol over gRPC: ``inference.GRPCInferenceService``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import TYPE_CHECKING
+
+from headrace.errors import HeadraceError, NotFound
+from headrace.frontends import protos
+from headrace.frontends.calls import GrpcCall, GrpcMethod, UnaryHandler
+from headrace.frontends.oip import descriptions
+from headrace.frontends.oip.messages import InferDecoder, InferRequest
+from headrace.frontends.oip.tensors import version_number
+from headrace.frontends.templates import length_prefix
+
+if TYPE_CHECKING:
+    from headrace.frontends.service import Service
+
+_SERVICE = "/inference.GRPCInferenceService/"
+_INFER_RESPONSE = 2  # ModelStreamInferResponse.infer_response
+
+# How many requests of one stream are under way at once: enough to fill batches, few enough that a client which
+# does not read its answers is made to wait.
+_STREAM_REQUESTS = 64
+
+Answering = Callable[["Service", protos.Message], "dict[str, object]"]
+"""From a request message to the fields of the response."""
+
+
+def grpc_methods(service: Service) -> list[GrpcMethod]:
+    """The methods of the service.
+
+    Args:
+        service: The door.
+    """
+    infer = _inferring(service)
+    return [
+        GrpcMethod(f"{_SERVICE}ModelInfer", unary=infer),
+        GrpcMethod(f"{_SERVICE}ModelStreamInfer", stream=_streaming(infer)),
+        *(
+            GrpcMethod(f"{_SERVICE}{name}", unary=_describing(service, name, how))
+            for name, how in _PLAIN.items()
+        ),
+    ]
+
+
+def _inferring(service: Service) -> UnaryHandler:
+    decode = InferDecoder(service.loaded).decode
+    predict = service.predict
+
+    async def infer(message: bytes, call: GrpcCall) -> bytes:
+        loaded, inputs, writer, request_id, deadline = decode(message, call.deadline)
+        return writer.write(await predict(loaded, inputs, deadline), request_id)
+
+    return infer
+
+
+# ---- Streams ----
+
+
+def _streaming(infer: UnaryHandler) -> Callable[[AsyncIterator[bytes], GrpcCall], AsyncIterator[bytes]]:
+    async def answer(message: bytes, call: GrpcCall) -> bytes:
+        try:
+            response = await infer(message, call)
+        except HeadraceError as error:
+            return stream_error(message, error)
+        return length_prefix(_INFER_RESPONSE, len(response)) + response
+
+    async def stream(messages: AsyncIterator[bytes], call: GrpcCall) -> AsyncIterator[bytes]:
+        under_way: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue()
+        free = asyncio.Semaphore(_STREAM_REQUESTS)
+
+        async def read() -> None:
+            try:
+                async for message in messages:
+                    await free.acquire()
+                    under_way.put_nowait(asyncio.create_task(answer(message, call)))
+            finally:
+                under_way.put_nowait(None)
+
+        reader = asyncio.create_task(read())
+        try:
+            while (task := await under_way.get()) is not None:
+                yield await task  # in the order in which the requests came
+                free.release()
+            await reader  # raises what ended the reading, if that was not the stream's end
+        finally:
+            await _cancel([reader, *_left(under_way)])
+
+    return stream
+
+
+def _left(under_way: asyncio.Queue[asyncio.Task[bytes] | None]) -> Iterable[asyncio.Task[bytes]]:
+    while not under_way.empty():
+        task = under_way.get_nowait()
+        if task is not None:
+            yield task
+
+
+async def _cancel(tasks: list[asyncio.Task[bytes] | asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def stream_error(message: bytes, error: HeadraceError) -> bytes:
+    """The response to one request of a stream that failed; the stream goes on.
+
+    Args:
+        message: The request, whose id is echoed if it can be read.
+        error: What went wrong.
+    """
+    try:
+        request_id = InferRequest.FromString(message).id
+    except protos.DecodeError:
+        request_id = ""
+    response = protos.message("inference.ModelStreamInferResponse")(
+        error_message=error.message, infer_response={"id": request_id}
+    )
+    written: bytes = response.SerializeToString()
+    return written
+
+
+# ---- Everything else: a message of plain values for a message of plain values ----
+
+
+def _describing(service: Service, name: str, describe: Answering) -> UnaryHandler:
+    request_class = protos.message(f"inference.{name}Request")
+    response_class = protos.message(f"inference.{name}Response")
+
+    async def handle(message: bytes, call: GrpcCall) -> bytes:
+        response = response_class(**describe(service, protos.parse(request_class, message)))
+        written: bytes = response.SerializeToString()
+        return written
+
+    return handle
+
+
+def _model_ready(service: Service, request: protos.Message) -> dict[str, object]:
+    try:
+        return {"ready": service.model_ready(request.name, version_number(request.version))}
+    except NotFound:
+        return {"ready": False}  # a question about readiness is answered, not refused
+
+
+def _model_metadata(service: Service, request: protos.Message) -> dict[str, object]:
+    loaded = service.loaded(request.name, version_number(request.version))
+    return descriptions.model_metadata(service, loaded)
+
+
+def _model_config(service: Service, request: protos.Message) -> dict[str, object]:
+    loaded = service.loaded(request.name, version_number(request.version))
+    return {"config": descriptions.model_config(loaded)}
+
+
+def _model_statistics(service: Service, request: protos.Message) -> dict[str, object]:
+    return descriptions.statistics(service, request.name, version_number(request.version))
+
+
+def _repository_index(service: Service, request: protos.Message) -> dict[str, object]:
+    return {"models": descriptions.repository_index(service, only_ready=request.ready)}
+
+
+def _load(service: Service, request: protos.Message) -> dict[str, object]:
+    descriptions.refuse_load_parameters(request.parameters)
+    service.reload(request.model_name)
+    return {}
+
+
+def _unload(service: Service, request: protos.Message) -> dict[str, object]:
+    service.unload(request.model_name)
+    return {}
+
+
+_PLAIN: dict[str, Answering] = {
+    "ServerLive": lambda service, _: {"live": service.live()},
+    "ServerReady": lambda service, _: {"ready": service.ready()},
+    "ServerMetadata": lambda service, _: descriptions.server_metadata(service),
+    "ModelReady": _model_ready,
+    "ModelMetadata": _model_metadata,
+    "ModelConfig": _model_config,
+    "ModelStatistics": _model_statistics,
+    "RepositoryIndex": _repository_index,
+    "RepositoryModelLoad": _load,
+    "RepositoryModelUnload": _unload,
+}

@@ -1,0 +1,377 @@
+"""ModelInfer's messages: a request's bytes become checked inputs, an answer becomes the response's bytes.
+
+Requests that repeat are recognised by template and never parsed; what that yields is what parsing would have.
+"""
+
+from __future__ import annotations
+
+import array
+import math
+import time
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import TYPE_CHECKING, NamedTuple, cast
+from weakref import ReferenceType, ref
+
+from headrace.batching.request import NO_DEADLINE, Answer
+from headrace.errors import InvalidRequest
+from headrace.frontends import protos
+from headrace.frontends.oip.tensors import (
+    ARRAY_CODES,
+    BYTES,
+    WireTensor,
+    check,
+    datatype_name,
+    is_exact,
+    join_strings,
+    refuse_parameters,
+    version_number,
+)
+from headrace.frontends.templates import LENGTH_DELIMITED, Span, Templates, fields, length_prefix
+from headrace.servable import CheckedInputs, RowLayout, Shape, Signature, signature_named
+from headrace.tensors import STRING
+
+if TYPE_CHECKING:
+    from headrace.loaded import LoadedVersion
+
+InferRequest = protos.message("inference.ModelInferRequest")
+InferResponse = protos.message("inference.ModelInferResponse")
+
+_REQUEST_ID = 3  # ModelInferRequest.id
+_RAW_INPUTS = 7  # ModelInferRequest.raw_input_contents
+_ID = 3  # ModelInferResponse.id
+_RAW_OUTPUTS = 6  # ModelInferResponse.raw_output_contents
+_WRITERS_KEPT = 64
+_HEADS_KEPT = 512
+
+_CONTENTS = {
+    "BOOL": "bool_contents",
+    "INT8": "int_contents", "INT16": "int_contents", "INT32": "int_contents", "INT64": "int64_contents",
+    "UINT8": "uint_contents", "UINT16": "uint_contents", "UINT32": "uint_contents",
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents", "FP64": "fp64_contents",
+    "BYTES": "bytes_contents",
+}  # fmt: skip
+
+_MICROSECOND = 1e-6
+
+
+class Inference(NamedTuple):
+    """A request, ready to be predicted.
+
+    Attributes:
+        loaded: The version that it means.
+        inputs: Its inputs.
+        writer: Writes its answer.
+        request_id: What the client calls it; echoed.
+        deadline: When its answer loses its worth, on the monotonic clock.
+    """
+
+    loaded: LoadedVersion
+    inputs: CheckedInputs
+    writer: AnswerWriter
+    request_id: str
+    deadline: float
+
+
+class _Known(NamedTuple):
+    """What a template says; with a weak reference, so that it keeps no unloaded version alive."""
+
+    model: str
+    version: int | None
+    loaded: ReferenceType[LoadedVersion]
+    layout: RowLayout
+    rows: int
+    writer: AnswerWriter
+    has_id: bool
+    reorder: Callable[[Sequence[bytes]], tuple[bytes, ...]] | None
+
+
+class InferDecoder:
+    """Decodes ModelInferRequests, and learns the ones that repeat."""
+
+    def __init__(self, loaded: Callable[[str, int | None], LoadedVersion]) -> None:
+        """Know nothing yet.
+
+        Args:
+            loaded: Finds the version that a request means.
+        """
+        self._loaded = loaded
+        self._templates: Templates[_Known] = Templates()
+
+    def decode(self, message: bytes, deadline: float = NO_DEADLINE) -> Inference:
+        """Decode a request.
+
+        Args:
+            message: The serialized ModelInferRequest.
+            deadline: The call's own; the request's timeout can only bring it forward.
+
+        Raises:
+            HeadraceError: The request is wrong, or there is no such version.
+        """
+        found = self._templates.find(message)
+        if found is not None:
+            known, columns = found
+            loaded = self._loaded(known.model, known.version)
+            if known.loaded() is loaded:
+                request_id = ""
+                if known.has_id:
+                    try:
+                        request_id = columns[0].decode()
+                    except UnicodeDecodeError:
+                        return self._parse(message, deadline)  # which knows the right error
+                    columns = columns[1:]
+                if known.reorder is not None:
+                    columns = known.reorder(columns)
+                inputs = CheckedInputs(known.layout, columns, known.rows)
+                return Inference(loaded, inputs, known.writer, request_id, deadline)
+        return self._parse(message, deadline)
+
+    def _parse(self, message: bytes, deadline: float) -> Inference:
+        request = protos.parse(InferRequest, message)
+        version = version_number(request.model_version)
+        loaded = self._loaded(request.model_name, version)
+        signature = signature_named(loaded.signatures, "")
+        tensors = _tensors(request)
+        inputs = check(signature, tensors)
+        outputs = []
+        for output in request.outputs:
+            outputs.append(output.name)
+            if output.parameters:
+                refuse_parameters(output.parameters, output.name)
+        is_raw = len(request.raw_input_contents) > 0
+        writer = writer_for(loaded, signature, tuple(outputs), typed=not is_raw)
+        if request.parameters:
+            deadline = min(deadline, _timeout(request.parameters))
+        inference = Inference(loaded, inputs, writer, request.id, deadline)
+        if is_raw and not request.parameters:
+            self._learn(message, tensors, version, inference)
+        return inference
+
+    def _learn(
+        self, message: bytes, tensors: list[WireTensor], version: int | None, inference: Inference
+    ) -> None:
+        layout = inference.inputs.layout
+        by_name = {tensor.name: (index, tensor) for index, tensor in enumerate(tensors)}
+        order = [by_name[spec.name][0] for spec in layout.specs]
+        has_id = bool(inference.request_id)
+        spans = _spans(message, len(tensors), has_id=has_id)
+        if spans is None or not all(is_exact(spec, by_name[spec.name][1]) for spec in layout.specs):
+            return
+        known = _Known(
+            inference.loaded.name,
+            version,
+            ref(inference.loaded),
+            layout,
+            inference.inputs.rows,
+            inference.writer,
+            has_id,
+            itemgetter(*order) if order != sorted(order) else None,
+        )
+        self._templates.learn(message, spans, known)
+
+
+def _spans(message: bytes, tensors: int, *, has_id: bool) -> list[Span] | None:
+    """Find what differs between messages: the id, if any, then the tensors; None if they stand otherwise."""
+    wanted = [*[_REQUEST_ID] * has_id, *[_RAW_INPUTS] * tensors]
+    try:
+        found = [
+            field
+            for field in fields(message)
+            if field.number in (_REQUEST_ID, _RAW_INPUTS) and field.wire_type == LENGTH_DELIMITED
+        ]
+    except ValueError:  # a group: legal, but nothing that any client of this protocol sends
+        return None
+    return (
+        [(field.start, field.stop) for field in found]
+        if [field.number for field in found] == wanted
+        else None
+    )
+
+
+def _tensors(request: protos.Message) -> list[WireTensor]:
+    inputs, raw = request.inputs, request.raw_input_contents
+    for tensor in inputs:
+        if tensor.parameters:
+            refuse_parameters(tensor.parameters, tensor.name)
+    if not raw:
+        return [
+            WireTensor(tensor.name, tensor.datatype, tuple(tensor.shape), _typed_values(tensor))
+            for tensor in inputs
+        ]
+    if len(raw) != len(inputs):
+        raise InvalidRequest(
+            f"expected one for each of the {len(inputs)} inputs, got {len(raw)}", field="raw_input_contents"
+        )
+    for tensor in inputs:
+        if tensor.HasField("contents"):
+            raise InvalidRequest(
+                "came in contents and in raw_input_contents; use one of them", field=tensor.name
+            )
+    return [
+        WireTensor(tensor.name, tensor.datatype, tuple(tensor.shape), values)
+        for tensor, values in zip(inputs, raw, strict=True)
+    ]
+
+
+def _typed_values(tensor: protos.Message) -> bytes | list[bytes]:
+    datatype = tensor.datatype
+    wanted = _CONTENTS.get(datatype)
+    if wanted is None:
+        raise InvalidRequest(
+            f"datatype {datatype!r:.40} has no contents; send raw_input_contents "
+            f"(contents exist for {', '.join(_CONTENTS)})",
+            field=tensor.name,
+        )
+    given = [field.name for field, _ in tensor.contents.ListFields()]
+    if given and given != [wanted]:
+        raise InvalidRequest(f"expected {wanted} for {datatype}, got {', '.join(given)}", field=tensor.name)
+    values = getattr(tensor.contents, wanted)
+    if datatype == BYTES:
+        return list(values)
+    if datatype == "BOOL":
+        return bytes(values)
+    try:
+        return array.array(ARRAY_CODES[datatype], values).tobytes()
+    except OverflowError as error:
+        raise InvalidRequest(f"a value does not fit in {datatype}", field=tensor.name) from error
+
+
+def _timeout(parameters: protos.Message) -> float:
+    timeout = parameters.get("timeout")
+    if timeout is None:
+        return NO_DEADLINE
+    chosen = timeout.WhichOneof("parameter_choice")
+    if chosen not in ("int64_param", "uint64_param"):
+        raise InvalidRequest(f"expected microseconds as int64_param, got {chosen}", field="timeout")
+    return deadline_after(getattr(timeout, chosen))
+
+
+def deadline_after(microseconds: int) -> float:
+    """The deadline of a request with a timeout parameter; none for 0, as in Triton.
+
+    Raises:
+        InvalidRequest: It is negative.
+    """
+    if microseconds < 0:
+        raise InvalidRequest(f"expected microseconds, got {microseconds}", field="timeout")
+    return time.monotonic() + microseconds * _MICROSECOND if microseconds else NO_DEADLINE
+
+
+def writer_for(
+    loaded: LoadedVersion, signature: Signature, outputs: tuple[str, ...], *, typed: bool = False
+) -> AnswerWriter:
+    """The writer for a selection of outputs, made once per version.
+
+    Args:
+        loaded: The version that answers.
+        signature: The signature that it is called by.
+        outputs: The outputs that the client asked for; none for all.
+        typed: Whether the client sent typed contents, and shall get them; all raw where one has none.
+
+    Raises:
+        InvalidRequest: An output is unknown or named twice.
+    """
+    writers = cast("_Writers", loaded.codec_cache.setdefault(AnswerWriter, {}))
+    found = writers.get((outputs, typed))
+    if found is None:
+        chosen = signature.check_outputs(outputs) if outputs else signature.output_names
+        if len(writers) >= _WRITERS_KEPT:
+            writers.clear()
+        found = writers[outputs, typed] = AnswerWriter(loaded, signature, chosen, typed=typed)
+    return found
+
+
+class _Part(NamedTuple):
+    """How one output's raw bytes are written.
+
+    Attributes:
+        name: The output.
+        row_bytes: The size of a row; None for strings, which have no fixed size.
+        prefix: What stands before the bytes; for numbers only.
+    """
+
+    name: str
+    row_bytes: int | None
+    prefix: bytes
+
+
+_Writers = dict[tuple[tuple[str, ...], bool], "AnswerWriter"]
+
+
+class AnswerWriter:
+    """Writes the ModelInferResponses of one version for one selection of outputs."""
+
+    __slots__ = ("_base", "_heads", "_names", "_specs", "_typed")
+
+    def __init__(
+        self, loaded: LoadedVersion, signature: Signature, outputs: tuple[str, ...], *, typed: bool
+    ) -> None:
+        """Prepare what all answers have in common.
+
+        Args:
+            loaded: The version that answers.
+            signature: The signature that it is called by.
+            outputs: The names of outputs that it has.
+            typed: Whether to write typed contents, if all datatypes have them.
+        """
+        by_name = {spec.name: spec for spec in signature.outputs}
+        self._names = outputs
+        self._specs = tuple(by_name[name] for name in outputs)
+        self._typed = typed and all(datatype_name(spec) in _CONTENTS for spec in self._specs)
+        base = InferResponse(model_name=loaded.name, model_version=str(loaded.version))
+        self._base: bytes = base.SerializeToString()
+        self._heads: dict[tuple[int, tuple[Shape, ...]], tuple[bytes, tuple[_Part, ...]]] = {}
+
+    def write(self, answer: Answer, request_id: str = "") -> bytes:
+        """Serialize an answer.
+
+        Args:
+            answer: What the model gave.
+            request_id: The request's id, to be echoed.
+        """
+        tensors = answer.outputs.tensors
+        key = (answer.stop - answer.start, tuple([tensors[name].shape[1:] for name in self._names]))
+        found = self._heads.get(key)
+        if found is None:
+            found = self._learn(*key)
+        head, parts = found
+        written = [head]
+        if request_id:
+            encoded = request_id.encode()
+            written += (length_prefix(_ID, len(encoded)), encoded)
+        if self._typed:
+            return b"".join(written) + self._typed_outputs(answer)
+        for name, row_bytes, prefix in parts:
+            if row_bytes is None:
+                strings = join_strings(answer.tensor(name).ravel().tolist())
+                written += (length_prefix(_RAW_OUTPUTS, len(strings)), strings)
+            else:
+                written += (prefix, answer.raw(name, row_bytes))
+        return b"".join(written)
+
+    def _learn(self, rows: int, shapes: tuple[Shape, ...]) -> tuple[bytes, tuple[_Part, ...]]:
+        response = InferResponse()
+        parts = []
+        for spec, shape in zip(self._specs, shapes, strict=True):
+            if not self._typed:
+                response.outputs.add(name=spec.name, datatype=datatype_name(spec), shape=(rows, *shape))
+            if spec.dtype == STRING:
+                parts.append(_Part(spec.name, None, b""))
+            else:
+                row_bytes = spec.dtype.itemsize * math.prod(shape)
+                parts.append(_Part(spec.name, row_bytes, length_prefix(_RAW_OUTPUTS, rows * row_bytes)))
+        if len(self._heads) >= _HEADS_KEPT:
+            self._heads.clear()
+        found = self._heads[rows, shapes] = (self._base + response.SerializeToString(), tuple(parts))
+        return found
+
+    def _typed_outputs(self, answer: Answer) -> bytes:
+        response = InferResponse()
+        for spec in self._specs:
+            tensor = answer.tensor(spec.name)
+            datatype = datatype_name(spec)
+            output = response.outputs.add(name=spec.name, datatype=datatype, shape=tensor.shape)
+            getattr(output.contents, _CONTENTS[datatype]).extend(tensor.ravel().tolist())
+        written: bytes = response.SerializeToString()
+        return written

@@ -1,0 +1,77 @@
+"""gRPC's server reflection: tools such as grpcurl ask here what services and messages there are.
+
+It tells of the private pool, so of everything in ``proto/``, and of nothing else that the process has loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+
+from headrace.errors import NotFound, Unsupported
+from headrace.frontends import protos
+from headrace.frontends.calls import GrpcCall, GrpcMethod, StreamHandler
+from headrace.frontends.status import codes
+
+PACKAGES = ("grpc.reflection.v1", "grpc.reflection.v1alpha")
+"""The versions of the protocol; they differ in nothing but the name."""
+
+
+def grpc_methods() -> list[GrpcMethod]:
+    """The methods of both versions."""
+    return [
+        GrpcMethod(f"/{package}.ServerReflection/ServerReflectionInfo", stream=_answering(package))
+        for package in PACKAGES
+    ]
+
+
+def _answering(package: str) -> StreamHandler:
+    request_class = protos.message(f"{package}.ServerReflectionRequest")
+    response_class = protos.message(f"{package}.ServerReflectionResponse")
+
+    async def stream(messages: AsyncIterator[bytes], call: GrpcCall) -> AsyncIterator[bytes]:
+        async for message in messages:
+            request = protos.parse(request_class, message)
+            response = response_class(valid_host=request.host, original_request=request, **_answer(request))
+            written: bytes = response.SerializeToString()
+            yield written
+
+    return stream
+
+
+def _answer(request: protos.Message) -> dict[str, object]:
+    asked = request.WhichOneof("message_request")
+    try:
+        if asked == "list_services":
+            services = [{"name": name} for name in protos.services()]
+            return {"list_services_response": {"service": services}}
+        if asked == "file_by_filename":
+            file = protos.POOL.FindFileByName(request.file_by_filename)
+        elif asked == "file_containing_symbol":
+            file = _file_of(request.file_containing_symbol)
+        else:
+            return _error(
+                Unsupported("proto3 messages have no extensions, so there is nothing to ask about them")
+            )
+    except KeyError:
+        return _error(NotFound(f"{asked}: {getattr(request, str(asked))!r:.200} is not here"))
+    serialized = [one.serialized_pb for one in _with_imports(file, set())]
+    return {"file_descriptor_response": {"file_descriptor_proto": serialized}}
+
+
+def _file_of(symbol: str) -> protos.Message:
+    try:
+        return protos.POOL.FindFileContainingSymbol(symbol)
+    except KeyError:  # some versions know methods and fields by this name only from their service or message
+        return protos.POOL.FindFileContainingSymbol(symbol.rpartition(".")[0])
+
+
+def _with_imports(file: protos.Message, seen: set[str]) -> Iterator[protos.Message]:
+    seen.add(file.name)
+    yield file
+    for imported in file.dependencies:
+        if imported.name not in seen:
+            yield from _with_imports(imported, seen)
+
+
+def _error(error: NotFound | Unsupported) -> dict[str, object]:
+    return {"error_response": {"error_code": codes(error).grpc, "error_message": error.message}}
