@@ -6,7 +6,7 @@ be done.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -25,12 +25,14 @@ class VersionView:
         version: Its number.
         state: Where it is in its life.
         wanted: Whether it shall be served.
+        labelled: Whether a label points at it now.
         retry_at: When a failed one may be tried again, on the monotonic clock; None for never.
     """
 
     version: int
     state: State
     wanted: bool
+    labelled: bool = False
     retry_at: float | None = None
 
 
@@ -47,22 +49,22 @@ class Action(NamedTuple):
 
 
 def availability_preserving(versions: Sequence[VersionView], now: float) -> Action | None:
-    """Load before unloading, so that something serves all the time. TensorFlow Serving's rule too.
+    """Load before unloading: while anything is wanted, what requests may ask for now is not taken away.
 
-    An unwanted version is drained only if nothing is wanted, or a wanted one is ready, or another unwanted
-    one is ready too; the lowest goes first. Otherwise the highest wanted version that can be loaded is
-    loaded.
+    The lowest unwanted version is drained that is neither the default nor labelled. Then the highest wanted
+    version that can be loaded is loaded. TensorFlow Serving's rule of this name also drains the default as
+    soon as any wanted version is ready; here it stays until the one that is to follow it is ready.
 
     Args:
         versions: All versions of one model.
         now: The monotonic time in seconds.
     """
-    unwanted_ready = [view.version for view in versions if not view.wanted and view.state is State.READY]
-    any_wanted = any(view.wanted for view in versions)
-    wanted_ready = any(view.wanted and view.state is State.READY for view in versions)
-    if unwanted_ready and (not any_wanted or wanted_ready or len(unwanted_ready) > 1):
-        return Action(Event.DRAIN, min(unwanted_ready))
-    return _load_highest(versions, now)
+    ready = [view for view in versions if view.state is State.READY]
+    wanted = [view.version for view in versions if view.wanted]
+    default = default_version([view.version for view in ready], wanted)
+    kept = {view.version for view in ready if view.wanted or view.labelled} | {default}
+    droppable = [view.version for view in ready if not wanted or view.version not in kept]
+    return Action(Event.DRAIN, min(droppable)) if droppable else _load_highest(versions, now)
 
 
 def resource_preserving(versions: Sequence[VersionView], now: float) -> Action | None:
@@ -93,23 +95,24 @@ TRANSITION_POLICIES: Mapping[Literal["availability", "resource"], Transition] = 
 def choose(policy: VersionPolicy, numbers: Collection[int], pin: int | None = None) -> frozenset[int]:
     """Say which of the versions that exist shall be served.
 
-    A pin hides every version above it, whatever the policy: what was rolled back from does not serve. A
-    ``specific`` policy serves the pin as well.
+    A pin hides every version above it, whatever the policy: what was rolled back from does not serve.
+    ``latest`` and ``all`` also serve what labels point at; ``specific`` also serves the pin.
 
     Args:
         policy: The model's version policy.
         numbers: The versions that exist.
         pin: The version that the operator went back to.
     """
-    visible = [number for number in numbers if pin is None or number <= pin]
+    visible = sorted(number for number in numbers if pin is None or number <= pin)
     if policy.policy == "all":
         return frozenset(visible)
     if policy.policy == "specific":
         return frozenset(number for number in visible if number in policy.numbers or number == pin)
-    return frozenset(sorted(visible)[-policy.count :])
+    labelled = set(policy.labels.values())
+    return frozenset(visible[-policy.count :]) | frozenset(number for number in visible if number in labelled)
 
 
-def default_version(ready: Iterable[int], wanted: Collection[int]) -> int | None:
+def default_version(ready: Collection[int], wanted: Collection[int]) -> int | None:
     """Say which version answers requests that name none.
 
     Args:
@@ -117,10 +120,10 @@ def default_version(ready: Iterable[int], wanted: Collection[int]) -> int | None
         wanted: The versions that shall be served.
 
     Returns:
-        The highest ready one that is wanted; without such, the highest ready one; None if none is ready.
+        The highest wanted version, once it is ready; until then the highest that is ready; None if none is.
     """
-    known = list(ready)
-    return max((number for number in known if number in wanted), default=max(known, default=None))
+    highest = max(wanted, default=None)
+    return highest if highest in ready else max(ready, default=None)
 
 
 def place_labels(

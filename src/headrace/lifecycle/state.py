@@ -36,11 +36,22 @@ class Event(Enum):
 TRANSITIONS: dict[State, dict[Event, State]] = {
     State.NEW: {Event.LOAD: State.LOADING},
     State.LOADING: {Event.LOADED: State.WARMING, Event.FAIL: State.FAILED},
-    State.WARMING: {Event.WARMED: State.READY, Event.FAIL: State.FAILED},
+    State.WARMING: {Event.WARMED: State.READY, Event.FAIL: State.FAILED, Event.DRAIN: State.DRAINING},
     State.READY: {Event.DRAIN: State.DRAINING},
     State.DRAINING: {Event.DRAINED: State.UNLOADED},
     State.UNLOADED: {},
     State.FAILED: {Event.RETRY: State.NEW},
+}
+
+
+_MEANINGS: dict[Event, str] = {
+    Event.LOAD: "a loader thread begins",
+    Event.LOADED: "it is loaded",
+    Event.WARMED: "it is warmed up",
+    Event.DRAIN: "it is not wanted any more",
+    Event.DRAINED: "no request holds it, and it is closed",
+    Event.FAIL: "loading or warming up failed",
+    Event.RETRY: "it is time to try again",
 }
 
 
@@ -61,6 +72,15 @@ def after(state: State, event: Event) -> State:
         raise IllegalTransition(f"{event.value} in state {state.value}; allowed: {allowed}") from None
 
 
+def diagram() -> str:
+    """Draw the table as a Mermaid state diagram, for the docs."""
+    lines = ["stateDiagram-v2", f"    [*] --> {State.NEW.value}"]
+    for state, row in TRANSITIONS.items():
+        lines += [f"    {state.value} --> {to.value}: {_MEANINGS[event]}" for event, to in row.items()]
+        lines += [] if row else [f"    {state.value} --> [*]"]
+    return "\n".join(lines)
+
+
 @dataclass(frozen=True, slots=True)
 class VersionStatus:
     """What can be told about one version.
@@ -71,6 +91,7 @@ class VersionStatus:
         wanted: Whether its Source wants it.
         error: Why it failed the last time, or "".
         attempts: How often loading has been tried.
+        outstanding: How many requests hold it: what a draining version waits for.
     """
 
     version: int
@@ -78,3 +99,4 @@ class VersionStatus:
     wanted: bool = True
     error: str = ""
     attempts: int = 0
+    outstanding: int = 0

@@ -1,0 +1,244 @@
+"""The manifest of a version directory, and publishing: a version appears whole, or not at all.
+
+``publish`` writes under a dotted name, which no Source looks at, syncs, and renames. The manifest lists every
+file with its size and checksum, so that a copy that arrived damaged is not loaded. A directory without one
+loads all the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path, PurePosixPath
+
+import msgspec
+
+from headrace.errors import Conflict, LoadError
+from headrace.lifecycle.layout import MANIFEST_FILE, sync_directory, version_directories
+
+FORMAT = 1
+"""The manifest format that is written; newer ones are not read."""
+
+
+class FileRecord(msgspec.Struct, frozen=True, kw_only=True, rename={"size_bytes": "bytes"}):
+    """One file of a version.
+
+    Attributes:
+        size_bytes: Its size.
+        sha256: Its checksum, in hexadecimal digits.
+    """
+
+    size_bytes: int
+    sha256: str
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a version consists of, and where it comes from.
+
+    Attributes:
+        format: The version of this format.
+        files: Its files, by path below the version directory, with slashes.
+        created: When it was made, as ISO 8601 in UTC.
+        signature: What it takes and gives, for people; or "".
+        parent: The version that it was made from; None if from none.
+        metadata: Whatever its maker wants to keep with it.
+    """
+
+    format: int
+    files: dict[str, FileRecord]
+    created: str = ""
+    signature: str = ""
+    parent: int | None = None
+    metadata: dict[str, object] = {}
+
+
+Writer = Callable[[Path], object]
+"""Writes a version's files into the empty directory that it is given."""
+
+
+def write_manifest(
+    directory: Path,
+    *,
+    signature: str = "",
+    parent: int | None = None,
+    metadata: Mapping[str, object] | None = None,
+) -> Manifest:
+    """Write the manifest of a version directory, over the files that are in it now.
+
+    Args:
+        directory: The version directory.
+        signature: What the version takes and gives, for people.
+        parent: The version that it was made from.
+        metadata: Whatever shall be kept with it, as JSON can hold it.
+
+    Returns:
+        What was written.
+    """
+    manifest = Manifest(
+        format=FORMAT,
+        files={name: _record(directory / name) for name in _names(directory) if name != MANIFEST_FILE},
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        signature=signature,
+        parent=parent,
+        metadata=dict(metadata or {}),
+    )
+    text = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
+    (directory / MANIFEST_FILE).write_bytes(text + b"\n")
+    return manifest
+
+
+def read_manifest(directory: Path) -> Manifest | None:
+    """Read the manifest of a version directory; None if it has none.
+
+    Raises:
+        LoadError: It is not a manifest, or one of a newer format.
+    """
+    try:
+        content = (directory / MANIFEST_FILE).read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        manifest = msgspec.json.decode(content, type=Manifest)
+    except msgspec.DecodeError as error:
+        raise LoadError(f"{MANIFEST_FILE}: not a manifest: {error}") from error
+    if manifest.format > FORMAT:
+        raise LoadError(f"{MANIFEST_FILE}: format {manifest.format} is newer than {FORMAT}; update headrace")
+    return manifest
+
+
+def check_manifest(directory: Path) -> Manifest | None:
+    """Check that a version directory is what its manifest says; none is fine, and so are more files.
+
+    Raises:
+        LoadError: A file is missing, or has another size or checksum.
+    """
+    manifest = read_manifest(directory)
+    if manifest is None:
+        return None
+    for name, record in manifest.files.items():  # all sizes before any checksum: they cost nothing
+        _check_size(directory, name, record)
+    for name, record in manifest.files.items():
+        if _checksum(directory / name) != record.sha256:
+            raise _corrupt(f"{name} does not have the checksum that {MANIFEST_FILE} lists")
+    return manifest
+
+
+def publish(
+    source: Path | Writer,
+    model_directory: Path,
+    version: int | None = None,
+    *,
+    signature: str = "",
+    metadata: Mapping[str, object] | None = None,
+) -> Path:
+    """Make a version appear in a model's directory, whole and synced to disk, or not at all.
+
+    Args:
+        source: A directory to copy, or what writes the files.
+        model_directory: Where the model's versions are; made if it is missing.
+        version: The number; None for the next one.
+        signature: What the version takes and gives, for people.
+        metadata: Whatever shall be kept with it, as JSON can hold it.
+
+    Returns:
+        The version directory.
+
+    Raises:
+        Conflict: The number exists.
+        LoadError: There is nothing to publish.
+        OSError: It cannot be written; nothing is left behind.
+    """
+    model_directory.mkdir(parents=True, exist_ok=True)
+    existing = version_directories(model_directory)
+    if version is not None and version in existing:
+        raise _exists(model_directory, version)
+    draft = model_directory / f".publishing-{os.getpid()}-{secrets.token_hex(4)}"
+    try:
+        draft.mkdir()
+        _fill(draft, source)
+        parent = max(existing, default=None)
+        write_manifest(draft, signature=signature, parent=parent, metadata=metadata)
+        _sync_tree(draft)
+        published = _rename(draft, model_directory, version)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    sync_directory(model_directory)
+    return published
+
+
+def _fill(draft: Path, source: Path | Writer) -> None:
+    if callable(source):
+        source(draft)
+    elif source.is_dir():
+        shutil.copytree(source, draft, dirs_exist_ok=True)
+    else:
+        raise LoadError(f"nothing to publish: {source} is not a directory")
+    if not any(name != MANIFEST_FILE for name in _names(draft)):
+        raise LoadError("nothing to publish: there are no files")
+
+
+def _rename(draft: Path, model_directory: Path, version: int | None) -> Path:
+    """Give a draft its number; when somebody else takes the next one first, the one after that."""
+    while True:
+        taken = version_directories(model_directory)
+        number = max(taken, default=0) + 1 if version is None else version
+        target = model_directory / str(number)
+        if number in taken:
+            raise _exists(model_directory, number)
+        try:
+            draft.rename(target)
+        except OSError as error:
+            if not target.exists():
+                raise
+            if version is not None:
+                raise _exists(model_directory, number) from error
+        else:
+            return target
+
+
+def _exists(model_directory: Path, version: int) -> Conflict:
+    name = model_directory.name
+    return Conflict(f"{name} has a version {version} already; leave the number out for the next one")
+
+
+def _names(directory: Path) -> Iterator[str]:
+    for folder, _, files in os.walk(directory):
+        for name in sorted(files):
+            yield (Path(folder) / name).relative_to(directory).as_posix()
+
+
+def _record(file: Path) -> FileRecord:
+    return FileRecord(size_bytes=file.stat().st_size, sha256=_checksum(file))
+
+
+def _checksum(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _check_size(directory: Path, name: str, record: FileRecord) -> None:
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts:
+        raise LoadError(f"{MANIFEST_FILE}: {name!r} is not a path below the version directory")
+    try:
+        size = (directory / name).stat().st_size
+    except FileNotFoundError:
+        raise _corrupt(f"{name}, which {MANIFEST_FILE} lists, is not there") from None
+    if size != record.size_bytes:
+        raise _corrupt(f"{name} has {size} bytes where {MANIFEST_FILE} lists {record.size_bytes}")
+
+
+def _corrupt(what: str) -> LoadError:
+    return LoadError(f"corrupt: {what}; publish the version again")
+
+
+def _sync_tree(directory: Path) -> None:
+    for folder, _, files in os.walk(directory):
+        for name in files:
+            with open(os.path.join(folder, name), "rb") as stream:
+                os.fsync(stream.fileno())
+        sync_directory(Path(folder))
