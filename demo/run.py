@@ -112,9 +112,7 @@ async def run() -> int:
         say(f"publishing version 1, a {candidates[1].description}, and starting the server")
         training.publish(models, MODEL, 1, candidates[1])
         async with serving(models, MODEL, Path(folder) / "server.log") as server:
-            say(
-                f"ready after {server.ready_seconds:.2f} s, on ports {server.http_port} and {server.grpc_port}"
-            )
+            say(f"ready after {server.ready_seconds:.2f} s on ports {server.http_port}, {server.grpc_port}")
             outcome = await replay(models, server, candidates, rows, liked)
         code = server.process.returncode
         say(f"the server drained and ended with code {code}")

@@ -1,0 +1,80 @@
+"""The documentation says what the code says: links lead somewhere, tables are complete, examples parse."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from headrace.config import MODEL_CONFIG_FILE, parse_model_config
+from headrace.frontends.metrics import METRICS
+from headrace.frontends.status import CODES
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+SUFFIXES = {"counter": "_total", "gauge": "", "histogram": ""}
+
+every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
+
+
+def anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.*)$", page.read_text("utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+@every_page
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text("utf-8")):
+        if link.startswith(("http://", "https://")):
+            continue
+        name, _, anchor = link.partition("#")
+        target = page.parent / name if name else page
+        assert target.exists(), f"{page.name} links to {name}, which does not exist"
+        assert not anchor or anchor in anchors(target), f"{page.name} links to {link}: no such heading"
+
+
+@every_page
+def test_python_examples_compile(page: Path) -> None:
+    for example in blocks(page, "python"):
+        wrapped = "async def example():\n" + "".join(f"    {line}\n" for line in example.splitlines())
+        compile(wrapped + "    pass\n", str(page), "exec")
+
+
+@every_page
+def test_settings_in_examples_are_toml(page: Path) -> None:
+    for example in blocks(page, "toml"):
+        tomllib.loads(example)
+
+
+def test_the_batching_policy_in_the_guide_is_the_default_one() -> None:
+    (example,) = blocks(ROOT / "docs/batching.md", "toml")
+    assert parse_model_config(example) == parse_model_config(""), MODEL_CONFIG_FILE
+
+
+def test_the_guide_to_metrics_lists_them_all_with_their_meaning() -> None:
+    listed = re.findall(
+        r"^\| `(headrace_\w+)` \| (\w+) \| (.*?) \| (.*?) \|$",
+        (ROOT / "docs/metrics.md").read_text("utf-8"),
+        re.MULTILINE,
+    )
+    assert listed == [
+        (metric.name + SUFFIXES[metric.kind], metric.kind, ", ".join(metric.labels) or "–", metric.help)
+        for metric in METRICS
+    ]
+
+
+def test_the_guide_to_errors_has_the_codes_of_the_one_table() -> None:
+    listed = re.findall(
+        r"^\| `(\w+)` \|.*\| (\d+) \| `(\w+)` \|$", (ROOT / "docs/errors.md").read_text("utf-8"), re.MULTILINE
+    )
+    said = {name: (int(http), grpc) for name, http, grpc in listed}
+    known = {kind.__name__: (codes.http, codes.name) for kind, codes in CODES.items()}
+    refused = known.pop("Refused")
+    del known["HeadraceError"]  # the base: nothing raises it as it is
+    assert said == known | {"Overloaded": refused, "Unavailable": refused}
