@@ -4,6 +4,7 @@ The tree, named for what the caller can do about it::
 
     HeadraceError
       x InvalidRequest          the request is wrong: change it; retrying as it is cannot help
+        + TooLarge              it is larger than this server takes
       x NotFound                no such model, version, label or signature here
       x FailedPrecondition      right request, wrong moment or mode: the operator must act first
       x Conflict                it is there already, or somebody else is changing it
@@ -52,6 +53,10 @@ class InvalidRequest(HeadraceError):
         """
         super().__init__(f"{field}: {message}" if field else message)
         self.field = field
+
+
+class TooLarge(InvalidRequest):
+    """The request, as it came or decompressed, is larger than this server takes."""
 
 
 class NotFound(HeadraceError):

@@ -1,4 +1,4 @@
-"""What a runtime makes of a version directory: a Servable, and the Signature that says what it takes and gives."""
+"""What a runtime makes of a version directory: a Servable, and its Signatures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LAYOUTS_KEPT = 4096
 
 
 class Servable(Protocol):
-    """One loaded version of a model. Immutable once loaded; ``predict`` may be called by many threads at once."""
+    """One loaded version of a model. Immutable; ``predict`` may be called by many threads at once."""
 
     @property
     def signatures(self) -> Mapping[str, Signature]:
@@ -36,7 +36,8 @@ class Servable(Protocol):
         """Answer a whole batch.
 
         Args:
-            inputs: Every input of the signature, checked: exact dtypes, ``[rows, *row shape]``. Not to be written to.
+            inputs: Every input of the signature, checked: exact dtypes, ``[rows, *row shape]``. Not to be
+                written to.
             signature: Which way to call it.
 
         Returns:
@@ -76,7 +77,8 @@ class TensorSpec:
 class RowLayout:
     """How one row of a request lies in memory; requests of equal layout can share a batch.
 
-    Made by ``Signature.layout`` only, which hands out one object per distinct layout: comparing them is comparing identities.
+    Made by ``Signature.layout`` only, which hands out one object per distinct layout: comparing them is
+    comparing identities.
 
     Attributes:
         signature: The signature's name.
@@ -159,8 +161,8 @@ class Signature:
 
         Args:
             inputs: Arrays, or nested lists, by input name; every input of the signature and no other.
-            exact: Whether dtypes were declared by the client: then only lossless widening is done. Otherwise any
-                number goes where its kind fits, and integers are checked against the range.
+            exact: Whether dtypes were declared by the client: then only lossless widening is done. Otherwise
+                any number goes where its kind fits, and integers are checked against the range.
 
         Returns:
             The inputs as C-contiguous buffers of the signature's dtypes.
@@ -175,7 +177,8 @@ class Signature:
         for spec, array in zip(self.inputs, arrays, strict=True):
             if len(array) != rows:
                 raise InvalidRequest(
-                    f"has {len(array)} rows where {self.inputs[0].name} has {rows}; every input needs the same number",
+                    f"has {len(array)} rows where {self.inputs[0].name} has {rows}; "
+                    "every input needs the same number",
                     field=spec.name,
                 )
         self.check_rows(rows)
@@ -206,7 +209,9 @@ class Signature:
         chosen = tuple(names)
         for index, name in enumerate(chosen):
             if name not in known:
-                raise InvalidRequest(f"unknown output {name!r}; the model gives {_listed(known)}", field="outputs")
+                raise InvalidRequest(
+                    f"unknown output {name!r}; the model gives {_listed(known)}", field="outputs"
+                )
             if name in chosen[:index]:
                 raise InvalidRequest(f"output {name!r} is asked for twice; name it once", field="outputs")
         return chosen
@@ -220,7 +225,9 @@ class Signature:
         for spec in self.inputs:
             if spec.name == name:
                 return spec
-        raise InvalidRequest(f"unknown input {name!r}; the model takes {_listed(self.input_names)}", field="inputs")
+        raise InvalidRequest(
+            f"unknown input {name!r}; the model takes {_listed(self.input_names)}", field="inputs"
+        )
 
     def _wrong_names(self, inputs: Mapping[str, object]) -> InvalidRequest:
         missing = [name for name in self.input_names if name not in inputs]
@@ -278,7 +285,9 @@ def _as_strings(spec: TensorSpec, value: object) -> Array:
         raise InvalidRequest(f"expected {spec}, got {describe(array)}; send text or bytes", field=spec.name)
     if any(type(element) is not bytes for element in array.flat):
         flat = [_as_bytes(spec, element) for element in array.flat]
-        array = np.array([*flat, None], dtype=object)[:-1].reshape(array.shape)  # None: or NumPy makes them fixed-size
+        array = np.array([*flat, None], dtype=object)[:-1].reshape(
+            array.shape
+        )  # None: or NumPy makes them fixed-size
     return array
 
 
@@ -287,7 +296,9 @@ def _as_bytes(spec: TensorSpec, element: object) -> bytes:
         return element
     if isinstance(element, str):
         return element.encode()
-    raise InvalidRequest(f"expected text or bytes, got {type(element).__name__} {element!r:.40}", field=spec.name)
+    raise InvalidRequest(
+        f"expected text or bytes, got {type(element).__name__} {element!r:.40}", field=spec.name
+    )
 
 
 def _cast(spec: TensorSpec, array: Array, exact: bool) -> Array:
@@ -304,6 +315,10 @@ def _cast(spec: TensorSpec, array: Array, exact: bool) -> Array:
         lowest, highest = array.min(), array.max()
         if int(lowest) < limits.min or int(highest) > limits.max:
             worst = lowest if int(lowest) < limits.min else highest
-            raise InvalidRequest(f"{worst} does not fit in {wanted} ({limits.min} … {limits.max})", field=spec.name)
-    with np.errstate(over="ignore"):  # a float64 too large for float32 is infinity, as the client's own cast would make it
+            raise InvalidRequest(
+                f"{worst} does not fit in {wanted} ({limits.min} … {limits.max})", field=spec.name
+            )
+    with np.errstate(
+        over="ignore"
+    ):  # a float64 too large for float32 is infinity, as the client's own cast would make it
         return array.astype(spec.dtype)

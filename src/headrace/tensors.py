@@ -1,7 +1,8 @@
 """Tensors, the data between all layers: name -> NumPy array whose first axis is rows.
 
-Numbers and booleans are arrays of their native little-endian dtype. Strings are object arrays whose elements are
-``bytes``; text is UTF-8. ``DATATYPES`` is the one table of what can travel, under the names of both protocols.
+Numbers and booleans are arrays of their native little-endian dtype. Strings are object arrays whose elements
+are ``bytes``; text is UTF-8. ``DATATYPES`` is the one table of what can travel, under the names of both
+protocols.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 Tensors = Mapping[str, Array]
 Buffer = bytes | bytearray | memoryview | Array
-"""One request's values of one input: any C-contiguous buffer of the layout's dtype, or an object array of bytes."""
+"""One request's values of one input: C-contiguous, of the layout's dtype; strings are an object array."""
 
 STRING = np.dtype(object)
 

@@ -134,7 +134,8 @@ class Request:
             layout: From ``Signature.layout`` or ``Signature.check``.
             columns: One C-contiguous buffer an input, each ``rows * row_bytes`` long.
             rows: How many rows.
-            respond: Called once, in the serving thread, with the Answer or the error; not when the waiter has left.
+            respond: Called once, in the serving thread, with the Answer or the error; not when the waiter has
+                left.
             deadline: On the monotonic clock, in seconds.
             waiter: Tells whether somebody still waits; without one, only ``abandon`` ends the waiting.
         """
@@ -152,14 +153,18 @@ class Request:
         """Whether somebody still waits for the answer."""
         return not self.settled and (self._waiter is None or not self._waiter.done())
 
-    def settle(self, outcome: Outcome) -> None:
-        """Answer, once: a second outcome, or one that nobody waits for, is dropped."""
-        if self.wanted:
-            self.settled = True
-            self.columns = ()
+    def settle(self, outcome: Outcome) -> bool:
+        """Answer, once: a second outcome, or one that nobody waits for, is dropped.
+
+        Returns:
+            Whether somebody was answered.
+        """
+        wanted = self.wanted
+        self.settled = True
+        self.columns = ()
+        if wanted:
             self._respond(outcome)
-        else:
-            self.abandon()
+        return wanted
 
     def abandon(self) -> None:
         """Nobody waits any more: never call ``respond``, never compute."""

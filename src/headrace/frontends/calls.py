@@ -1,7 +1,8 @@
 """What a codec sees of a call, and what it gives back: bytes and metadata, never a socket, a server or ASGI.
 
-A codec package offers ``http_routes(service)`` and ``grpc_methods(service)``; a transport serves them. A handler raises
-``HeadraceError`` for what goes wrong; the transport answers it with the codes of ``headrace.frontends.status``.
+A codec package offers ``http_routes(service)`` and ``grpc_methods(service)``; a transport serves them. A
+handler raises ``HeadraceError`` for what goes wrong; the transport answers it with the codes of
+``headrace.frontends.status``.
 """
 
 from __future__ import annotations
@@ -91,9 +92,9 @@ class HttpRoute:
 
     Attributes:
         method: The HTTP method.
-        pattern: The path, with ``{name}`` for one segment's worth of characters (no slash; nor a colon, where a colon
-            follows in the pattern), for example ``/v1/models/{model}/versions/{version}:predict``. Matched without regard to
-            case outside the braces.
+        pattern: The path, with ``{name}`` for one segment's worth of characters (no slash; nor a colon, where
+            a colon follows in the pattern), for example ``/v1/models/{model}/versions/{version}:predict``.
+            Matched without regard to case outside the braces.
         handler: Answers it.
     """
 

@@ -1,0 +1,445 @@
+"""The Batcher merges concurrent Requests into calls of a Servable; the only place where threads are crossed.
+
+Its laws:
+
+1. An item is answered exactly once.
+2. Nothing overtakes an item that did not fit.
+3. An item nobody waits for is never run.
+4. One item's failure or departure never touches its neighbours: a batch that fails is retried request by
+request. 5. Rows out equal rows in, or the batch fails loudly.
+
+A Batcher belongs to the serving thread: there is no lock. What ``plan`` decides is applied here: a batch that
+is predicted to take less than ``inline_seconds`` runs where it stands, because handing it to a thread would
+cost more than it gains; any other goes to one of the instances' threads and comes back by one
+``call_soon_threadsafe``. Dispatching is put behind what is ready in the serving thread already
+(``call_soon``), so that requests which arrived together share a batch although a lone one never waits.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+
+from headrace.batching.cost import BatchCost
+from headrace.batching.instances import Instances
+from headrace.batching.joining import join, join_padding_rows, padded_size
+from headrace.batching.plan import Limits, Plan, Release, plan
+from headrace.batching.request import Answer, BatchOutputs, Outcome, Request, Timings
+from headrace.batching.splitting import split
+from headrace.batching.statistics import VersionStatistics
+from headrace.clock import Clock, Timer
+from headrace.config import BatchingPolicy
+from headrace.errors import DeadlineExceeded, HeadraceError, ModelError, Overloaded, Unavailable
+from headrace.servable import RowLayout, Servable, Signature
+from headrace.tensors import Buffer, Tensors, describe
+
+_log = logging.getLogger(__name__)
+
+_LANES_KEPT = 64
+_EXPIRED = "the deadline passed before the model had answered"
+
+
+class _Lane:
+    """The queue of requests that can share a batch, in the order of their arrival."""
+
+    __slots__ = ("allowed", "max_rows", "queue", "signature")
+
+    def __init__(self, signature: Signature, policy: BatchingPolicy) -> None:
+        self.signature = signature
+        self.queue: deque[Request] = deque()
+        self.allowed: Sequence[int] = policy.allowed_batch_rows
+        self.max_rows = self.allowed[-1] if self.allowed else policy.max_batch_rows
+        if signature.rows is not None:
+            self.allowed, self.max_rows = (signature.rows,), signature.rows
+
+
+class _Batch:
+    """Requests that are computed together; made in the serving thread, filled by whoever computes it."""
+
+    __slots__ = (
+        "columns",
+        "layouts",
+        "outcomes",
+        "padded_rows",
+        "release",
+        "requests",
+        "rows",
+        "signature",
+        "timings",
+    )
+
+    def __init__(self, lane: _Lane, made: Plan[Request], now: float) -> None:
+        self.signature = lane.signature
+        self.requests = made.run
+        self.rows = made.rows
+        self.padded_rows = padded_size(made.rows, lane.allowed)
+        self.release = made.release or Release.IDLE
+        # A settled request lets go of its columns in the serving thread, so the batch keeps its own
+        # references.
+        self.layouts = [request.layout for request in made.run]
+        self.columns = [request.columns for request in made.run]
+        self.timings = Timings(now, made.rows, len(made.run))
+        self.outcomes: BatchOutputs | list[Outcome] = []
+
+
+class Batcher:
+    """Merges the requests to one Servable.
+
+    Attributes:
+        statistics: What it has done.
+        outstanding: Requests that it has not let go of: queued or running.
+        queued_rows: Rows in the queue.
+        cost: What a batch is predicted to take.
+    """
+
+    def __init__(
+        self,
+        servable: Servable,
+        policy: BatchingPolicy,
+        clock: Clock,
+        *,
+        instances: int,
+        inline_seconds: float,
+        name: str = "batcher",
+    ) -> None:
+        """Serve a Servable.
+
+        Args:
+            servable: What answers the batches.
+            policy: The limits.
+            clock: The serving thread's.
+            instances: How many batches may run in threads at once.
+            inline_seconds: Batches predicted to take no longer run in the serving thread; 0 for never.
+            name: What its threads are called.
+        """
+        self.statistics = VersionStatistics()
+        self.cost = BatchCost()
+        self.outstanding = 0
+        self.queued_rows = 0
+        self.on_idle: Callable[[], object] | None = None
+        self._servable = servable
+        self._signatures = servable.signatures
+        self._policy = policy
+        self._clock = clock
+        self._now = clock.now
+        self._inline_seconds = inline_seconds
+        self._instance_count = instances
+        self._threads: Instances[_Batch] = Instances(name, instances, self._compute_in_thread)
+        self._lanes: dict[object, _Lane] = {}
+        self._running: set[_Batch] = set()
+        self._running_rows = 0
+        self._scheduled = False
+        self._wake: Timer | None = None
+        self._expiry: Timer | None = None
+        self._expiry_at = math.inf
+        self._closed = False
+
+    # --- at the door ---
+
+    def submit(self, request: Request) -> None:
+        """Take a request, or refuse it at once: its ``respond`` is called either way. Serving thread only."""
+        now = request.enqueued = self._now()
+        if self._closed or self.queued_rows or self._running or request.deadline <= now:
+            refusal = self._refusal(request, now)
+            if refusal is not None:
+                self.statistics.refused += 1
+                request.settle(refusal)
+                return
+        lane = self._lanes.get(self._lane_key(request.layout)) or self._open_lane(request.layout)
+        if request.rows > lane.max_rows:
+            self._enqueue_parts(lane, request)
+        else:
+            lane.queue.append(request)
+            self.outstanding += 1
+        self.queued_rows += request.rows
+        if request.deadline < self._expiry_at:
+            self._watch_deadline(request.deadline, now)
+        if not self._scheduled and len(self._running) < self._instance_count:
+            self._schedule()
+
+    def _refusal(self, request: Request, now: float) -> HeadraceError | None:
+        """Say why a request is not taken, if it is not.
+
+        With nothing queued and nothing running every live request is taken, however dear the cost model
+        thinks it is: otherwise one wrong estimate could refuse everything, and nothing would ever correct it.
+        """
+        if self._closed:
+            return Unavailable("the model version is being unloaded; try again")
+        if request.deadline <= now:
+            return DeadlineExceeded(_EXPIRED)
+        limit = self._policy.max_queue_rows
+        ahead = self.queued_rows + self._running_rows
+        if self.queued_rows and self.queued_rows + request.rows > limit:
+            return Overloaded(
+                f"the queue is full: {self.queued_rows} rows wait, "
+                f"{request.rows} more would pass max_queue_rows = {limit}",
+                retry_after_seconds=self._wait_seconds(ahead),
+            )
+        if ahead and request.deadline != math.inf:
+            wait = self._wait_seconds(ahead) + self.cost.seconds(request.rows)
+            left = request.deadline - now
+            if wait > left:
+                return Overloaded(
+                    f"the answer would take about {wait * 1000:.1f} ms, "
+                    f"and the deadline leaves {left * 1000:.1f} ms",
+                    retry_after_seconds=wait - left,
+                )
+        return None
+
+    def _wait_seconds(self, rows_ahead: int) -> float:
+        return self.cost.wait_seconds(rows_ahead, self._policy.max_batch_rows, self._instance_count)
+
+    def _lane_key(self, layout: RowLayout) -> object:
+        return layout.signature if self._policy.pad_variable_length else layout
+
+    def _open_lane(self, layout: RowLayout) -> _Lane:
+        lane = self._lanes[self._lane_key(layout)] = _Lane(self._signatures[layout.signature], self._policy)
+        return lane
+
+    def _enqueue_parts(self, lane: _Lane, request: Request) -> None:
+        for part in split(request, lane.max_rows):
+            part.enqueued = request.enqueued
+            lane.queue.append(part)
+            self.outstanding += 1
+
+    # --- dispatching ---
+
+    def _schedule(self) -> None:
+        self._scheduled = True
+        self._clock.call_soon(self._dispatch)
+
+    def _dispatch(self) -> None:
+        """Release what can be; a batch that ran inline gives way to whatever else became ready meanwhile."""
+        self._scheduled = False
+        for lane in self._lanes_by_age():
+            while lane.queue and len(self._running) < self._instance_count:
+                ran_inline = self._release(lane)
+                if ran_inline is None:
+                    break
+                if ran_inline:
+                    if self.queued_rows and not self._scheduled:
+                        self._schedule()
+                    return
+
+    def _lanes_by_age(self) -> Sequence[_Lane]:
+        if len(self._lanes) == 1:
+            return tuple(self._lanes.values())
+        if len(self._lanes) > _LANES_KEPT:  # as many shapes as clients care to send
+            self._lanes = {key: lane for key, lane in self._lanes.items() if lane.queue}
+        lanes = [lane for lane in self._lanes.values() if lane.queue]
+        lanes.sort(key=lambda lane: lane.queue[0].enqueued)
+        return lanes
+
+    def _release(self, lane: _Lane) -> bool | None:
+        """Apply one plan to a lane.
+
+        Returns:
+            Whether a batch ran in this thread; None when none was released.
+        """
+        now = self._now()
+        max_rows = self.cost.rows_within(self._policy.max_batch_seconds, lane.max_rows)
+        wait = self._policy.max_wait_seconds
+        made = plan(lane.queue, now, Limits(max_rows, wait, self.cost.seconds(max_rows) if wait else 0.0))
+        for _ in range(made.taken):
+            lane.queue.popleft()
+        self._drop(made, now)
+        if made.release is None:
+            lane.queue.extendleft(reversed(made.run))
+            if made.wake_at is not None:
+                self._wake_in(made.wake_at - now)
+            return False if made.expired or made.abandoned else None
+        self.queued_rows -= made.rows
+        batch = _Batch(lane, made, now)
+        if self.cost.known and self.cost.seconds(batch.padded_rows) <= self._inline_seconds:
+            self._compute(batch)
+            self._finish(batch)
+            return True
+        self._running_rows += batch.rows
+        self._threads.give(batch, len(self._running))
+        self._running.add(batch)
+        return False
+
+    def _drop(self, made: Plan[Request], now: float) -> None:
+        dropped = made.expired + made.abandoned
+        if not dropped:
+            return
+        for request in dropped:
+            self.queued_rows -= request.rows
+            request.settle(DeadlineExceeded(_EXPIRED))
+            self._count_unanswered(request, now)
+        self._let_go(len(dropped))
+
+    def _wake_in(self, seconds: float) -> None:
+        if self._wake is not None:
+            self._wake.cancel()
+        self._wake = self._clock.call_later(seconds, self._dispatch)
+
+    # --- computing ---
+
+    def _compute_in_thread(self, batch: _Batch) -> None:
+        self._compute(batch)
+        self._clock.call_soon_threadsafe(self._finish_in_thread, batch)
+
+    def _compute(self, batch: _Batch) -> None:
+        """Call the Servable; if the batch fails and has neighbours in it, call it for each of them alone."""
+        timings = batch.timings
+        timings.started = self._now()
+        try:
+            batch.outcomes = self._call(batch, batch.layouts, batch.columns, batch.padded_rows)
+        except Exception as error:  # noqa: BLE001 - a model's own code: what it raises fails its request only
+            if len(batch.requests) == 1:
+                batch.outcomes = [_as_headrace_error(error)]
+            else:
+                batch.outcomes = [self._compute_alone(batch, index) for index in range(len(batch.requests))]
+        timings.finished = self._now()
+
+    def _compute_alone(self, batch: _Batch, index: int) -> Outcome:
+        request = batch.requests[index]
+        rows = request.rows
+        padded = batch.padded_rows if batch.padded_rows != batch.rows else rows
+        try:
+            outputs = self._call(batch, [batch.layouts[index]], [batch.columns[index]], padded, rows)
+        except Exception as error:  # noqa: BLE001 - the same boundary
+            return _as_headrace_error(error)
+        return Answer(outputs, 0, rows, batch.timings)
+
+    def _call(
+        self,
+        batch: _Batch,
+        layouts: Sequence[RowLayout],
+        columns: Sequence[Sequence[Buffer]],
+        padded_rows: int,
+        rows: int = -1,
+    ) -> BatchOutputs:
+        layout = layouts[0]
+        if self._policy.pad_variable_length and any(other is not layout for other in layouts):
+            request_rows = [request.rows for request in batch.requests]
+            inputs = join_padding_rows(layouts, columns, request_rows, padded_rows)
+        else:
+            inputs = join(layout, columns, batch.rows if rows < 0 else rows, padded_rows)
+        outputs = self._servable.predict(inputs, layout.signature)
+        _check_outputs(batch.signature, outputs, padded_rows)
+        return BatchOutputs(outputs)
+
+    # --- answering ---
+
+    def _finish_in_thread(self, batch: _Batch) -> None:
+        """Back in the serving thread: the next batch starts before this one's answers are sent."""
+        self._running.discard(batch)
+        self._running_rows -= batch.rows
+        if self.queued_rows and not self._scheduled:
+            self._dispatch()
+        self._finish(batch)
+
+    def _finish(self, batch: _Batch) -> None:
+        timings, outcomes = batch.timings, batch.outcomes
+        if isinstance(outcomes, BatchOutputs):
+            seconds = timings.finished - timings.started
+            self.cost.observe(batch.padded_rows, seconds)
+            self.statistics.count_batch(batch.padded_rows, seconds, batch.release)
+            answered, start = [], 0
+            for request in batch.requests:
+                stop = start + request.rows
+                if request.settle(Answer(outcomes, start, stop, timings)):
+                    answered.append(request)
+                else:
+                    self._count_unanswered(request, timings.finished)
+                start = stop
+        else:
+            answered = self._finish_singly(batch, outcomes)
+        if answered:
+            self.statistics.count_answered(answered, timings, self._now())
+        self._let_go(len(batch.requests))
+
+    def _finish_singly(self, batch: _Batch, outcomes: list[Outcome]) -> list[Request]:
+        answered = []
+        for request, outcome in zip(batch.requests, outcomes, strict=True):
+            if not request.settle(outcome):
+                self._count_unanswered(request, batch.timings.finished)
+            elif isinstance(outcome, Answer):
+                answered.append(request)
+            else:
+                self.statistics.count_failed(request, batch.timings.finished)
+        return answered
+
+    def _count_unanswered(self, request: Request, now: float) -> None:
+        """Count a request that leaves without an answer: too late, or nobody waited for it."""
+        if request.deadline <= now:
+            self.statistics.count_failed(request, now)
+        else:
+            self.statistics.cancelled += 1
+
+    def _let_go(self, requests: int) -> None:
+        self.outstanding -= requests
+        if self.outstanding == 0 and self.on_idle is not None:
+            on_idle, self.on_idle = self.on_idle, None
+            on_idle()
+
+    # --- deadlines ---
+
+    def _watch_deadline(self, deadline: float, now: float) -> None:
+        """One timer for all deadlines, at the earliest of them."""
+        if self._expiry is not None:
+            self._expiry.cancel()
+        self._expiry_at = deadline
+        # Half a millisecond later, so that requests which arrived together expire in one sweep.
+        self._expiry = self._clock.call_later(max(deadline - now, 0.0) + 0.0005, self._expire)
+
+    def _expire(self) -> None:
+        """Answer every request whose deadline has passed, also those whose batch is running."""
+        self._expiry, self._expiry_at = None, math.inf
+        now = self._now()
+        earliest = math.inf
+        for request in self._requests():
+            if request.deadline <= now:
+                request.settle(DeadlineExceeded(_EXPIRED))
+            elif request.deadline < earliest and not request.settled:
+                earliest = request.deadline
+        if earliest != math.inf:
+            self._watch_deadline(earliest, now)
+
+    def _requests(self) -> Iterator[Request]:
+        for lane in self._lanes.values():
+            yield from lane.queue
+        for batch in self._running:
+            yield from batch.requests
+
+    # --- the end ---
+
+    def close(self) -> None:
+        """Refuse what comes from now on; threads end when they have done their work. Serving thread only."""
+        self._closed = True
+        for timer in (self._wake, self._expiry):
+            if timer is not None:
+                timer.cancel()
+        refusal = Unavailable("the model version was unloaded before the request was computed; try again")
+        waiting = [request for lane in self._lanes.values() for request in lane.queue]
+        self._lanes.clear()
+        self.queued_rows = 0
+        for request in waiting:
+            request.settle(refusal)
+        if waiting:
+            self._let_go(len(waiting))
+        self._threads.stop()
+
+
+def _check_outputs(signature: Signature, outputs: Tensors, rows: int) -> None:
+    for spec in signature.outputs:
+        array = outputs.get(spec.name)
+        if array is None:
+            raise ModelError(f"the model did not give its output {spec.name!r}")
+        if array.ndim == 0 or len(array) != rows:
+            raise ModelError(f"the model gave {describe(array)} as {spec.name!r} for a batch of {rows} rows")
+        if array.dtype != spec.dtype:
+            raise ModelError(
+                f"the model gave {describe(array)} as {spec.name!r}, which it declares as {spec}"
+            )
+
+
+def _as_headrace_error(error: Exception) -> HeadraceError:
+    if isinstance(error, HeadraceError):
+        return error
+    _log.error("a model raised an unexpected error", exc_info=error)
+    return ModelError(f"the model failed with {type(error).__name__}; the server's log says more")

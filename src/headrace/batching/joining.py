@@ -1,0 +1,115 @@
+"""Many requests' columns become one batch's Tensors: joined once per batch, never parsed per request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from headrace.servable import RowLayout, Shape, TensorSpec
+from headrace.tensors import STRING, Array, Buffer, Tensors
+
+
+def join(layout: RowLayout, columns: Sequence[Sequence[Buffer]], rows: int, padded_rows: int) -> Tensors:
+    """Join requests of one layout.
+
+    A single request that needs no padding is not copied.
+
+    Args:
+        layout: How a row of each of them lies in memory.
+        columns: For each request, one buffer an input.
+        rows: How many rows they have together.
+        padded_rows: How many rows the batch shall have, ``>= rows``: the last row is repeated.
+
+    Returns:
+        One array ``[padded_rows, *row shape]`` an input, possibly read-only.
+    """
+    tensors = {}
+    for index, spec in enumerate(layout.specs):
+        parts = [request[index] for request in columns]
+        if spec.dtype == STRING:
+            tensors[spec.name] = _join_strings(parts, padded_rows - rows)
+        else:
+            tensors[spec.name] = _join_numbers(parts, layout, index, rows, padded_rows)
+    return tensors
+
+
+def _join_numbers(parts: list[Buffer], layout: RowLayout, index: int, rows: int, padded_rows: int) -> Array:
+    if layout.row_bytes[index] == 0:  # rows without values, which memoryview cannot cast
+        return np.zeros((padded_rows, *layout.shapes[index]), layout.specs[index].dtype)
+    if padded_rows > rows:
+        last = memoryview(parts[-1]).cast("B")
+        parts = [*parts, bytes(last[len(last) - layout.row_bytes[index] :]) * (padded_rows - rows)]
+    elif len(parts) == 1 and isinstance(parts[0], np.ndarray):
+        return parts[0]
+    buffer = parts[0] if len(parts) == 1 else b"".join(parts)
+    array: Array = np.ndarray((padded_rows, *layout.shapes[index]), layout.specs[index].dtype, buffer)
+    # A view into the middle of a message may lie askew; kernels want their elements aligned.
+    return array if array.flags.aligned else array.copy()
+
+
+def _join_strings(parts: list[Buffer], extra_rows: int) -> Array:
+    arrays = [part if isinstance(part, np.ndarray) else np.asarray(part, STRING) for part in parts]
+    if extra_rows:
+        arrays.append(np.repeat(arrays[-1][-1:], extra_rows, axis=0))
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+
+
+def join_padding_rows(
+    layouts: Sequence[RowLayout],
+    columns: Sequence[Sequence[Buffer]],
+    request_rows: Sequence[int],
+    padded_rows: int,
+) -> Tensors:
+    """Join requests whose rows differ in shape, filled up to the longest with zeros or empty strings.
+
+    For models that take variable lengths and mask by themselves (``pad_variable_length``).
+
+    Args:
+        layouts: Each request's layout, all of one signature and so of equal ranks.
+        columns: For each request, one buffer an input.
+        request_rows: How many rows each request has.
+        padded_rows: How many rows the batch shall have; the rest is filled like a row's end.
+    """
+    tensors = {}
+    for index, spec in enumerate(layouts[0].specs):
+        shape = tuple(max(sizes) for sizes in zip(*(layout.shapes[index] for layout in layouts), strict=True))
+        batch = np.full((padded_rows, *shape), b"" if spec.dtype == STRING else 0, spec.dtype)
+        start = 0
+        for layout, request, rows in zip(layouts, columns, request_rows, strict=True):
+            part = as_array(spec, request[index], rows, layout.shapes[index])
+            batch[(slice(start, start + rows), *map(slice, layout.shapes[index]))] = part
+            start += rows
+        tensors[spec.name] = batch
+    return tensors
+
+
+def as_array(spec: TensorSpec, column: Buffer, rows: int, shape: Shape) -> Array:
+    """View one request's column as ``[rows, *row shape]``."""
+    if isinstance(column, np.ndarray):
+        return column
+    array: Array = np.ndarray((rows, *shape), spec.dtype, column)
+    return array
+
+
+def cut(layout: RowLayout, columns: Sequence[Buffer], start: int, stop: int) -> tuple[Buffer, ...]:
+    """The rows ``start:stop`` of a request's columns, without copying."""
+    return tuple(
+        column[start:stop]
+        if isinstance(column, np.ndarray)
+        else memoryview(column).cast("B")[start * row_bytes : stop * row_bytes]
+        for column, row_bytes in zip(columns, layout.row_bytes, strict=True)
+    )
+
+
+def padded_size(rows: int, allowed: Sequence[int]) -> int:
+    """The number of rows that a batch is filled up to.
+
+    Args:
+        rows: The rows it has.
+        allowed: The sizes that the model may see, ascending, the last one at least ``rows``; empty for any.
+    """
+    for size in allowed:
+        if size >= rows:
+            return size
+    return rows

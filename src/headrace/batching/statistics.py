@@ -1,0 +1,97 @@
+"""What one loaded version has done: plain numbers, counted once per batch where that is possible."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections.abc import Sequence
+
+from headrace.batching.plan import Release
+from headrace.batching.request import Request, Timings
+
+LATENCY_BUCKETS_SECONDS = (
+    0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0,
+)  # fmt: skip
+
+
+class VersionStatistics:
+    """Counts of one loaded version. Belongs to the serving thread.
+
+    Attributes:
+        requests: Requests answered.
+        rows: Rows of those.
+        batches: Calls of the Servable that answered.
+        failures: Requests that ended in an error of the model, or too late.
+        refused: Requests turned away at the door.
+        cancelled: Requests whose caller left before they were computed.
+        queue_seconds: Time from a request's arrival to its batch's start, over all answered requests.
+        compute_seconds: Time in the Servable.
+        request_seconds: Time from arrival to answer, over all answered requests.
+        failure_seconds: Time from arrival to error, over all failed requests.
+        last_request_unix_seconds: When the last batch was answered, by the wall clock; 0 for never.
+        batch_rows: For each number of rows computed: how many batches, and their seconds.
+        releases: How many batches were released for which reason.
+        latency_counts: Answered requests by latency, one more entry than ``LATENCY_BUCKETS_SECONDS``.
+    """
+
+    __slots__ = (
+        "batch_rows", "batches", "cancelled", "compute_seconds", "failure_seconds", "failures",
+        "last_request_unix_seconds", "latency_counts", "queue_seconds", "refused", "releases",
+        "request_seconds", "requests", "rows",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        """Start at nothing."""
+        self.requests = self.rows = self.batches = 0
+        self.failures = self.refused = self.cancelled = 0
+        self.queue_seconds = self.compute_seconds = 0.0
+        self.request_seconds = self.failure_seconds = 0.0
+        self.last_request_unix_seconds = 0.0
+        self.batch_rows: dict[int, list[float]] = {}
+        self.releases = dict.fromkeys(Release, 0)
+        self.latency_counts = [0] * (len(LATENCY_BUCKETS_SECONDS) + 1)
+
+    def count_batch(self, rows: int, seconds: float, release: Release) -> None:
+        """Count one call of the Servable.
+
+        Args:
+            rows: The rows it computed, padding included.
+            seconds: How long it took.
+            release: Why the batch was released.
+        """
+        self.batches += 1
+        self.compute_seconds += seconds
+        self.releases[release] += 1
+        counted = self.batch_rows.get(rows)
+        if counted is None:
+            counted = self.batch_rows[rows] = [0, 0.0]
+        counted[0] += 1
+        counted[1] += seconds
+
+    def count_answered(self, requests: Sequence[Request], timings: Timings, now: float) -> None:
+        """Count the requests of a batch that were answered.
+
+        Args:
+            requests: Those that somebody still waited for.
+            timings: Their batch's timings.
+            now: When they were answered.
+        """
+        buckets, counts = LATENCY_BUCKETS_SECONDS, self.latency_counts
+        arrived = 0.0
+        rows = 0
+        for request in requests:
+            enqueued = request.enqueued
+            arrived += enqueued
+            rows += request.rows
+            counts[bisect_left(buckets, now - enqueued)] += 1
+        answered = len(requests)
+        self.requests += answered
+        self.rows += rows
+        self.queue_seconds += answered * timings.started - arrived
+        self.request_seconds += answered * now - arrived
+        self.last_request_unix_seconds = time.time()  # noqa: TID251 - shown to people, never compared
+
+    def count_failed(self, request: Request, now: float) -> None:
+        """Count a request that ended in an error after it was admitted."""
+        self.failures += 1
+        self.failure_seconds += now - request.enqueued

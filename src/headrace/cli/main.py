@@ -1,0 +1,52 @@
+"""The command ``headrace``: one file a verb."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+
+from headrace.cli import example, rollback, serve, versions
+from headrace.errors import HeadraceError
+
+_EXAMPLES = """examples:
+  headrace example models              write a small example model
+  headrace serve models                serve every model in a directory
+  headrace versions models ctr         show which versions there are
+  headrace rollback models ctr --to 3  serve version 3 until released
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Args:
+        arguments: The words after ``headrace``; those of the process if left out.
+
+    Returns:
+        The exit code: 0, 1 for an error that was explained, 2 for wrong usage.
+    """
+    parser = argparse.ArgumentParser(
+        prog="headrace",
+        description="Serve models in milliseconds: batched, versioned, over REST and gRPC.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"headrace {version('headrace')}")
+    verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
+    for verb in (serve, example, versions, rollback):
+        verb.add_to(verbs)
+    options = parser.parse_args(arguments)
+    try:
+        code: int = options.run(options)
+    except HeadraceError as error:
+        print(f"headrace: {error.message}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

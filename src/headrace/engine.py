@@ -1,0 +1,386 @@
+"""The engine: models from a directory or from Python objects, batched and versioned, called in process.
+
+The same engine answers behind the REST and gRPC front ends; they add codecs, nothing else. Everything happens
+in one thread, the serving thread (that of the event loop in which the engine was started), except the models'
+own work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import logging
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Self, TypeVar
+
+from headrace.batching.request import NO_DEADLINE, Answer, Outcome, Request, Waiter
+from headrace.clock import LoopClock
+from headrace.config import BatchingPolicy, ModelConfig, ServerConfig
+from headrace.errors import ConfigError, FailedPrecondition
+from headrace.lifecycle.background import background_executor
+from headrace.lifecycle.manager import Manager
+from headrace.lifecycle.source import DirectorySource
+from headrace.lifecycle.state import State, VersionStatus
+from headrace.lifecycle.wanted import Wanted
+from headrace.loaded import LoadedVersion, VersionLoader
+from headrace.servable import CheckedInputs, Servable, signature_named
+from headrace.tensors import Array
+
+_log = logging.getLogger(__name__)
+
+ResultT = TypeVar("ResultT")
+_SETTLED = frozenset({State.READY, State.FAILED})
+
+
+class ModelSpec(NamedTuple):
+    """Which model a request means, as TensorFlow Serving's ModelSpec.
+
+    Attributes:
+        name: The model's name.
+        version: A version's number; None for the default version.
+        label: A label that points at a version; not together with ``version``.
+        signature: Which way to call it; the default one if empty.
+    """
+
+    name: str
+    version: int | None = None
+    label: str | None = None
+    signature: str = ""
+
+
+class Engine:
+    """Models that answer in process.
+
+    Use it as an asynchronous context manager in the loop that shall serve, or ``with Engine.in_thread(…)``
+    from ordinary code::
+
+        async with Engine("models") as engine:
+            answer = await engine.predict("half_plus_two", {"x": [1.0, 2.0]})
+
+    Attributes:
+        config: The settings.
+        manager: Which versions are loaded.
+    """
+
+    def __init__(
+        self,
+        models: str | Path | None = None,
+        *,
+        config: ServerConfig | None = None,
+        objects: Mapping[str, Servable] | None = None,
+        batching: BatchingPolicy | None = None,
+    ) -> None:
+        """Describe an engine; ``start`` or ``async with`` brings it to life.
+
+        Args:
+            models: A directory of models, ``DIR/NAME/NUMBER/…``, watched for new versions.
+            config: The settings; the defaults if left out.
+            objects: Servables by name, served as version 1 of models beside those of the directory.
+            batching: The batching policy of ``objects``.
+
+        Raises:
+            ConfigError: There is nothing to serve.
+        """
+        self.config = config or ServerConfig()
+        if models is None and not objects and not self.config.models:
+            raise ConfigError(
+                "nothing to serve: give a directory of models, objects, or models in the configuration"
+            )
+        self._models = None if models is None else Path(models)
+        self._objects = dict(objects or {})
+        self._object_config = ModelConfig(batching=batching or BatchingPolicy())
+        self._started = False
+
+    @classmethod
+    def from_objects(
+        cls, objects: Mapping[str, Servable], *, batching: BatchingPolicy | None = None
+    ) -> Engine:
+        """An engine over Servables that exist already.
+
+        Args:
+            objects: Servables by name, each served as version 1.
+            batching: Their batching policy.
+        """
+        return cls(objects=objects, batching=batching)
+
+    # --- life ---
+
+    async def start(self, *, wait: bool = True) -> None:
+        """Start loading, in the running event loop, whose thread becomes the serving thread.
+
+        Args:
+            wait: Whether to return only when every model has been loaded, or has failed to, once.
+
+        Raises:
+            ConfigError: The directory of models cannot be read, or the configuration is wrong.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._serving_thread = threading.get_ident()
+        clock = self._clock = LoopClock(self._loop)
+        loader = VersionLoader(
+            clock,
+            allow_code=self.config.allow_code,
+            call=self.predict_blocking,
+            objects={(name, 1): servable for name, servable in self._objects.items()},
+        )
+        self._threads = background_executor(self.config.load_threads + 1)
+        self.manager: Manager[LoadedVersion] = Manager(
+            loader,
+            clock,
+            self._threads,
+            load_threads=self.config.load_threads,
+            on_change=self._changed,
+        )
+        self._settled = asyncio.Event()
+        self._source: DirectorySource | None = None
+        self._started = True
+        if self._models is not None or self.config.models:
+            self._source = DirectorySource(self._models, self.config, clock, self._threads, self._want)
+            self._source.start()
+        else:
+            self._want({})
+        if wait:
+            await self._settled.wait()
+
+    def _want(self, wanted: Mapping[str, Wanted]) -> None:
+        """Take the Source's whole wanted state, and add the objects that were given in process."""
+        objects = {name: Wanted({1: Path(name)}, self._object_config) for name in self._objects}
+        self.manager.want({**wanted, **objects})
+        self._look_whether_settled()
+
+    def _changed(self, model: str, status: VersionStatus) -> None:
+        fields = {"model": model, "version": status.version}
+        _log.info("version is %s", status.state.value, extra=fields)
+        self._look_whether_settled()
+
+    def _look_whether_settled(self) -> None:
+        if not self._settled.is_set() and all(map(self._is_settled, self.manager.models())):
+            self._settled.set()
+
+    def _is_settled(self, model: str) -> bool:
+        """Whether something of a model is ready or has failed, or nothing of it is wanted."""
+        statuses = self.manager.status(model)
+        return not statuses or any(status.state in _SETTLED for status in statuses)
+
+    async def settle(self, timeout_seconds: float) -> bool:
+        """Wait until every model has been loaded, or has failed to, once.
+
+        Args:
+            timeout_seconds: How long to wait at the most.
+
+        Returns:
+            Whether that came true.
+        """
+        try:
+            await asyncio.wait_for(self._settled.wait(), timeout_seconds)
+        except TimeoutError:
+            return False
+        return True
+
+    def _want(self, wanted: Mapping[str, Wanted]) -> None:
+        """Take the Source's whole wanted state, and add the objects that were given in process."""
+        self.manager.want_all({**wanted, **self._wanted_objects})
+        self._note_change()
+
+    def _note_change(self) -> None:
+        if self.manager.settled():
+            self._settled.set()
+
+    async def close(self) -> None:
+        """Let every model answer what it has taken, and unload it."""
+        if not self._started:
+            return
+        self._started = False
+        if self._source is not None:
+            self._source.stop()
+        closed = asyncio.Event()
+        self.manager.close(closed.set)
+        await closed.wait()
+        self._threads.shutdown(wait=False)
+
+    async def __aenter__(self) -> Self:
+        """Start, and wait until every model has been loaded or has failed to."""
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close."""
+        await self.close()
+
+    @classmethod
+    @contextmanager
+    def in_thread(
+        cls,
+        models: str | Path | None = None,
+        *,
+        config: ServerConfig | None = None,
+        objects: Mapping[str, Servable] | None = None,
+        batching: BatchingPolicy | None = None,
+    ) -> Iterator[Engine]:
+        """Run an engine in a thread of its own, for code without an event loop.
+
+        Call ``predict_blocking`` on it, from any thread.
+
+        Args:
+            models: As in ``Engine``.
+            config: As in ``Engine``.
+            objects: As in ``Engine``.
+            batching: As in ``Engine``.
+        """
+        engine = cls(models, config=config, objects=objects, batching=batching)
+        loop = asyncio.new_event_loop()
+        thread = threading.Thread(target=loop.run_forever, name="headrace", daemon=True)
+        thread.start()
+        try:
+            _run_in(loop, engine.start())
+            yield engine
+        finally:
+            _run_in(loop, engine.close())
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join()
+            loop.close()
+
+    # --- predicting ---
+
+    def loaded(self, model: str, version: int | None = None, label: str | None = None) -> LoadedVersion:
+        """The loaded version that a request means.
+
+        Serving thread only; submit to it before awaiting anything.
+
+        Args:
+            model: The model's name.
+            version: The version's number; None for the default one.
+            label: A label that points at a version; not together with ``version``.
+
+        Raises:
+            NotFound: There is no such model, version or label.
+            Unavailable: It is still loading.
+            FailedPrecondition: It failed to load.
+        """
+        return self.manager.get(model, version, label)
+
+    def submit(
+        self,
+        loaded: LoadedVersion,
+        inputs: CheckedInputs,
+        respond: Callable[[Outcome], object],
+        *,
+        deadline: float = NO_DEADLINE,
+        waiter: Waiter | None = None,
+    ) -> Request:
+        """Predict at the lowest cost: answered by a callback, once. Serving thread only.
+
+        Args:
+            loaded: From ``loaded``, got in the same turn of the event loop.
+            inputs: From ``Signature.check``, or made by a codec.
+            respond: Called in the serving thread with the Answer or the error; perhaps before this returns.
+            deadline: On the monotonic clock, in seconds.
+            waiter: Tells whether somebody still waits; without one, ``Request.abandon`` does.
+
+        Returns:
+            The request, which can be abandoned.
+        """
+        request = Request(
+            inputs.layout, inputs.columns, inputs.rows, respond, deadline=deadline, waiter=waiter
+        )
+        loaded.batcher.submit(request)
+        return request
+
+    async def answer(
+        self, loaded: LoadedVersion, inputs: CheckedInputs, deadline: float = NO_DEADLINE
+    ) -> Answer:
+        """Predict and await the Answer; leaving (cancellation) means that it is not computed.
+
+        Args:
+            loaded: From ``loaded``, got in the same turn of the event loop.
+            inputs: Checked inputs.
+            deadline: On the monotonic clock, in seconds.
+
+        Raises:
+            HeadraceError: Why there is no answer.
+        """
+        future: asyncio.Future[Outcome] = self._loop.create_future()
+        request = Request(
+            inputs.layout, inputs.columns, inputs.rows, future.set_result, deadline=deadline, waiter=future
+        )
+        loaded.batcher.submit(request)
+        outcome = await future
+        if isinstance(outcome, Answer):
+            return outcome
+        raise outcome
+
+    async def predict(
+        self,
+        model: str | ModelSpec,
+        inputs: Mapping[str, object],
+        *,
+        outputs: Iterable[str] = (),
+        timeout_seconds: float | None = None,
+    ) -> dict[str, Array]:
+        """Answer one request; concurrent ones share batches.
+
+        Args:
+            model: The model's name; or a ModelSpec for a certain version, label or signature of it.
+            inputs: Arrays or nested lists by input name; the first axis is rows, the same number in each.
+            outputs: The outputs wanted; all of them if empty.
+            timeout_seconds: How long the answer is worth waiting for; refused at once when that cannot be
+                kept.
+
+        Returns:
+            Arrays by output name, views of the batch's outputs with this request's rows.
+
+        Raises:
+            HeadraceError: Why there is no answer.
+        """
+        spec = ModelSpec(model) if isinstance(model, str) else model
+        loaded = self.loaded(spec.name, spec.version, spec.label)
+        found = signature_named(loaded.signatures, spec.signature)
+        chosen = found.check_outputs(outputs)
+        checked = found.check(inputs)
+        deadline = NO_DEADLINE if timeout_seconds is None else self._now() + timeout_seconds
+        answer = await self.answer(loaded, checked, deadline)
+        return answer.tensors(chosen or found.output_names)
+
+    def predict_blocking(
+        self,
+        model: str | ModelSpec,
+        inputs: Mapping[str, object],
+        *,
+        outputs: Iterable[str] = (),
+        timeout_seconds: float | None = None,
+    ) -> dict[str, Array]:
+        """Answer one request from any thread but the serving one; concurrent ones share batches.
+
+        Args:
+            model: As in ``predict``.
+            inputs: As in ``predict``.
+            outputs: As in ``predict``.
+            timeout_seconds: As in ``predict``.
+
+        Raises:
+            HeadraceError: Why there is no answer.
+        """
+        if threading.get_ident() == self._serving_thread:
+            raise FailedPrecondition("predict_blocking would block the serving thread; await predict() there")
+        return _run_in(
+            self._loop, self.predict(model, inputs, outputs=outputs, timeout_seconds=timeout_seconds)
+        )
+
+    def _now(self) -> float:
+        return self._clock.now()
+
+
+def _run_in(loop: asyncio.AbstractEventLoop, work: Coroutine[object, object, ResultT]) -> ResultT:
+    """Run a coroutine in another thread's loop, and cancel it there when this thread is interrupted."""
+    future: concurrent.futures.Future[ResultT] = asyncio.run_coroutine_threadsafe(work, loop)
+    try:
+        return future.result()
+    except KeyboardInterrupt:
+        future.cancel()
+        raise

@@ -1,0 +1,233 @@
+"""Every metric, declared in one place, and read from the counters that the engine keeps anyway.
+
+Nothing is counted here: a scrape reads plain numbers. So a metric costs a request nothing, and the series of
+a version go when it is unloaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Literal
+
+from headrace.batching.statistics import LATENCY_BUCKETS_SECONDS, VersionStatistics
+from headrace.engine import Engine
+from headrace.loaded import LoadedVersion
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric as Family
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """What a metric is called and means.
+
+    Attributes:
+        name: Its name, without the suffixes that Prometheus' text format adds.
+        kind: What Prometheus makes of it.
+        help: What it counts or measures, and its unit.
+        labels: By what it is divided.
+    """
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    help: str
+    labels: tuple[str, ...] = ("model", "version")
+
+
+REQUESTS = Metric("headrace_requests", "counter", "Requests answered.")
+ROWS = Metric("headrace_rows", "counter", "Rows of the requests answered.")
+FAILURES = Metric(
+    "headrace_failures", "counter", "Requests that ended in an error of the model, or too late."
+)
+REFUSED = Metric(
+    "headrace_refused", "counter", "Requests turned away at the door: queue full, or deadline out of reach."
+)
+CANCELLED = Metric("headrace_cancelled", "counter", "Requests whose caller left before they were computed.")
+REQUEST_SECONDS = Metric(
+    "headrace_request_seconds", "histogram", "Time from a request's arrival to its answer."
+)
+QUEUE_SECONDS = Metric(
+    "headrace_queue_seconds", "counter", "Time that answered requests spent in the queue, summed."
+)
+COMPUTE_SECONDS = Metric(
+    "headrace_compute_seconds", "counter", "Time spent in the model, summed over batches."
+)
+BATCHES = Metric(
+    "headrace_batches",
+    "counter",
+    "Batches computed, by why they were released.",
+    ("model", "version", "release"),
+)
+BATCH_ROWS = Metric("headrace_batch_rows", "histogram", "Rows computed per batch, padding included.")
+QUEUED_ROWS = Metric("headrace_queued_rows", "gauge", "Rows waiting in the queue.")
+OUTSTANDING = Metric("headrace_outstanding_requests", "gauge", "Requests queued or being computed.")
+VERSION_STATE = Metric(
+    "headrace_version_state", "gauge", "1 for the state that a version is in.", ("model", "version", "state")
+)
+LOAD_ATTEMPTS = Metric("headrace_load_attempts", "gauge", "How often loading a version has been tried.")
+DEFAULT_VERSION = Metric(
+    "headrace_default_version", "gauge", "The version that answers unnamed requests.", ("model",)
+)
+READY = Metric("headrace_ready", "gauge", "1 when the server says that it is ready.", ())
+
+METRICS = (
+    REQUESTS, ROWS, FAILURES, REFUSED, CANCELLED, REQUEST_SECONDS, QUEUE_SECONDS, COMPUTE_SECONDS, BATCHES,
+    BATCH_ROWS, QUEUED_ROWS, OUTSTANDING, VERSION_STATE, LOAD_ATTEMPTS, DEFAULT_VERSION, READY,
+)  # fmt: skip
+
+_BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+
+
+def exposition(engine: Engine, *, ready: bool) -> bytes:
+    """The metrics in Prometheus' text format.
+
+    Args:
+        engine: What they are read from.
+        ready: Whether the server says that it is ready.
+    """
+    # Imported at the first scrape: a server that nobody scrapes starts without it.
+    from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest  # noqa: PLC0415
+
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    registry.register(_Snapshot(engine, ready))
+    return generate_latest(registry)
+
+
+class _Snapshot:
+    """A Prometheus collector over the engine's counters."""
+
+    def __init__(self, engine: Engine, ready: bool) -> None:
+        self._engine = engine
+        self._ready = ready
+
+    def collect(self) -> Iterator[Family]:
+        loaded = self._engine.manager.loaded()
+        yield from _counters(loaded)
+        yield from _histograms(loaded)
+        yield from self._versions()
+        if self._engine.config.triton_metrics:
+            yield from _triton(loaded)
+        if self._engine.config.tensorflow_metrics:
+            yield from _tensorflow(loaded)
+
+    def _versions(self) -> Iterator[Family]:
+        manager = self._engine.manager
+        state, attempts, default = _family(VERSION_STATE), _family(LOAD_ATTEMPTS), _family(DEFAULT_VERSION)
+        for model in manager.models():
+            for status in manager.status(model):
+                number = str(status.version)
+                state.add_metric([model, number, status.state.value], 1)
+                attempts.add_metric([model, number], status.attempts)
+            if (version := manager.default_version(model)) is not None:
+                default.add_metric([model], version)
+        ready = _family(READY)
+        ready.add_metric([], int(self._ready))
+        yield from (state, attempts, default, ready)
+
+
+def _family(metric: Metric) -> Any:  # prometheus_client's families share no typed add_metric
+    from prometheus_client import core  # noqa: PLC0415 - as above
+
+    kinds = {
+        "counter": core.CounterMetricFamily,
+        "gauge": core.GaugeMetricFamily,
+        "histogram": core.HistogramMetricFamily,
+    }
+    return kinds[metric.kind](metric.name, metric.help, labels=metric.labels)
+
+
+def _counters(versions: Iterable[LoadedVersion]) -> Iterator[Family]:
+    values = (
+        (REQUESTS, lambda loaded: loaded.statistics.requests),
+        (ROWS, lambda loaded: loaded.statistics.rows),
+        (FAILURES, lambda loaded: loaded.statistics.failures),
+        (REFUSED, lambda loaded: loaded.statistics.refused),
+        (CANCELLED, lambda loaded: loaded.statistics.cancelled),
+        (QUEUE_SECONDS, lambda loaded: loaded.statistics.queue_seconds),
+        (COMPUTE_SECONDS, lambda loaded: loaded.statistics.compute_seconds),
+        (QUEUED_ROWS, lambda loaded: loaded.batcher.queued_rows),
+        (OUTSTANDING, lambda loaded: loaded.outstanding),
+    )
+    for metric, value in values:
+        family = _family(metric)
+        for loaded in versions:
+            family.add_metric(_labels(loaded), value(loaded))
+        yield family
+    batches = _family(BATCHES)
+    for loaded in versions:
+        for release, count in loaded.statistics.releases.items():
+            batches.add_metric([*_labels(loaded), release.value], count)
+    yield batches
+
+
+def _histograms(versions: Iterable[LoadedVersion]) -> Iterator[Family]:
+    latency, sizes = _family(REQUEST_SECONDS), _family(BATCH_ROWS)
+    for loaded in versions:
+        statistics = loaded.statistics
+        latency.add_metric(_labels(loaded), _latency_buckets(statistics), statistics.request_seconds)
+        total = sum(rows * int(counted[0]) for rows, counted in statistics.batch_rows.items())
+        sizes.add_metric(_labels(loaded), _batch_buckets(statistics), total)
+    yield from (latency, sizes)
+
+
+def _latency_buckets(statistics: VersionStatistics) -> list[tuple[str, float]]:
+    bounds = [*map(str, LATENCY_BUCKETS_SECONDS), "+Inf"]
+    return list(zip(bounds, accumulate(statistics.latency_counts), strict=True))
+
+
+def _batch_buckets(statistics: VersionStatistics) -> list[tuple[str, float]]:
+    sizes = {rows: int(counted[0]) for rows, counted in statistics.batch_rows.items()}
+    buckets = [(str(bound), sum(n for rows, n in sizes.items() if rows <= bound)) for bound in _BATCH_BUCKETS]
+    return [*buckets, ("+Inf", sum(sizes.values()))]
+
+
+def _labels(loaded: LoadedVersion) -> list[str]:
+    return [loaded.name, str(loaded.version)]
+
+
+# --- the names that existing boards use; on request, beside our own ---
+
+
+def _triton(versions: Iterable[LoadedVersion]) -> Iterator[Family]:
+    values = {
+        "nv_inference_request_success": lambda statistics: statistics.requests,
+        "nv_inference_request_failure": lambda statistics: statistics.failures + statistics.refused,
+        "nv_inference_count": lambda statistics: statistics.rows,
+        "nv_inference_exec_count": lambda statistics: statistics.batches,
+        "nv_inference_request_duration_us": lambda statistics: int(statistics.request_seconds * 1e6),
+        "nv_inference_queue_duration_us": lambda statistics: int(statistics.queue_seconds * 1e6),
+        "nv_inference_compute_infer_duration_us": lambda statistics: int(statistics.compute_seconds * 1e6),
+    }
+    for name, value in values.items():
+        # Triton's counters have no _total, which a counter family would add.
+        family = _family(Metric(name, "gauge", "Triton's name for headrace's own counter."))
+        for loaded in versions:
+            family.add_metric(_labels(loaded), value(loaded.statistics))
+        yield family
+
+
+def _tensorflow(versions: Iterable[LoadedVersion]) -> Iterator[Family]:
+    help_ = "TensorFlow Serving's name for headrace's own counter."
+    counts = _family(Metric(":tensorflow:serving:request_count", "gauge", help_, ("model_name", "status")))
+    latency = _family(
+        Metric(":tensorflow:serving:request_latency", "histogram", help_, ("model_name", "API", "entrypoint"))
+    )
+    by_model: dict[str, list[VersionStatistics]] = {}
+    for loaded in versions:
+        by_model.setdefault(loaded.name, []).append(loaded.statistics)
+    for model, statistics in by_model.items():
+        counts.add_metric([model, "OK"], sum(one.requests for one in statistics))
+        counts.add_metric([model, "Internal"], sum(one.failures for one in statistics))
+        counts.add_metric([model, "Unavailable"], sum(one.refused for one in statistics))
+        for one in statistics[-1:]:
+            buckets = [(bound, count) for bound, count in _microsecond_buckets(one)]
+            latency.add_metric([model, "Predict", "GRPC"], buckets, one.request_seconds * 1e6)
+    yield from (counts, latency)
+
+
+def _microsecond_buckets(statistics: VersionStatistics) -> list[tuple[str, float]]:
+    bounds = [*(str(bound * 1e6) for bound in LATENCY_BUCKETS_SECONDS), "+Inf"]
+    return list(zip(bounds, accumulate(statistics.latency_counts), strict=True))

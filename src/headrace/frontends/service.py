@@ -1,0 +1,137 @@
+"""The one door: what every protocol's codec calls, and nothing that knows a protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Mapping
+from importlib.metadata import version as installed_version
+
+from headrace.batching.request import NO_DEADLINE, Answer, Request
+from headrace.engine import Engine
+from headrace.errors import FailedPrecondition, NotFound
+from headrace.frontends.metrics import exposition
+from headrace.lifecycle.state import State, VersionStatus
+from headrace.loaded import LoadedVersion
+from headrace.servable import CheckedInputs
+
+
+class Service:
+    """What clients can ask of a server. Serving thread only.
+
+    Attributes:
+        name: What the server calls itself.
+        version: The version of headrace.
+        max_json_depth: How deep JSON in a request may nest.
+        max_message_bytes: The most bytes a message may have.
+    """
+
+    name = "headrace"
+
+    def __init__(self, engine: Engine) -> None:
+        """Put a door before an engine."""
+        self._engine = engine
+        self._draining = False
+        self.version = installed_version("headrace")
+        self.max_json_depth = engine.config.limits.max_json_depth
+        self.max_message_bytes = engine.config.limits.max_message_bytes
+
+    def loaded(self, model: str, version: int | None = None, label: str | None = None) -> LoadedVersion:
+        """The loaded version that a request means; see ``Engine.loaded``."""
+        return self._engine.manager.get(model, version, label)
+
+    def predict(
+        self, loaded: LoadedVersion, inputs: CheckedInputs, deadline: float = NO_DEADLINE
+    ) -> Coroutine[None, None, Answer]:
+        """Predict; to be awaited. See ``Engine.answer``."""
+        return self._engine.answer(loaded, inputs, deadline)
+
+    def submit(self, loaded: LoadedVersion, request: Request) -> None:
+        """Hand over a request that is answered by its callback."""
+        loaded.batcher.submit(request)
+
+    # --- health ---
+
+    def live(self) -> bool:
+        """Whether the process answers; it does, if it gets to say so."""
+        return True
+
+    def ready(self) -> bool:
+        """Whether requests should be sent here: each model has been tried, and the server is not stopping."""
+        return not self._draining and self._engine.manager.ready()
+
+    def model_ready(self, model: str, version: int | None = None) -> bool:
+        """Whether a model, or one version of it, answers.
+
+        Raises:
+            NotFound: There is no such model, or no such version of it.
+        """
+        if self._draining:
+            return False
+        statuses = self.status(model)
+        if version is None:
+            return any(status.state is State.READY for status in statuses)
+        for status in statuses:
+            if status.version == version:
+                return status.state is State.READY
+        raise NotFound(f"Servable not found for request: Specific({model}, {version})")
+
+    def drain(self) -> None:
+        """From now on say that no more requests should be sent here; those that come are answered."""
+        self._draining = True
+
+    # --- what there is ---
+
+    def models(self) -> list[str]:
+        """The names of the models that are, or shall be, served."""
+        return self._engine.manager.models()
+
+    def status(self, model: str) -> list[VersionStatus]:
+        """The versions of a model, newest first.
+
+        Raises:
+            NotFound: There is no such model.
+        """
+        return self._engine.manager.status(model)
+
+    def labels(self, model: str) -> Mapping[str, int]:
+        """Where the labels of a model point.
+
+        Raises:
+            NotFound: There is no such model.
+        """
+        return self._engine.manager.labels(model)
+
+    def default_version(self, model: str) -> int | None:
+        """The version that answers when a request names none; None while there is none."""
+        return self._engine.manager.default_version(model)
+
+    def metrics(self) -> bytes:
+        """The metrics in Prometheus' text format."""
+        return exposition(self._engine, ready=self.ready())
+
+    # --- administration ---
+
+    def reload(self, model: str) -> None:
+        """Look at a model's directory anew and try what failed again.
+
+        Raises:
+            FailedPrecondition: The operator has not opened the administration.
+            NotFound: There is no such model.
+        """
+        self._check_admin()
+        self._engine.manager.reload(model)
+
+    def unload(self, model: str) -> None:
+        """Unload all versions of a model, until it is loaded again.
+
+        Raises:
+            FailedPrecondition: The operator has not opened the administration.
+            NotFound: There is no such model.
+        """
+        self._check_admin()
+        self._engine.manager.unload(model)
+
+    def _check_admin(self) -> None:
+        if not self._engine.config.admin:
+            raise FailedPrecondition(
+                "loading and unloading over the network is off; start the server with --admin"
+            )

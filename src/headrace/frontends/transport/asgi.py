@@ -1,0 +1,282 @@
+"""Both front ends as one ASGI application: REST, and gRPC by trailers.
+
+The codecs see bytes and metadata; this is where those come from and go to. It runs on any ASGI server; gRPC
+needs one that has HTTP/2 and the ``http.response.trailers`` extension (h2corn). Mounted in another
+application it answers below its ``root_path``.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping
+from typing import Any
+
+import msgspec
+
+from headrace.batching.request import NO_DEADLINE
+from headrace.config import Limits
+from headrace.errors import HeadraceError, InvalidRequest, NotFound, Refused, Unsupported
+from headrace.frontends.calls import (
+    JSON_HEADERS,
+    GrpcCall,
+    GrpcMethod,
+    Headers,
+    HttpCall,
+    HttpReply,
+    HttpRoute,
+)
+from headrace.frontends.status import codes
+from headrace.frontends.transport.bodies import Bodies, Receive
+from headrace.frontends.transport.grpc_framing import (
+    MessageReader,
+    decompress,
+    error_headers,
+    frame,
+    one_message,
+    timeout_seconds,
+)
+from headrace.frontends.transport.routing import Router
+
+_log = logging.getLogger(__name__)
+
+Scope = MutableMapping[str, Any]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+_GRPC_HEADERS = [
+    (b"content-type", b"application/grpc"),
+    (b"grpc-accept-encoding", b"identity,gzip,deflate"),
+]
+_GRPC_START = {"type": "http.response.start", "status": 200, "headers": _GRPC_HEADERS, "trailers": True}
+_GRPC_OK = {"type": "http.response.trailers", "headers": [(b"grpc-status", b"0")], "more_trailers": False}
+_NO_BODY = {"type": "http.response.body", "body": b"", "more_body": False}
+_TIMEOUT_HEADER = b"x-request-timeout-ms"
+_GZIP_FROM_BYTES = 8192
+_INTERNAL = "internal error; the server's log says more"
+
+
+class Application:
+    """The ASGI application over the codecs' routes and methods."""
+
+    def __init__(
+        self, routes: Iterable[HttpRoute], methods: Iterable[GrpcMethod], limits: Limits | None = None
+    ) -> None:
+        """Serve these routes and methods.
+
+        Args:
+            routes: The REST APIs; the first that matches answers.
+            methods: The gRPC services' methods.
+            limits: What bodies may cost.
+        """
+        self._router = Router(routes)
+        self._methods = {method.path: method for method in methods}
+        self._bodies = Bodies(limits or Limits())
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request; or the lifespan protocol, in which there is nothing to do."""
+        if scope["type"] == "http":
+            if scope["method"] == "POST" and _is_grpc(scope["headers"]):
+                await self._grpc(scope, receive, send)
+            else:
+                await self._http(scope, receive, send)
+        elif scope["type"] == "lifespan":
+            await _live(receive, send)
+        else:
+            raise NotImplementedError(f"headrace answers http, not {scope['type']}")
+
+    # --- gRPC ---
+
+    async def _grpc(self, scope: Scope, receive: Receive, send: Send) -> None:
+        method = self._methods.get(scope["path"])
+        try:
+            if method is None:
+                raise Unsupported(f"method {scope['path']} is not served here")
+            call, encoding = _grpc_call(scope["headers"])
+            if method.unary is not None:
+                reply = await self._unary(method, call, encoding, receive)
+                await send(_GRPC_START)
+                await send({"type": "http.response.body", "body": reply, "more_body": False})
+                await send(_GRPC_OK)
+                return
+        except HeadraceError as error:
+            await _send_grpc_error(send, error)
+            return
+        except Exception:  # noqa: BLE001 - the boundary to the network: a bug fails its own call only
+            _log.exception("a gRPC call failed unexpectedly", extra={"path": scope["path"]})
+            await _send_grpc_error(send, HeadraceError(_INTERNAL))
+            return
+        await self._stream(method, call, encoding, receive, send)
+
+    async def _unary(self, method: GrpcMethod, call: GrpcCall, encoding: bytes, receive: Receive) -> bytes:
+        bodies = self._bodies
+        body = await bodies.read(receive)
+        try:
+            message = one_message(body, encoding, bodies.limits.max_message_bytes)
+            return frame(await method.unary(message, call))  # type: ignore[misc]  # the caller has checked
+        finally:
+            bodies.release(len(body))
+
+    async def _stream(
+        self, method: GrpcMethod, call: GrpcCall, encoding: bytes, receive: Receive, send: Send
+    ) -> None:
+        started = False
+        trailers = [(b"grpc-status", b"0")]
+        try:
+            messages = self._messages(receive, encoding)
+            async for reply in method.stream(messages, call):  # type: ignore[misc]  # a method has one handler or the other
+                if not started:
+                    await send(_GRPC_START)
+                    started = True
+                await send({"type": "http.response.body", "body": frame(reply), "more_body": True})
+        except HeadraceError as error:
+            trailers = error_headers(error)
+        except Exception:  # noqa: BLE001 - the same boundary
+            _log.exception("a gRPC stream failed unexpectedly", extra={"path": method.path})
+            trailers = error_headers(HeadraceError(_INTERNAL))
+        if not started:
+            await send(_GRPC_START)
+        await send(_NO_BODY)
+        await send({"type": "http.response.trailers", "headers": trailers, "more_trailers": False})
+
+    async def _messages(self, receive: Receive, encoding: bytes) -> AsyncIterator[bytes]:
+        reader = MessageReader(encoding, self._bodies.limits.max_message_bytes)
+        async for chunk in self._bodies.chunks(receive):
+            for message in reader.feed(chunk):
+                yield message
+        reader.finish()
+
+    # --- REST ---
+
+    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        method: str = scope["method"]
+        try:
+            reply = await self._reply(scope, "GET" if method == "HEAD" else method, receive)
+        except HeadraceError as error:
+            reply = error_reply(error)
+        except Exception:  # noqa: BLE001 - the boundary to the network: a bug fails its own request only
+            _log.exception("an HTTP request failed unexpectedly", extra={"path": scope["path"]})
+            reply = error_reply(HeadraceError(_INTERNAL))
+        body = reply.body
+        headers = [*reply.headers, (b"content-length", str(len(body)).encode())]
+        if len(body) >= _GZIP_FROM_BYTES and _accepts_gzip(scope["headers"]):
+            body = _gzipped(body)
+            headers[-1] = (b"content-length", str(len(body)).encode())
+            headers += [(b"content-encoding", b"gzip"), (b"vary", b"accept-encoding")]
+        await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+        await send(
+            {"type": "http.response.body", "body": b"" if method == "HEAD" else body, "more_body": False}
+        )
+
+    async def _reply(self, scope: Scope, method: str, receive: Receive) -> HttpReply:
+        path: str = scope["path"]
+        if root := scope.get("root_path"):
+            path = path.removeprefix(root)
+        match = self._router.match(method, path)
+        if match.handler is None:
+            return _no_route(path, method, match.allowed)
+        call = HttpCall(method, path, match.parameters, scope["headers"])
+        call.query = scope["query_string"]
+        if method != "POST":
+            return await match.handler(call)
+        body = await self._bodies.read(receive)
+        try:
+            call.body = body
+            self._read_headers(call)
+            return await match.handler(call)
+        finally:
+            self._bodies.release(len(body))
+
+    def _read_headers(self, call: HttpCall) -> None:
+        for name, value in call.headers:
+            if name == b"content-encoding" and value.lower() not in {b"", b"identity"}:
+                if value.lower() not in {b"gzip", b"x-gzip", b"deflate"}:
+                    raise Unsupported(
+                        f"content-encoding {value.decode('latin-1')!r} is not supported; use gzip"
+                    )
+                call.body = decompress(call.body, self._bodies.limits.max_message_bytes)
+            elif name == _TIMEOUT_HEADER:
+                call.deadline = _deadline(_milliseconds(value))
+
+
+def _is_grpc(headers: Headers) -> bool:
+    for name, value in headers:
+        if name == b"content-type":
+            return value.startswith(b"application/grpc") and not value.startswith(b"application/grpc-web")
+    return False
+
+
+def _grpc_call(headers: Headers) -> tuple[GrpcCall, bytes]:
+    call, encoding = GrpcCall(headers), b""
+    for name, value in headers:
+        if name == b"grpc-timeout":
+            call.deadline = _deadline(timeout_seconds(value))
+        elif name == b"grpc-encoding":
+            encoding = value
+    return call, encoding
+
+
+def _deadline(seconds: float) -> float:
+    """When to have answered: a little before the client gives up.
+
+    A client whose own deadline passes cancels its call, and many cancelled calls look like an attack (rapid
+    resets), for which HTTP/2 servers end the whole connection with the innocent calls on it.
+    """
+    return time.monotonic() + seconds - min(0.005, seconds * 0.1)
+
+
+def _milliseconds(value: bytes) -> float:
+    try:
+        milliseconds = float(value)
+    except ValueError:
+        milliseconds = math.nan
+    if not milliseconds > 0:
+        raise InvalidRequest(
+            f"expected a number of milliseconds above 0, got {value!r:.40}", field="x-request-timeout-ms"
+        )
+    return milliseconds / 1000 if math.isfinite(milliseconds) else NO_DEADLINE
+
+
+def _accepts_gzip(headers: Headers) -> bool:
+    return any(name == b"accept-encoding" and b"gzip" in value for name, value in headers)
+
+
+def _gzipped(body: bytes) -> bytes:
+    packer = zlib.compressobj(1, wbits=16 + zlib.MAX_WBITS)
+    return packer.compress(body) + packer.flush()
+
+
+def error_reply(error: HeadraceError) -> HttpReply:
+    """An error as both REST APIs write it: ``{"error": "…"}``."""
+    headers = JSON_HEADERS
+    if isinstance(error, Refused):
+        headers = (
+            *JSON_HEADERS,
+            (b"retry-after", str(max(1, math.ceil(error.retry_after_seconds))).encode()),
+        )
+    return HttpReply(msgspec.json.encode({"error": error.message}), status=codes(error).http, headers=headers)
+
+
+def _no_route(path: str, method: str, allowed: tuple[str, ...]) -> HttpReply:
+    if not allowed:
+        return error_reply(NotFound(f"no such path: {path:.200}"))
+    reply = error_reply(InvalidRequest(f"{path:.200} takes {', '.join(allowed)}, not {method:.20}"))
+    reply.status = 405
+    reply.headers = (*reply.headers, (b"allow", ", ".join(allowed).encode()))
+    return reply
+
+
+async def _send_grpc_error(send: Send, error: HeadraceError) -> None:
+    """Answer with an error only: what gRPC calls a trailers-only response."""
+    headers = [*_GRPC_HEADERS, *error_headers(error)]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send(_NO_BODY)
+
+
+async def _live(receive: Receive, send: Send) -> None:
+    while True:
+        event = await receive()
+        await send({"type": f"{event['type']}.complete"})
+        if event["type"] == "lifespan.shutdown":
+            return

@@ -1,0 +1,157 @@
+"""gRPC's framing and metadata, without I/O: prefixed messages, timeouts, status trailers.
+
+The format is gRPC's "PROTOCOL-HTTP2": each message is a flag byte (1 = compressed), its length in four bytes,
+big-endian, and its bytes.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import zlib
+from urllib.parse import quote
+
+from headrace.errors import HeadraceError, InvalidRequest, TooLarge, Unsupported
+from headrace.frontends.status import codes
+
+PREFIX_BYTES = 5
+_PREFIX = struct.Struct(">BI")
+_TIMEOUT_UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
+_LONGEST_MESSAGE = 2000
+_GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
+
+Header = tuple[bytes, bytes]
+
+
+def frame(message: bytes) -> bytes:
+    """Put the prefix of an uncompressed message in front of it."""
+    return _PREFIX.pack(0, len(message)) + message
+
+
+def one_message(body: bytes, encoding: bytes, max_bytes: int) -> bytes:
+    """The message of a unary call, decompressed.
+
+    Args:
+        body: The whole body of the request.
+        encoding: The value of ``grpc-encoding``, or empty.
+        max_bytes: The most bytes a message may have, decompressed.
+
+    Raises:
+        InvalidRequest: The body is not exactly one message.
+        TooLarge: The message is too large.
+        Unsupported: It is compressed in a way that is not known here.
+    """
+    if len(body) < PREFIX_BYTES:
+        raise InvalidRequest(f"expected one gRPC message of at least {PREFIX_BYTES} bytes, got {len(body)}")
+    compressed, length = _PREFIX.unpack_from(body)
+    if length != len(body) - PREFIX_BYTES:
+        raise InvalidRequest(f"expected one gRPC message of {length} bytes, got {len(body) - PREFIX_BYTES}")
+    return _opened(compressed, body[PREFIX_BYTES:], encoding, max_bytes)
+
+
+class MessageReader:
+    """Cuts a stream of bytes into messages; fed chunk by chunk, in any sizes."""
+
+    def __init__(self, encoding: bytes, max_bytes: int) -> None:
+        """Start at the beginning of a stream.
+
+        Args:
+            encoding: The value of ``grpc-encoding``, or empty.
+            max_bytes: The most bytes a message may have, decompressed.
+        """
+        self._encoding = encoding
+        self._max_bytes = max_bytes
+        self._buffer = bytearray()
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        """Take a chunk, and give the messages that it completes.
+
+        Raises:
+            TooLarge: A message announces more bytes than are allowed; nothing of it is kept.
+            Unsupported: A message is compressed in a way that is not known here.
+        """
+        self._buffer += chunk
+        messages = []
+        while len(self._buffer) >= PREFIX_BYTES:
+            compressed, length = _PREFIX.unpack_from(self._buffer)
+            if length > self._max_bytes:
+                raise _too_large(length, self._max_bytes)
+            end = PREFIX_BYTES + length
+            if len(self._buffer) < end:
+                break
+            payload = bytes(memoryview(self._buffer)[PREFIX_BYTES:end])
+            del self._buffer[:end]
+            messages.append(_opened(compressed, payload, self._encoding, self._max_bytes))
+        return messages
+
+    def finish(self) -> None:
+        """Check that the stream did not end within a message.
+
+        Raises:
+            InvalidRequest: It did.
+        """
+        if self._buffer:
+            raise InvalidRequest(f"the stream ended within a gRPC message, {len(self._buffer)} bytes into it")
+
+
+def _opened(compressed: int, payload: bytes, encoding: bytes, max_bytes: int) -> bytes:
+    if compressed == 0:
+        if len(payload) > max_bytes:
+            raise _too_large(len(payload), max_bytes)
+        return payload
+    if encoding not in {b"gzip", b"deflate"}:
+        known = encoding.decode("latin-1")
+        raise Unsupported(f"grpc-encoding {known!r} is not supported; use identity, gzip or deflate")
+    return decompress(payload, max_bytes)
+
+
+def decompress(payload: bytes, max_bytes: int) -> bytes:
+    """Open gzip or zlib data, never holding more than ``max_bytes`` of it.
+
+    Raises:
+        InvalidRequest: It is not gzip or zlib, or it is cut short.
+        TooLarge: It opens to more than ``max_bytes``.
+    """
+    opener = zlib.decompressobj(_GZIP_OR_ZLIB)
+    try:
+        opened = opener.decompress(payload, max_bytes + 1)
+    except zlib.error as error:
+        raise InvalidRequest("the body says it is compressed, but is neither gzip nor zlib") from error
+    if len(opened) > max_bytes:
+        raise TooLarge(
+            f"the body decompresses to more than {max_bytes} bytes, the most that this server takes"
+        )
+    if not opener.eof:
+        raise InvalidRequest("the compressed body is cut short")
+    return opened
+
+
+def _too_large(length: int, max_bytes: int) -> TooLarge:
+    return TooLarge(f"the message has {length} bytes; this server takes at most {max_bytes}")
+
+
+def timeout_seconds(value: bytes) -> float:
+    """Read ``grpc-timeout``: up to eight digits and a unit, H M S m u n.
+
+    Raises:
+        InvalidRequest: It is something else.
+    """
+    digits, unit = value[:-1], value[-1:]
+    if unit not in _TIMEOUT_UNITS or not digits.isdigit() or len(digits) > 8:
+        raise InvalidRequest(
+            f"expected digits and one of H M S m u n, got {value!r:.40}", field="grpc-timeout"
+        )
+    return int(digits) * _TIMEOUT_UNITS[unit]
+
+
+def error_headers(error: HeadraceError) -> list[Header]:
+    """The trailers that say what went wrong."""
+    message = error.message[:_LONGEST_MESSAGE]
+    headers = [
+        (b"grpc-status", str(codes(error).grpc).encode()),
+        (b"grpc-message", quote(message, safe=" !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~").encode()),
+    ]
+    retry_after = getattr(error, "retry_after_seconds", None)
+    if retry_after is not None:
+        headers.append((b"grpc-retry-pushback-ms", str(max(1, math.ceil(retry_after * 1000))).encode()))
+    return headers

@@ -1,0 +1,141 @@
+"""Warm-up: a version answers before anybody asks it, so that its first real answer is not its slowest.
+
+Recorded requests are JSON lines, each ``{"inputs": {"name": values, …}}`` (columns) or ``{"instances":
+[{"name": value, …}, …]}`` (rows), with an optional ``"signature_name"``: the bodies of TensorFlow Serving's
+predict. They must all succeed. Without a recording, batches of zeros are run; models that cannot answer those
+say nothing about themselves by it, so that is no error.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from headrace.batching.cost import BatchCost
+from headrace.batching.joining import as_array, padded_size
+from headrace.config import ModelConfig
+from headrace.errors import HeadraceError, LoadError
+from headrace.servable import CheckedInputs, Servable, Signature, signature_named
+from headrace.tensors import STRING, Tensors
+
+_log = logging.getLogger(__name__)
+
+WELL_KNOWN = "warm_up.jsonl"
+"""The recording that is used when the settings name none."""
+
+_ROUNDS = 3
+_LONGEST_SECONDS = 2.0
+
+
+def warm_up(servable: Servable, config: ModelConfig, path: Path | None, cost: BatchCost) -> None:
+    """Run recorded requests if there are any, made-up batches otherwise.
+
+    Args:
+        servable: The loaded version.
+        config: The model's settings; ``warm_up.enabled = false`` skips all of it.
+        path: The version directory; recordings lie in it or in the model's directory above it.
+        cost: Learns what the batches cost.
+
+    Raises:
+        LoadError: A recording cannot be read, or one of its requests failed.
+    """
+    if not config.warm_up.enabled:
+        return
+    for recording in _recordings(path, config.warm_up.requests):
+        for number, inputs, signature in _recorded(servable, recording, config.warm_up.max_requests):
+            try:
+                servable.predict(inputs, signature)
+            except Exception as error:  # the boundary to a model's own code
+                raise LoadError(f"warm-up: line {number} of {recording.name} failed: {error}") from error
+    _run_zeros(servable, config, cost)
+
+
+def _recordings(path: Path | None, names: tuple[str, ...]) -> Iterator[Path]:
+    """The recordings that lie in the version directory, or else in the model's directory above it."""
+    if path is None:
+        return
+    for name in names or (WELL_KNOWN,):
+        found = next((folder / name for folder in (path, path.parent) if (folder / name).is_file()), None)
+        if found is not None:
+            yield found
+        elif names:
+            raise LoadError(f"warm-up: there is no {name} in the version directory or beside it")
+
+
+def _recorded(servable: Servable, recording: Path, most: int) -> Iterator[tuple[int, Tensors, str]]:
+    with recording.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if number > most:
+                return
+            if not line.strip():
+                continue
+            try:
+                body = json.loads(line)
+                signature = signature_named(servable.signatures, body.get("signature_name", ""))
+                checked = signature.check(_columns(body))
+            except (ValueError, KeyError, TypeError, AttributeError, HeadraceError) as error:
+                raise LoadError(
+                    f"warm-up: line {number} of {recording.name} is not a request: {error}"
+                ) from error
+            yield number, _tensors(checked), signature.name
+
+
+def _columns(body: Mapping[str, object]) -> Mapping[str, object]:
+    inputs = body.get("inputs")
+    if isinstance(inputs, dict):
+        return inputs
+    rows = body["instances"]
+    if not isinstance(rows, list) or not rows or not isinstance(rows[0], dict):
+        raise ValueError("expected an object `inputs`, or a list of objects `instances`")
+    return {name: [row[name] for row in rows] for name in rows[0]}
+
+
+def _tensors(checked: CheckedInputs) -> Tensors:
+    layout = checked.layout
+    return {
+        spec.name: as_array(spec, column, checked.rows, shape)
+        for spec, column, shape in zip(layout.specs, checked.columns, layout.shapes, strict=True)
+    }
+
+
+def _run_zeros(servable: Servable, config: ModelConfig, cost: BatchCost) -> None:
+    """Run batches of zeros of a few sizes, smallest first, for no longer than it helps."""
+    policy = config.batching
+    until = time.monotonic() + _LONGEST_SECONDS
+    for signature in servable.signatures.values():
+        most = signature.rows or (policy.allowed_batch_rows or (policy.max_batch_rows,))[-1]
+        for rows in sorted(
+            {padded_size(min(size, most), policy.allowed_batch_rows) for size in (1, 8, 64, most)}
+        ):
+            inputs = _zeros(signature, most if signature.rows else rows)
+            if inputs is None or time.monotonic() + (_ROUNDS + 1) * cost.seconds(rows) > until:
+                break
+            try:
+                _run_timed(servable, signature, inputs, cost)
+            except Exception as error:  # noqa: BLE001 - the boundary to a model's own code, asked about made-up data
+                _log.debug("a made-up warm-up batch failed", exc_info=error, extra={"rows": rows})
+                break
+
+
+def _zeros(signature: Signature, rows: int) -> Tensors | None:
+    tensors = {}
+    for spec in signature.inputs:
+        shape = [size for size in spec.shape if size is not None]
+        if len(shape) != len(spec.shape):
+            return None
+        tensors[spec.name] = np.full((rows, *shape), b"" if spec.dtype == STRING else 0, spec.dtype)
+    return tensors
+
+
+def _run_timed(servable: Servable, signature: Signature, inputs: Tensors, cost: BatchCost) -> None:
+    rows = len(next(iter(inputs.values())))
+    servable.predict(inputs, signature.name)  # the first call of a size pays for memory; it is no measure
+    for _ in range(_ROUNDS):
+        started = time.monotonic()
+        servable.predict(inputs, signature.name)
+        cost.observe(rows, time.monotonic() - started)
