@@ -176,7 +176,7 @@ def _wait_until_listening(
         ports = _announced(command, log.read_text(errors="replace"), port)
         if ports and all(_accepts(number) for number in ports.values()):
             return ports
-        time.sleep(0.02)
+        time.sleep(0.01)
     said = log.read_text(errors="replace")[-2000:]
     raise RuntimeError(f"{command.name} does not listen (exit status {process.poll()}); it said:\n{said}")
 

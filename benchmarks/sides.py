@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ import numpy as np
 
 from benchmarks.load import GRPC_BODIES, HTTP_BODIES, Sample, measure_grpc, measure_http
 from benchmarks.models import model_directory
-from benchmarks.processes import PEERS_PYTHON, Command, Server, http_post, running
+from benchmarks.processes import PEERS_PYTHON, START_SECONDS, Command, Server, http_post, running
 from benchmarks.rows import (
     Floats,
     Reference,
@@ -68,8 +69,8 @@ def headrace(wire: Wire, directory: Path | None = None, name: str = "headrace") 
     """
     served = str(directory or model_directory())
     ports = ("--http-port", "0", "--grpc-port", "0")
-    program = (sys.executable, "-m", "headrace.cli.main", "serve", served, *ports)
-    announces = (("http", r"http://[^\s:/]+:(\d+)"), ("grpc", r"grpc://[^\s:/]+:(\d+)"))
+    program = (str(Path(sys.executable).with_name("headrace")), "serve", served, *ports)
+    announces = (("http", r"REST\s+http://\S+:(\d+)"), ("grpc", r"gRPC\s+\S+:(\d+)"))
     return Side(Command(name, program, announces=announces), wire)
 
 
@@ -133,7 +134,23 @@ class Contender:
         encode: dict[Wire, Callable[[Rows], bytes]] = {"grpc": grpc_body, "json": json_body, "raw": raw_body}
         self.bodies = [encode[side.wire](request) for request in self.requests]
         self.answer_bytes = 0
+        self._wait_until_ready()
         self._check()
+
+    def _wait_until_ready(self) -> None:
+        """A server may listen before its model is loaded."""
+        import grpc  # noqa: PLC0415  # A heavy package of the harness alone.
+
+        deadline = time.monotonic() + START_SECONDS
+        while True:
+            try:
+                self.ask(0)
+            except (grpc.RpcError, RuntimeError, OSError):
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.01)
+            else:
+                return
 
     def _check(self) -> None:
         reference = Reference(Path(model_path()))
