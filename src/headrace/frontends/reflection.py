@@ -6,18 +6,26 @@ It tells of the private pool, so of everything in ``proto/``, and of nothing els
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from typing import TYPE_CHECKING
 
 from headrace.errors import NotFound, Unsupported
 from headrace.frontends import protos
 from headrace.frontends.calls import GrpcCall, GrpcMethod, StreamHandler
 from headrace.frontends.status import codes
 
+if TYPE_CHECKING:
+    from headrace.frontends.service import Service
+
 PACKAGES = ("grpc.reflection.v1", "grpc.reflection.v1alpha")
 """The versions of the protocol; they differ in nothing but the name."""
 
 
-def grpc_methods() -> list[GrpcMethod]:
-    """The methods of both versions."""
+def grpc_methods(service: Service) -> list[GrpcMethod]:
+    """The methods of both versions.
+
+    Args:
+        service: The door; reflection asks it nothing.
+    """
     return [
         GrpcMethod(f"/{package}.ServerReflection/ServerReflectionInfo", stream=_answering(package))
         for package in PACKAGES

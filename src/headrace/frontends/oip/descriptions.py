@@ -1,4 +1,4 @@
-"""What the protocol tells about the server and its models, as plain values: JSON, or the fields of messages."""
+"""What the protocol tells about the server and its models, as plain values: JSON, or messages' fields."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import TYPE_CHECKING
 
-from headrace.errors import HeadraceError, NotFound
+from headrace.errors import HeadraceError, InvalidRequest, NotFound
 from headrace.frontends import protos
 from headrace.frontends.calls import GrpcCall, GrpcMethod, UnaryHandler
 from headrace.frontends.oip import descriptions
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 _SERVICE = "/inference.GRPCInferenceService/"
 _INFER_RESPONSE = 2  # ModelStreamInferResponse.infer_response
 
-# How many requests of one stream are under way at once: enough to fill batches, few enough that a client which
-# does not read its answers is made to wait.
+# How many requests of one stream are under way at once: enough to fill batches, few enough that a client
+# which does not read its answers is made to wait.
 _STREAM_REQUESTS = 64
 
 Answering = Callable[["Service", protos.Message], "dict[str, object]"]
@@ -112,8 +112,8 @@ def stream_error(message: bytes, error: HeadraceError) -> bytes:
         error: What went wrong.
     """
     try:
-        request_id = InferRequest.FromString(message).id
-    except protos.DecodeError:
+        request_id = protos.parse(InferRequest, message).id
+    except InvalidRequest:
         request_id = ""
     response = protos.message("inference.ModelStreamInferResponse")(
         error_message=error.message, infer_response={"id": request_id}

@@ -1,0 +1,141 @@
+"""The Open Inference Protocol over REST: everything under ``/v2``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+
+from headrace.errors import InvalidRequest
+from headrace.frontends.calls import HttpCall, HttpHandler, HttpReply, HttpRoute
+from headrace.frontends.oip import descriptions
+from headrace.frontends.oip.infer_json import JSON_LENGTH_HEADER, decode_body, encode_answer
+from headrace.frontends.oip.tensors import version_number
+
+if TYPE_CHECKING:
+    from headrace.frontends.service import Service
+
+_NOT_READY = 503
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+
+Answering = Callable[["Service", HttpCall], object]
+"""From a call to what is answered as JSON."""
+
+
+class _IndexRequest(msgspec.Struct):
+    ready: bool = False
+
+
+class _LoadRequest(msgspec.Struct):
+    parameters: dict[str, msgspec.Raw] | None = None
+
+
+def http_routes(service: Service) -> list[HttpRoute]:
+    """The routes of the protocol.
+
+    Args:
+        service: The door.
+    """
+    routes = [
+        HttpRoute("GET", "/v2", _describing(service, lambda known, _: descriptions.server_metadata(known))),
+        HttpRoute("GET", "/v2/health/live", _health(service, service.live)),
+        HttpRoute("GET", "/v2/health/ready", _health(service, service.ready)),
+        HttpRoute(
+            "GET", "/v2/models/stats", _describing(service, lambda known, _: descriptions.statistics(known))
+        ),
+        HttpRoute("POST", "/v2/repository/index", _describing(service, _index)),
+        HttpRoute("POST", "/v2/repository/models/{model}/load", _describing(service, _load)),
+        HttpRoute("POST", "/v2/repository/models/{model}/unload", _describing(service, _unload)),
+    ]
+    infer, ready = _inferring(service), _model_ready(service)
+    for model in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
+        routes += [
+            HttpRoute("POST", f"{model}/infer", infer),
+            HttpRoute("GET", f"{model}/ready", ready),
+            HttpRoute("GET", f"{model}/config", _describing(service, _config)),
+            HttpRoute("GET", f"{model}/stats", _describing(service, _statistics)),
+            HttpRoute("GET", model, _describing(service, _metadata)),
+        ]
+    return routes
+
+
+def _inferring(service: Service) -> HttpHandler:
+    max_depth = service.max_json_depth
+
+    async def infer(call: HttpCall) -> HttpReply:
+        loaded = service.loaded(call.parameters["model"], _version(call))
+        json_length = call.header(JSON_LENGTH_HEADER)
+        inference = decode_body(loaded, call.body, json_length, max_depth=max_depth, deadline=call.deadline)
+        answer = await service.predict(loaded, inference.inputs, inference.deadline)
+        return encode_answer(loaded, inference, answer)
+
+    return infer
+
+
+def _health(service: Service, healthy: Callable[[], bool]) -> HttpHandler:
+    async def handle(call: HttpCall) -> HttpReply:
+        # Both words in both answers: clients disagree about which of them they read.
+        body = msgspec.json.encode({"live": service.live(), "ready": service.ready()})
+        return HttpReply(body, status=200 if healthy() else _NOT_READY)
+
+    return handle
+
+
+def _model_ready(service: Service) -> HttpHandler:
+    async def handle(call: HttpCall) -> HttpReply:
+        name = call.parameters["model"]
+        ready = service.model_ready(name, _version(call))
+        return HttpReply(
+            msgspec.json.encode({"name": name, "ready": ready}), status=200 if ready else _NOT_READY
+        )
+
+    return handle
+
+
+def _describing(service: Service, describe: Answering) -> HttpHandler:
+    async def handle(call: HttpCall) -> HttpReply:
+        return HttpReply(msgspec.json.encode(describe(service, call)))
+
+    return handle
+
+
+def _version(call: HttpCall) -> int | None:
+    return version_number(call.parameters.get("version", ""))
+
+
+def _metadata(service: Service, call: HttpCall) -> object:
+    return descriptions.model_metadata(service, service.loaded(call.parameters["model"], _version(call)))
+
+
+def _config(service: Service, call: HttpCall) -> object:
+    return descriptions.model_config(service.loaded(call.parameters["model"], _version(call)))
+
+
+def _statistics(service: Service, call: HttpCall) -> object:
+    return descriptions.statistics(service, call.parameters["model"], _version(call))
+
+
+def _index(service: Service, call: HttpCall) -> object:
+    return descriptions.repository_index(service, only_ready=_body(call, _IndexRequest).ready)
+
+
+def _load(service: Service, call: HttpCall) -> object:
+    descriptions.refuse_load_parameters(_body(call, _LoadRequest).parameters or ())
+    service.reload(call.parameters["model"])
+    return {"name": call.parameters["model"], "load": True}
+
+
+def _unload(service: Service, call: HttpCall) -> object:
+    service.unload(call.parameters["model"])
+    return {"name": call.parameters["model"], "unload": True}
+
+
+def _body(call: HttpCall, kind: type[Body]) -> Body:
+    if not call.body:
+        return kind()
+    try:
+        return msgspec.json.decode(call.body, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequest(f"{error}; leave it empty or send an object", field="body") from error
