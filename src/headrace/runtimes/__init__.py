@@ -1,1 +1,1 @@
-"""From a version directory to a Servable: one file a runtime."""
+"""From a version directory to a Servable: one file a runtime; ``registry`` finds the right one."""

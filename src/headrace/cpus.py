@@ -1,0 +1,106 @@
+"""How many processors this process may use: the affinity mask and the cgroup's quota, whichever allows less."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+_CGROUP_FILE = Path("/proc/self/cgroup")
+_MOUNT = Path("/sys/fs/cgroup")
+
+
+def available() -> int:
+    """How many threads can run at the same time without being throttled; at least one.
+
+    A quota of 2.5 processors counts as two: a third thread would use up the period's quota early, and then all wait.
+    """
+    allowed = float(_in_mask())
+    limit = quota(_CGROUP_FILE, _MOUNT)
+    return max(1, math.floor(allowed if limit is None else min(allowed, limit)))
+
+
+def share(total: int, instances: int) -> int:
+    """Threads for each of several instances that run side by side; at least one.
+
+    Args:
+        total: The threads to divide.
+        instances: How many divide them.
+    """
+    return max(1, total // max(1, instances))
+
+
+def quota(cgroup_file: Path, mount: Path) -> float | None:
+    """The smallest processor quota among this process's cgroup and those above it, in processors.
+
+    Args:
+        cgroup_file: ``/proc/self/cgroup``.
+        mount: Where the cgroup file systems are mounted.
+
+    Returns:
+        The quota; None where there is none, or no cgroups.
+    """
+    try:
+        memberships = cgroup_file.read_text()
+    except OSError:
+        return None
+    found = [limit for folder in cgroup_folders(memberships) for limit in [_quota_of(mount / folder)]]
+    return min((limit for limit in found if limit is not None), default=None)
+
+
+def cgroup_folders(memberships: str) -> Iterator[PurePosixPath]:
+    """The folders below the mount that may hold a quota, from the text of ``/proc/self/cgroup``.
+
+    A container often sees its own group as the mount's root while the text names it from the host's: so every folder on
+    the way up counts, and those that do not exist are no error.
+
+    Args:
+        memberships: Lines of ``hierarchy:controllers:path``; the hierarchy is 0 in version 2.
+    """
+    for line in memberships.splitlines():
+        hierarchy, controllers, path = (*line.split(":", 2), "", "")[:3]
+        if hierarchy == "0" and not controllers:
+            base = PurePosixPath()
+        elif "cpu" in controllers.split(","):
+            base = PurePosixPath(controllers)
+        else:
+            continue
+        group = PurePosixPath(path.lstrip("/"))
+        yield from (base / folder for folder in (group, *group.parents))
+
+
+def parse_cpu_max(text: str) -> float | None:
+    """The quota in a version 2 ``cpu.max``, for example ``150000 100000``; None for ``max``."""
+    runtime, period = (*text.split(), "", "")[:2]
+    return _ratio(runtime, period or "100000")
+
+
+def parse_cfs(quota_text: str, period_text: str) -> float | None:
+    """The quota in a version 1 ``cpu.cfs_quota_us`` and ``cpu.cfs_period_us``; None for -1."""
+    return _ratio(quota_text.strip(), period_text.strip())
+
+
+def _ratio(runtime: str, period: str) -> float | None:
+    if not runtime.isdigit() or not period.isdigit() or int(runtime) == 0 or int(period) == 0:
+        return None
+    return int(runtime) / int(period)
+
+
+def _quota_of(folder: Path) -> float | None:
+    try:
+        return parse_cpu_max((folder / "cpu.max").read_text())
+    except OSError:
+        pass
+    try:
+        return parse_cfs(
+            (folder / "cpu.cfs_quota_us").read_text(), (folder / "cpu.cfs_period_us").read_text()
+        )
+    except OSError:
+        return None
+
+
+def _in_mask() -> int:
+    if hasattr(os, "sched_getaffinity"):  # Linux only
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

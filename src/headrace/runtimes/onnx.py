@@ -1,0 +1,208 @@
+"""ONNX Runtime on the CPU: ``model.onnx``, with or without external data files beside it.
+
+The first axis of every input and output is rows. A model exported for a fixed number of rows is called with
+exactly that many. Sequences of maps (the ZipMap of skl2onnx) become FP32, a column for each class in order.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+
+from headrace.errors import InvalidRequest, LoadError, ModelError
+from headrace.runtimes.options import RuntimeOptions
+from headrace.servable import DEFAULT_SIGNATURE, Signature, TensorSpec
+from headrace.tensors import STRING, Array, Tensors
+
+_DTYPES: dict[str, np.dtype[Any]] = {
+    "tensor(float)": np.dtype(np.float32),
+    "tensor(double)": np.dtype(np.float64),
+    "tensor(float16)": np.dtype(np.float16),
+    "tensor(bool)": np.dtype(np.bool_),
+    "tensor(int8)": np.dtype(np.int8),
+    "tensor(int16)": np.dtype(np.int16),
+    "tensor(int32)": np.dtype(np.int32),
+    "tensor(int64)": np.dtype(np.int64),
+    "tensor(uint8)": np.dtype(np.uint8),
+    "tensor(uint16)": np.dtype(np.uint16),
+    "tensor(uint32)": np.dtype(np.uint32),
+    "tensor(uint64)": np.dtype(np.uint64),
+    "tensor(string)": STRING,
+}
+_MAPS = ("seq(map(int64,tensor(float)))", "seq(map(string,tensor(float)))")
+
+_OPTIMIZATION = {
+    "all": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
+    "extended": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
+    "basic": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+    "off": onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
+}
+_FATAL_ONLY = 4  # Everything else that ONNX Runtime would print is also in the exceptions it raises.
+
+_Convert = Callable[[Any], Array]
+_Node = Any  # onnxruntime ships no types: a NodeArg has a name, a type and a shape
+
+
+def load(file: Path, options: RuntimeOptions) -> OnnxServable:
+    """Load an ONNX file.
+
+    Args:
+        file: The file; ONNX Runtime reads it by its path, without holding the interpreter's lock.
+        options: The operator's settings.
+
+    Raises:
+        LoadError: ONNX Runtime refuses it, or its inputs or outputs are not rows.
+    """
+    settings = _session_options(options)
+    try:
+        # Without fallback: it would print and try again what fails in the same way.
+        session = onnxruntime.InferenceSession(
+            str(file), settings, providers=["CPUExecutionProvider"], enable_fallback=0
+        )
+    except Exception as error:  # the boundary to ONNX Runtime, whose exceptions share no base class
+        raise LoadError(f"ONNX Runtime cannot load {file.name}: {_text(error)}") from error
+    inputs, outputs = session.get_inputs(), session.get_outputs()
+    signature = Signature(
+        DEFAULT_SIGNATURE,
+        tuple(_input(node) for node in inputs),
+        tuple(_output(node) for node in outputs),
+        kind=options.signature.kind,
+        rows=_fixed_rows(inputs),
+    )
+    return OnnxServable(session, signature, [node.type in _MAPS for node in outputs])
+
+
+class OnnxServable:
+    """A session of ONNX Runtime."""
+
+    platform = "onnxruntime_onnx"
+
+    def __init__(
+        self, session: onnxruntime.InferenceSession, signature: Signature, maps: Sequence[bool]
+    ) -> None:
+        """Prepare what each call would otherwise do again.
+
+        Args:
+            session: The session.
+            signature: Its signature.
+            maps: Which of the outputs are sequences of maps.
+        """
+        self.signatures: Mapping[str, Signature] = {signature.name: signature}
+        self._names = list(signature.output_names)
+        self._texts = [spec.name for spec in signature.inputs if spec.dtype == STRING]
+        self._converted: list[tuple[str, _Convert]] = [
+            (spec.name, _columns if is_map else _as_bytes)
+            for spec, is_map in zip(signature.outputs, maps, strict=True)
+            if is_map or spec.dtype == STRING
+        ]
+        # The session below the public one does the same. What the public one checks was checked at
+        # the door; checking it again costs a tenth of a small model's call.
+        self._run: Callable[..., list[Any]] = getattr(session, "_sess", session).run
+
+    def predict(self, inputs: Tensors, signature: str = DEFAULT_SIGNATURE) -> Tensors:
+        """Answer a whole batch.
+
+        Args:
+            inputs: Every input, checked.
+            signature: There is only the default one.
+
+        Raises:
+            InvalidRequest: A string is not UTF-8.
+            ModelError: ONNX Runtime failed.
+        """
+        if self._texts:
+            inputs = {**inputs, **{name: _as_text(name, inputs[name]) for name in self._texts}}
+        try:
+            outputs = dict(zip(self._names, self._run(self._names, inputs, None), strict=True))
+        except Exception as error:  # the boundary to ONNX Runtime, whose exceptions share no base class
+            raise ModelError(f"the model failed: {_text(error)}") from error
+        for name, convert in self._converted:
+            outputs[name] = convert(outputs[name])
+        return outputs
+
+    def close(self) -> None:
+        """Free the session."""
+        del self._run
+
+
+def _session_options(options: RuntimeOptions) -> onnxruntime.SessionOptions:
+    entries = {name: value for name, value in options.options.items() if name.startswith("session.")}
+    options.check_known({"optimization": str, **{name: type(value) for name, value in entries.items()}})
+    level = str(options.options.get("optimization", "all"))
+    if level not in _OPTIMIZATION:
+        raise LoadError(f"runtime.options.optimization: expected {', '.join(_OPTIMIZATION)}, got {level!r}")
+    settings = onnxruntime.SessionOptions()
+    settings.intra_op_num_threads = options.threads
+    settings.inter_op_num_threads = 1
+    settings.graph_optimization_level = _OPTIMIZATION[level]
+    settings.log_severity_level = _FATAL_ONLY
+    # Threads that spin while they wait take the cores from the serving thread.
+    for name, value in {"session.intra_op.allow_spinning": False, **entries}.items():
+        settings.add_session_config_entry(name, str(int(value) if isinstance(value, bool) else value))
+    return settings
+
+
+def _input(node: _Node) -> TensorSpec:
+    dtype = _DTYPES.get(node.type)
+    if dtype is None:
+        raise LoadError(f"input {node.name!r} is {node.type}, which no request can carry; make it a tensor")
+    return TensorSpec(node.name, dtype, _row_shape("input", node))
+
+
+def _output(node: _Node) -> TensorSpec:
+    if node.type in _MAPS:
+        return TensorSpec(node.name, np.dtype(np.float32), (None,))
+    dtype = _DTYPES.get(node.type)
+    if dtype is None:
+        raise LoadError(
+            f"output {node.name!r} is {node.type}, which no answer can carry; make it a tensor "
+            "(skl2onnx: options={'zipmap': False}; torch: cast bfloat16 to float32)"
+        )
+    return TensorSpec(node.name, dtype, _row_shape("output", node))
+
+
+def _row_shape(side: str, node: _Node) -> tuple[int | None, ...]:
+    if not node.shape:
+        raise LoadError(
+            f"{side} {node.name!r} has no axes (or none declared), but the first axis must be rows: "
+            "export the model with a batch axis, or run onnx.shape_inference over it"
+        )
+    return tuple(size if isinstance(size, int) else None for size in node.shape[1:])
+
+
+def _fixed_rows(inputs: Sequence[_Node]) -> int | None:
+    fixed = {node.name: node.shape[0] for node in inputs if isinstance(node.shape[0], int)}
+    if len(set(fixed.values())) > 1:
+        said = ", ".join(f"{name} {rows}" for name, rows in fixed.items())
+        raise LoadError(
+            f"the inputs have different fixed first axes ({said}), which cannot all be rows; "
+            "export the model with a batch axis"
+        )
+    return next(iter(fixed.values()), None)
+
+
+def _as_text(name: str, array: Array) -> Array:
+    try:
+        return np.array([element.decode() for element in array.flat], dtype=object).reshape(array.shape)
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"expected UTF-8 text, got {error.object[:40]!r}", field=name) from error
+
+
+def _as_bytes(array: Array) -> Array:
+    return np.array([element.encode() for element in array.flat], dtype=object).reshape(array.shape)
+
+
+def _columns(maps: Sequence[Mapping[object, float]]) -> Array:
+    return np.array([list(row.values()) for row in maps], dtype=np.float32)
+
+
+def _text(error: Exception) -> str:
+    """What ONNX Runtime says, without its prefix, its source files and the machine's paths."""
+    said = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", str(error))
+    said = re.sub(r"(?<!\S)(?:[A-Za-z]:)?[/\\]\S+", "", said)
+    return " ".join(said.split())

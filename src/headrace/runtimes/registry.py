@@ -1,0 +1,144 @@
+"""Finds the runtime of a version directory, and imports it only then: one row in ``RUNTIMES`` for each.
+
+A runtime is a module with ``load(file: Path, options: RuntimeOptions) -> Servable`` that raises LoadError.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import importlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from headrace.errors import LoadError
+from headrace.runtimes.options import RuntimeOptions, SignatureSettings
+from headrace.servable import DEFAULT_SIGNATURE, Servable, Signature
+
+__all__ = ["RUNTIMES", "Runtime", "RuntimeOptions", "SignatureSettings", "find", "load"]
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """One row of the table.
+
+    Attributes:
+        kind: Its name in settings.
+        module: The module that loads it.
+        file: The file name that settles that a directory is its own.
+        pattern: The names that are recognised if there is exactly one of them and nothing settles it.
+        extra: The extra of headrace that installs what the module imports; empty if nothing more is needed.
+    """
+
+    kind: str
+    module: str
+    file: str
+    pattern: str
+    extra: str = ""
+
+
+RUNTIMES = (
+    Runtime("onnx", "headrace.runtimes.onnx", "model.onnx", "*.onnx"),
+    Runtime("sklearn", "headrace.runtimes.sklearn", "model.skops", "*.skops", extra="sklearn"),
+    Runtime("python", "headrace.runtimes.python", "model.py", "model.py"),
+)
+
+_Load = Callable[[Path, RuntimeOptions], Servable]
+_PICKLES = (".pkl", ".pickle", ".joblib")
+
+
+def load(path: Path, options: RuntimeOptions) -> Servable:
+    """Load a version directory.
+
+    Args:
+        path: The directory, complete and not to change any more.
+        options: The operator's settings.
+
+    Returns:
+        The Servable; the caller closes it.
+
+    Raises:
+        LoadError: Not exactly one runtime recognises it, a package is missing, or it cannot be loaded.
+    """
+    try:
+        names = sorted(entry.name for entry in path.iterdir() if entry.is_file())
+    except OSError as error:
+        raise LoadError(f"cannot read the version directory {path}: {error.strerror}") from error
+    runtime, name = find(names, options.kind)
+    servable = _import(runtime)(path / name, options)
+    try:
+        _check_signature(servable.signatures[DEFAULT_SIGNATURE], options.signature)
+    except LoadError:
+        servable.close()
+        raise
+    return servable
+
+
+def find(names: Sequence[str], kind: str = "", runtimes: Sequence[Runtime] = RUNTIMES) -> tuple[Runtime, str]:
+    """Decide which runtime loads which file of a version directory.
+
+    A runtime's own file name (``model.onnx``) settles it, whatever lies beside it; otherwise the only
+    file that some pattern matches does.
+
+    Args:
+        names: The names of the files in the directory.
+        kind: The runtime that the operator chose; empty for any.
+        runtimes: The table.
+
+    Returns:
+        The runtime, and the name of the file that it loads.
+
+    Raises:
+        LoadError: None is recognised, or several are.
+    """
+    candidates = [runtime for runtime in runtimes if kind in ("", runtime.kind)]
+    if not candidates:
+        raise LoadError(f"runtime.kind: expected {_listed(row.kind for row in runtimes)}, got {kind!r}")
+    settled = [(runtime, runtime.file) for runtime in candidates if runtime.file in names]
+    matched = settled or [
+        (runtime, name)
+        for runtime in candidates
+        for name in names
+        if fnmatch.fnmatchcase(name, runtime.pattern)
+    ]
+    if len(matched) == 1:
+        return matched[0]
+    if matched:
+        raise LoadError(
+            f"found {_listed(name for _, name in matched)}: which is the model? Keep one, call it "
+            f"{_listed(sorted({runtime.file for runtime, _ in matched}))}, or set runtime.kind"
+        )
+    raise LoadError(_nothing_found(names, candidates))
+
+
+def _nothing_found(names: Sequence[str], candidates: Sequence[Runtime]) -> str:
+    pickles = [name for name in names if name.endswith(_PICKLES)]
+    if pickles:
+        return (
+            f"found {_listed(pickles)}: loading a pickle or joblib file runs whatever code is in it, so "
+            "it is refused; write the estimator with skops.io.dump(estimator, 'model.skops')"
+        )
+    wanted = _listed(dict.fromkeys(name for row in candidates for name in (row.file, row.pattern)))
+    return f"no model found: expected {wanted}; the directory holds {_listed(names) or 'no files'}"
+
+
+def _import(runtime: Runtime) -> _Load:
+    try:
+        return cast("_Load", importlib.import_module(runtime.module).load)
+    except ImportError as error:
+        way_out = f"pip install 'headrace[{runtime.extra}]'" if runtime.extra else "reinstall headrace"
+        raise LoadError(f"the {runtime.kind} runtime cannot be imported ({error}); {way_out}") from error
+
+
+def _check_signature(signature: Signature, settings: SignatureSettings) -> None:
+    for setting, output in (("scores", settings.scores), ("classes", settings.classes)):
+        if output and output not in signature.output_names:
+            raise LoadError(
+                f"signature.{setting}: the model has no output {output!r}; "
+                f"it has {_listed(signature.output_names)}"
+            )
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(names)
