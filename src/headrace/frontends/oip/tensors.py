@@ -15,7 +15,7 @@ import numpy as np
 
 from headrace.errors import InvalidRequest, Unsupported
 from headrace.servable import CheckedInputs, Signature, TensorSpec
-from headrace.tensors import BY_DTYPE, BY_OIP, STRING, Array
+from headrace.tensors import BY_DTYPE, BY_OIP, DATATYPES, STRING, Array
 
 BYTES = "BYTES"
 BFLOAT16 = "BF16"
@@ -26,6 +26,9 @@ ARRAY_CODES = {
     "UINT8": "B", "UINT16": "H", "UINT32": "I", "UINT64": "Q",
     "FP32": "f", "FP64": "d",
 }  # fmt: skip
+
+# Datatypes whose bytes are taken as they are, by NumPy's character: a look-up by dtype would hash it each time.
+_EXACT = {one.dtype.char: (one.oip, one.dtype.itemsize) for one in DATATYPES if one.dtype.kind in "fiu"}
 
 _LENGTH = Struct("<I")
 _MOST_DIMENSIONS = 32
@@ -98,13 +101,13 @@ def is_exact(spec: TensorSpec, tensor: WireTensor) -> bool:
     Not so for strings, for booleans (any byte but 0 means true), and for tensors without values.
     """
     shape = tensor.shape
+    datatype, item_bytes = _EXACT.get(spec.dtype.char, (None, 0))
     return (
-        spec.dtype.kind in "fiu"
-        and BY_DTYPE[spec.dtype].oip == tensor.datatype
-        and bool(shape)
+        datatype == tensor.datatype
+        and len(shape) > 0
         and min(shape) > 0
-        and spec.accepts(shape[1:])
-        and spec.dtype.itemsize * math.prod(shape) == len(tensor.values)
+        and (shape[1:] == spec.shape or spec.accepts(shape[1:]))
+        and item_bytes * math.prod(shape) == len(tensor.values)
     )
 
 

@@ -1,0 +1,91 @@
+"""gRPC's health checking protocol."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from headrace.errors import NotFound
+from headrace.frontends import health, protos
+from headrace.frontends.calls import GrpcCall
+from tests.unit.frontends.oip.doubles import ServiceDouble, ctr, run
+
+Request = protos.message("grpc.health.v1.HealthCheckRequest")
+Response = protos.message("grpc.health.v1.HealthCheckResponse")
+UNKNOWN, SERVING, NOT_SERVING = 3, 1, 2
+
+
+def unary(service: ServiceDouble, name: str, message: bytes) -> bytes:
+    methods = {one.path: one for one in health.grpc_methods(service)}  # type: ignore[arg-type]
+    handler = methods[f"/grpc.health.v1.Health/{name}"].unary
+    assert handler is not None
+    return bytes(run(handler(message, GrpcCall())))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["", "inference.GRPCInferenceService"])
+@pytest.mark.parametrize(("ready", "status"), [(True, SERVING), (False, NOT_SERVING)])
+def test_check_tells_whether_the_server_is_ready(name: str, ready: bool, status: int) -> None:
+    service = ServiceDouble(ctr())
+    service.is_ready = ready
+    answer = unary(service, "Check", Request(service=name).SerializeToString())
+    assert Response.FromString(answer).status == status
+
+
+def test_check_does_not_know_a_service_that_is_not_here() -> None:
+    with pytest.raises(NotFound, match=r"no gRPC service 'x.Y' here; there are .*inference"):
+        unary(ServiceDouble(), "Check", Request(service="x.Y").SerializeToString())
+
+
+def test_list_tells_of_every_service() -> None:
+    answer = protos.message("grpc.health.v1.HealthListResponse").FromString(unary(ServiceDouble(), "List", b""))
+    assert set(answer.statuses) == {"", *protos.services()}
+    assert {one.status for one in answer.statuses.values()} == {SERVING}
+
+
+async def _one(message: bytes) -> AsyncIterator[bytes]:
+    yield message
+
+
+async def _watch(service: ServiceDouble, name: str) -> AsyncIterator[int]:
+    methods = health.grpc_methods(service, watch_seconds=0.001)  # type: ignore[arg-type]
+    handler = methods[2].stream
+    assert handler is not None
+    async for response in handler(_one(Request(service=name).SerializeToString()), GrpcCall()):
+        yield Response.FromString(response).status
+
+
+def test_watch_sends_the_status_at_once_and_then_each_change() -> None:
+    async def scenario() -> list[int]:
+        service = ServiceDouble(ctr())
+        seen = []
+        async with asyncio.timeout(10):
+            async for status in _watch(service, ""):
+                seen.append(status)
+                service.is_ready = not service.is_ready
+                if len(seen) == 3:
+                    break
+        return seen
+
+    assert run(scenario()) == [SERVING, NOT_SERVING, SERVING]
+
+
+def test_watch_tells_that_a_service_is_unknown_and_stays() -> None:
+    async def scenario() -> int:
+        return await anext(_watch(ServiceDouble(), "x.Y"))
+
+    assert run(scenario()) == UNKNOWN
+
+
+def test_watch_without_a_request_ends() -> None:
+    async def nothing() -> AsyncIterator[bytes]:
+        for message in ():
+            yield message
+
+    async def scenario() -> list[bytes]:
+        handler = health.grpc_methods(ServiceDouble())[2].stream  # type: ignore[arg-type]
+        assert handler is not None
+        return [response async for response in handler(nothing(), GrpcCall())]
+
+    assert run(scenario()) == []

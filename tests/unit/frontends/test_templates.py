@@ -1,0 +1,84 @@
+"""Messages that repeat are recognised; what differs by a byte outside the tensors is not."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.frontends.templates import Templates, fields, length_prefix, varint
+
+MESSAGE = b"head" + b"AAAA" + b"--" + b"BB" + b"tail"
+SPANS = [(4, 8), (10, 12)]
+
+
+def learnt() -> Templates[str]:
+    templates: Templates[str] = Templates()
+    templates.learn(MESSAGE, SPANS, "known")
+    return templates
+
+
+def test_a_message_with_other_tensors_is_recognised_and_cut() -> None:
+    assert learnt().find(b"headxyzw--12tail") == ("known", (b"xyzw", b"12"))
+
+
+@pytest.mark.parametrize("position", [0, 3, 8, 9, 12, 15])
+def test_a_message_with_another_skeleton_is_not_recognised(position: int) -> None:
+    changed = bytearray(MESSAGE)
+    changed[position] ^= 1
+    assert learnt().find(bytes(changed)) is None
+
+
+def test_a_message_of_another_length_is_not_recognised() -> None:
+    assert learnt().find(MESSAGE + b"x") is None
+
+
+def test_messages_of_one_length_are_told_apart() -> None:
+    templates = learnt()
+    templates.learn(b"HEAD" + MESSAGE[4:], SPANS, "other")
+    found, also = templates.find(MESSAGE), templates.find(b"HEAD" + MESSAGE[4:])
+    assert found is not None
+    assert also is not None
+    assert (found[0], also[0]) == ("known", "other")
+
+
+def test_learning_again_replaces_what_was_known() -> None:
+    templates = learnt()
+    templates.learn(MESSAGE, SPANS, "newer")
+    found = templates.find(MESSAGE)
+    assert found is not None
+    assert found[0] == "newer"
+
+
+def test_endless_kinds_of_messages_do_not_take_endless_memory() -> None:
+    templates: Templates[int] = Templates()
+    for size in range(2000):
+        templates.learn(b"h" * 5 + b"x" * size, [(5, 5 + size)], size)
+    for letter in range(200):
+        templates.learn(bytes([letter]) * 8, [(2, 4)], letter)
+    kept = sum(len(same) for same in templates._by_length.values())
+    assert kept == templates._kept <= 512
+    assert templates.find(bytes([199]) * 8) is not None
+
+
+def test_a_large_skeleton_is_not_kept() -> None:
+    templates: Templates[str] = Templates()
+    templates.learn(b"h" * 5000 + b"x", [(5000, 5001)], "large")
+    assert templates.find(b"h" * 5000 + b"x") is None
+
+
+@pytest.mark.parametrize(
+    ("value", "written"), [(0, b"\0"), (127, b"\x7f"), (128, b"\x80\x01"), (300, b"\xac\x02")]
+)
+def test_varints_are_written_seven_bits_a_byte(value: int, written: bytes) -> None:
+    assert varint(value) == written
+
+
+def test_fields_are_walked_without_looking_into_them() -> None:
+    message = b"\x08\x96\x01" + length_prefix(2, 3) + b"abc" + b"\x1d1234" + b"\x2112345678"
+    found = [(field.number, message[field.start : field.stop]) for field in fields(message)]
+    assert found == [(1, b"\x96\x01"), (2, b"abc"), (3, b"1234"), (4, b"12345678")]
+
+
+@pytest.mark.parametrize("message", [b"\x0b\x0c", b"\x12\x05ab", b"\x80" * 11, b"\x08"])
+def test_a_walk_stops_at_what_it_does_not_know(message: bytes) -> None:
+    with pytest.raises(ValueError, match=r"wire type|ends after|no varint"):
+        list(fields(message))
