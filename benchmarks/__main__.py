@@ -7,6 +7,7 @@ from importlib import import_module
 
 from benchmarks.processes import require
 from benchmarks.rounds import Effort, print_machine
+from benchmarks.stalls import told
 
 NAMES = ("throughput", "grpc_single", "rest_single", "lone", "swap", "batching", "start")
 
@@ -27,7 +28,8 @@ def main() -> None:
     for name in options.names or NAMES:
         module = import_module(f"benchmarks.{name}")
         print(f"\n{name}: {(module.__doc__ or '').strip()}", flush=True)
-        module.run(Effort(options.rounds, options.seconds))
+        with told():
+            module.run(Effort(options.rounds, options.seconds))
 
 
 if __name__ == "__main__":

@@ -118,7 +118,7 @@ def run(effort: Effort) -> None:
             runner.run(engine.start())
             try:
                 asks = _asks(engine, model, thread)
-                difference = runner.run(_difference(asks, requests))
+                difference = runner.run(_difference(engine, model, requests))
                 measures = {
                     name: lambda ask=ask, callers=callers: runner.run(
                         _stream(ask, callers, requests, model, effort.seconds)
@@ -160,14 +160,14 @@ def _asks(engine: Engine, model: CountedModel, thread: ThreadPoolExecutor) -> di
     return {"batched": (batched, CALLERS), "unbatched": (unbatched, CALLERS), "lone, unbatched": (direct, 1)}
 
 
-async def _difference(asks: Mapping[str, tuple[Ask, int]], requests: list[Rows]) -> float:
+async def _difference(engine: Engine, model: CountedModel, requests: list[Rows]) -> float:
     """The largest difference between a batched answer and the unbatched one, over all requests."""
-    batched, direct = asks["batched"][0], asks["lone, unbatched"][0]
     largest = 0.0
     for start in range(0, len(requests), CALLERS):
         some = requests[start : start + CALLERS]
-        for rows, answer in zip(some, await asyncio.gather(*map(batched, some)), strict=True):
-            largest = max(largest, float(np.abs(answer - await direct(rows)).max()))
+        answers = await asyncio.gather(*(engine.predict("ctr", rows.inputs) for rows in some))
+        for rows, answer in zip(some, answers, strict=True):
+            largest = max(largest, float(np.abs(answer["p"] - model.predict(rows.inputs)["p"]).max()))
     return largest
 
 
