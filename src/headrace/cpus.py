@@ -1,4 +1,4 @@
-"""How many processors this process may use: the affinity mask and the cgroup's quota, whichever allows less."""
+"""How many processors this process may use: its affinity mask or its cgroup's quota, whichever is less."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MOUNT = Path("/sys/fs/cgroup")
 def available() -> int:
     """How many threads can run at the same time without being throttled; at least one.
 
-    A quota of 2.5 processors counts as two: a third thread would use up the period's quota early, and then all wait.
+    A quota of 2.5 processors counts as two: a third thread would use it up before each period ends.
     """
     allowed = float(_in_mask())
     limit = quota(_CGROUP_FILE, _MOUNT)
@@ -52,8 +52,8 @@ def quota(cgroup_file: Path, mount: Path) -> float | None:
 def cgroup_folders(memberships: str) -> Iterator[PurePosixPath]:
     """The folders below the mount that may hold a quota, from the text of ``/proc/self/cgroup``.
 
-    A container often sees its own group as the mount's root while the text names it from the host's: so every folder on
-    the way up counts, and those that do not exist are no error.
+    A container often sees its own group as the mount's root while the text names it from the host's: so every
+    folder on the way up counts, and those that do not exist are no error.
 
     Args:
         memberships: Lines of ``hierarchy:controllers:path``; the hierarchy is 0 in version 2.
@@ -93,9 +93,8 @@ def _quota_of(folder: Path) -> float | None:
     except OSError:
         pass
     try:
-        return parse_cfs(
-            (folder / "cpu.cfs_quota_us").read_text(), (folder / "cpu.cfs_period_us").read_text()
-        )
+        runtime, period = ((folder / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+        return parse_cfs(runtime, period)
     except OSError:
         return None
 

@@ -1,0 +1,43 @@
+"""A small example model that needs nothing but headrace: ``half_plus_two``, which answers y = x / 2 + 2."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from headrace.errors import ConfigError, Conflict
+
+NAME = "half_plus_two"
+"""The example model's name."""
+
+_DATA = Path(__file__).parent
+
+
+def write(directory: Path) -> Path:
+    """Write the example model as version 1 of a model in a directory of models.
+
+    Args:
+        directory: The directory of models; made if it is missing.
+
+    Returns:
+        The model's directory, ``directory/half_plus_two``.
+
+    Raises:
+        Conflict: There is a model of that name already; nothing is overwritten.
+        ConfigError: The directory cannot be written.
+    """
+    target = directory / NAME
+    if target.exists():
+        raise Conflict(f"{target} exists already; remove it, or give another directory")
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{NAME}-", dir=directory) as unfinished:
+            model = Path(unfinished, NAME)
+            (model / "1").mkdir(parents=True)
+            shutil.copyfile(_DATA / "half_plus_two.onnx", model / "1/model.onnx")
+            shutil.copyfile(_DATA / "README.txt", model / "README.txt")
+            model.rename(target)  # complete at once: a server may be watching the directory
+    except OSError as error:
+        raise ConfigError(f"cannot write the example into {directory}: {error.strerror}") from error
+    return target

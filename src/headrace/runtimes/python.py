@@ -1,0 +1,269 @@
+"""Python code from ``model.py``, if allowed: pre- and post-processing, and models that call other models.
+
+The file has a class ``Model``::
+
+    class Model:
+        inputs = [("text", "BYTES", [])]  # name, datatype of the Open Inference Protocol, shape of one row
+        outputs = [("length", "INT64", [])]  # None in a shape is a dimension that may differ
+
+        def load(self, path, context):  # optional; path is the version directory
+            ...
+
+        def predict(self, inputs):  # name -> array, first axis rows, read-only; called by several threads
+            return {"length": [len(text) for text in inputs["text"]]}
+
+        def close(self):  # optional
+            ...
+
+Modules beside it are imported with ``from . import name``. Each version is a package of its own, so two
+versions never share a module, and closing one forgets its modules.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import logging
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib.machinery import SOURCE_SUFFIXES, FileFinder, SourceFileLoader
+from pathlib import Path
+from types import ModuleType
+from typing import Protocol
+
+import numpy as np
+
+from headrace.errors import FailedPrecondition, HeadraceError, LoadError, ModelError
+from headrace.runtimes.options import Option, RuntimeOptions
+from headrace.servable import DEFAULT_SIGNATURE, Signature, TensorSpec
+from headrace.tensors import BY_OIP, STRING, Array, Tensors, describe
+
+_log = logging.getLogger(__name__)
+_numbers = itertools.count(1)
+
+
+class Model(Protocol):
+    """What the class in ``model.py`` has; ``load(path, context)`` and ``close()`` are optional."""
+
+    inputs: Iterable[tuple[str, str, Iterable[int | None]]]
+    outputs: Iterable[tuple[str, str, Iterable[int | None]]]
+
+    def predict(self, inputs: Tensors) -> Mapping[str, object]:
+        """Answer a whole batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What ``load`` is given beside the version directory.
+
+    Attributes:
+        threads: How many threads one call should use.
+        options: The ``[runtime.options]`` of the model's ``headrace.toml``, as they are.
+    """
+
+    threads: int
+    options: Mapping[str, Option]
+    _options: RuntimeOptions
+
+    def predict(self, name: str, inputs: Tensors) -> Tensors:
+        """Call another model and wait for its answer, from within ``predict``.
+
+        Args:
+            name: The model's name.
+            inputs: Its inputs.
+
+        Raises:
+            HeadraceError: Why there is no answer.
+        """
+        if self._options.call is None:
+            raise FailedPrecondition(
+                f"cannot call {name!r}: this model was loaded outside of a server or engine"
+            )
+        return self._options.call(name, inputs)
+
+
+def load(file: Path, options: RuntimeOptions) -> PythonServable:
+    """Load ``model.py``.
+
+    Args:
+        file: The file.
+        options: The operator's settings.
+
+    Raises:
+        LoadError: Code is not allowed, the code fails, or ``Model`` is not as it should be.
+    """
+    if not options.allow_code:
+        raise LoadError(
+            f"{file.name} is code, and code from model directories is not run. If only people you trust can "
+            "write there, start the server with --allow-code, or set allow_code = true in its configuration"
+        )
+    package = f"headrace_model_{next(_numbers)}"
+    try:
+        model = _instance(file, package, options)
+        signature = Signature(
+            DEFAULT_SIGNATURE,
+            _specs("inputs", model.inputs),
+            _specs("outputs", model.outputs),
+            kind=options.signature.kind,
+        )
+    except LoadError:
+        _forget(package, file.parent)
+        raise
+    except Exception as error:  # the boundary to the model's own code
+        _forget(package, file.parent)
+        _log.exception("loading %s failed", file)
+        raise LoadError(f"{file.name} fails: {type(error).__name__}: {error}{_hint(error, file)}") from error
+    return PythonServable(model, signature, package, file.parent)
+
+
+class PythonServable:
+    """An object of the class ``Model``."""
+
+    platform = "python"
+
+    may_block = True
+    """It may wait for other models, so it must not run in the serving thread."""
+
+    def __init__(self, model: Model, signature: Signature, package: str, directory: Path) -> None:
+        """Wrap a model.
+
+        Args:
+            model: The model.
+            signature: What it declares.
+            package: The name that its modules have in ``sys.modules``.
+            directory: The version directory.
+        """
+        self.signatures: Mapping[str, Signature] = {signature.name: signature}
+        self._model = model
+        self._outputs = signature.outputs
+        self._package = package
+        self._directory = directory
+
+    def predict(self, inputs: Tensors, signature: str = DEFAULT_SIGNATURE) -> Tensors:
+        """Answer a whole batch.
+
+        Args:
+            inputs: Every input, checked.
+            signature: There is only the default one.
+
+        Raises:
+            HeadraceError: What the model raised, if it was one of these.
+            ModelError: The model raised something else, or answered with something that it did not declare.
+        """
+        try:
+            answer = self._model.predict({name: _read_only(array) for name, array in inputs.items()})
+            return _checked(self._outputs, answer)
+        except HeadraceError:
+            raise
+        except Exception as error:  # the boundary to the model's own code
+            _log.exception("predict of the model in %s failed", self._directory)
+            raise ModelError(f"the model raised {type(error).__name__}: {error}") from error
+
+    def close(self) -> None:
+        """Let the model free what it holds, and forget its modules."""
+        try:
+            getattr(self._model, "close", _nothing)()
+        except Exception:  # noqa: BLE001 - the boundary to the model's own code; the version goes all the same
+            _log.exception("close of the model in %s failed", self._directory)
+        del self._model
+        _forget(self._package, self._directory)
+
+
+class _SourceLoader(SourceFileLoader):
+    """Reads source files and writes no ``__pycache__``: a version directory is not to change."""
+
+    def set_data(self, path: str, data: object, *, _mode: int = 0) -> None:
+        """Write nothing."""
+
+
+def _instance(file: Path, package: str, options: RuntimeOptions) -> Model:
+    module = _import(file, package)
+    made = getattr(module, "Model", None)
+    if not isinstance(made, type):
+        raise LoadError(f"{file.name}: expected a class Model, found none")
+    model: Model = made()
+    if not callable(getattr(model, "predict", None)):
+        raise LoadError(f"{file.name}: class Model needs a method predict(self, inputs)")
+    getattr(model, "load", _nothing)(file.parent, Context(options.threads, dict(options.options), options))
+    for name in ("inputs", "outputs"):
+        if not getattr(model, name, None):
+            raise LoadError(f"{file.name}: class Model needs {name} = [(name, datatype, row shape), …]")
+    return model
+
+
+def _import(file: Path, package: str) -> ModuleType:
+    """Import a file as a package, so that modules beside it are its submodules."""
+    directory = str(file.parent)
+    sys.path_importer_cache[directory] = FileFinder(directory, (_SourceLoader, SOURCE_SUFFIXES))
+    spec = importlib.util.spec_from_file_location(
+        package, file, loader=_SourceLoader(package, str(file)), submodule_search_locations=[directory]
+    )
+    if spec is None or spec.loader is None:
+        raise LoadError(f"{file.name} cannot be imported")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[package] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _forget(package: str, directory: Path) -> None:
+    for name in [name for name in sys.modules if name == package or name.startswith(f"{package}.")]:
+        sys.modules.pop(name, None)
+    sys.path_importer_cache.pop(str(directory), None)
+
+
+def _hint(error: Exception, file: Path) -> str:
+    if isinstance(error, ModuleNotFoundError) and error.name and (file.parent / f"{error.name}.py").exists():
+        return f"; it lies beside {file.name}: write `from . import {error.name}`"
+    return ""
+
+
+def _nothing(*_: object) -> None:
+    """Stands for a method that a model does not have."""
+
+
+def _specs(side: str, declared: Iterable[tuple[str, str, Iterable[int | None]]]) -> tuple[TensorSpec, ...]:
+    specs: list[TensorSpec] = []
+    for entry in declared:
+        try:
+            name, datatype, shape = entry
+            specs.append(TensorSpec(name, BY_OIP[datatype].dtype, tuple(shape)))
+        except (TypeError, ValueError, KeyError) as error:
+            raise LoadError(
+                f"Model.{side}: expected (name, one of {', '.join(BY_OIP)}, row shape), got {entry!r}"
+            ) from error
+    if len({spec.name for spec in specs}) < len(specs):
+        raise LoadError(f"Model.{side}: a name is declared twice")
+    return tuple(specs)
+
+
+def _read_only(array: Array) -> Array:
+    """A view that cannot be written to: the array may be a caller's own."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+def _checked(specs: tuple[TensorSpec, ...], answer: object) -> Tensors:
+    if not isinstance(answer, Mapping) or answer.keys() != {spec.name for spec in specs}:
+        got = ", ".join(map(str, answer)) if isinstance(answer, Mapping) else type(answer).__name__
+        declared = ", ".join(spec.name for spec in specs)
+        raise ModelError(f"the model declares the outputs {declared}, and answered with {got or 'none'}")
+    return {spec.name: _as_declared(spec, answer[spec.name]) for spec in specs}
+
+
+def _as_declared(spec: TensorSpec, value: object) -> Array:
+    array = np.asarray(value, dtype=STRING if spec.dtype == STRING else None)
+    if spec.dtype == STRING:
+        texts = [text.encode() if isinstance(text, str) else text for text in array.flat]
+        if any(not isinstance(text, bytes) for text in texts):
+            raise ModelError(
+                f"the model declares {spec}, and answered with something that is not text or bytes"
+            )
+        array = np.array(texts, dtype=object).reshape(array.shape)
+    elif array.dtype != spec.dtype and np.can_cast(array.dtype, spec.dtype, "same_kind"):
+        array = array.astype(spec.dtype)
+    if array.dtype != spec.dtype or array.ndim == 0 or not spec.accepts(array.shape[1:]):
+        raise ModelError(f"the model declares {spec}, and answered with {describe(array)}")
+    return array
