@@ -1,4 +1,4 @@
-"""A process that only sleeps and wakes: where it wakes late, the machine stood still, and latencies tell of that."""
+"""A process that only sleeps and wakes: when it wakes late, the machine stood still, and not the server."""
 
 from __future__ import annotations
 
