@@ -69,7 +69,7 @@ class RunningServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """End the process, and show what it wrote if the test failed."""
-        if self.process.poll() is None:
+        if self.process.returncode is None:
             self.stop()
         if kind is not None:
             print("--- the server's standard error ---", *self.errors[-60:], sep="\n")
@@ -81,6 +81,19 @@ class RunningServer:
             The exit code.
         """
         self.process.send_signal(signal.SIGTERM)
+        return self.wait_until_ended(timeout_seconds)
+
+    def kill(self) -> int:
+        """End it as a crash would."""
+        self.process.kill()
+        return self.wait_until_ended()
+
+    def wait_until_ended(self, timeout_seconds: float = 20.0) -> int:
+        """Wait for the process to end by itself; it is killed, and the test fails, if it does not.
+
+        Returns:
+            The exit code.
+        """
         try:
             code = self.process.wait(timeout_seconds)
         except subprocess.TimeoutExpired:
