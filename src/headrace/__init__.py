@@ -1,4 +1,4 @@
-"""Serves models in milliseconds: batched across concurrent callers, in versions, in process or over the network."""
+"""Serves models in milliseconds: batched, in versions, in process or over REST and gRPC."""
 
 from __future__ import annotations
 

@@ -37,14 +37,15 @@ class Clock(Protocol):
 class LoopClock:
     """The Clock of an asyncio event loop; its thread is the serving thread."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Bind the clock to a loop.
+    # uvloop's own time() is cached per iteration, in milliseconds: too coarse for what a batch costs.
+    now = staticmethod(time.monotonic)
+
+    def bind(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Run calls in a loop from now on; before, only ``now`` works.
 
         Args:
             loop: The loop whose thread serves.
         """
-        # uvloop's own time() is cached per iteration, in milliseconds: too coarse for what a batch costs.
-        self.now = time.monotonic
         self.call_soon = loop.call_soon
         self.call_later = loop.call_later
         self.call_soon_threadsafe = loop.call_soon_threadsafe

@@ -94,6 +94,21 @@ class Engine:
         self._objects = dict(objects or {})
         self._object_config = ModelConfig(batching=batching or BatchingPolicy())
         self._started = False
+        self._clock = LoopClock()
+        self._threads = background_executor(self.config.load_threads + 1)
+        loader = VersionLoader(
+            self._clock,
+            allow_code=self.config.allow_code,
+            call=self.predict_blocking,
+            objects={(name, 1): servable for name, servable in self._objects.items()},
+        )
+        self.manager: Manager[LoadedVersion] = Manager(
+            loader,
+            self._clock,
+            self._threads,
+            load_threads=self.config.load_threads,
+            on_change=self._changed,
+        )
 
     @classmethod
     def from_objects(
@@ -120,26 +135,12 @@ class Engine:
         """
         self._loop = asyncio.get_running_loop()
         self._serving_thread = threading.get_ident()
-        clock = self._clock = LoopClock(self._loop)
-        loader = VersionLoader(
-            clock,
-            allow_code=self.config.allow_code,
-            call=self.predict_blocking,
-            objects={(name, 1): servable for name, servable in self._objects.items()},
-        )
-        self._threads = background_executor(self.config.load_threads + 1)
-        self.manager: Manager[LoadedVersion] = Manager(
-            loader,
-            clock,
-            self._threads,
-            load_threads=self.config.load_threads,
-            on_change=self._changed,
-        )
+        self._clock.bind(self._loop)
         self._settled = asyncio.Event()
         self._source: DirectorySource | None = None
         self._started = True
         if self._models is not None or self.config.models:
-            self._source = DirectorySource(self._models, self.config, clock, self._threads, self._want)
+            self._source = DirectorySource(self._models, self._want, self._clock, self._threads, self.config)
             self._source.start()
         else:
             self._want({})
@@ -180,15 +181,6 @@ class Engine:
         except TimeoutError:
             return False
         return True
-
-    def _want(self, wanted: Mapping[str, Wanted]) -> None:
-        """Take the Source's whole wanted state, and add the objects that were given in process."""
-        self.manager.want_all({**wanted, **self._wanted_objects})
-        self._note_change()
-
-    def _note_change(self) -> None:
-        if self.manager.settled():
-            self._settled.set()
 
     async def close(self) -> None:
         """Let every model answer what it has taken, and unload it."""
@@ -307,7 +299,7 @@ class Engine:
         """
         future: asyncio.Future[Outcome] = self._loop.create_future()
         request = Request(
-            inputs.layout, inputs.columns, inputs.rows, future.set_result, deadline=deadline, waiter=future
+            inputs[0], inputs[1], inputs[2], future.set_result, deadline=deadline, waiter=future
         )
         loaded.batcher.submit(request)
         outcome = await future

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
 
 from headrace import cpus
 from headrace.batching.batcher import Batcher
@@ -151,14 +150,20 @@ class VersionLoader:
         return LoadedVersion(model, version, servable, config, self.clock, path)
 
     def _options(self, config: ModelConfig) -> registry.RuntimeOptions:
-        policy, runtime = config.batching, config.runtime
+        policy, runtime, signature = config.batching, config.runtime, config.signature
         threads = policy.threads_per_instance or cpus.share(cpus.available(), instances(policy))
         return registry.RuntimeOptions(
             kind=runtime.kind,
             threads=threads,
             trusted=runtime.trusted,
             allow_code=self.allow_code,
-            options=cast("Mapping[str, str | int | float | bool]", runtime.options),
+            options=runtime.options,
+            signature=registry.SignatureSettings(
+                kind=signature.kind,
+                scores=signature.scores,
+                classes=signature.classes,
+                labels=signature.labels,
+            ),
             call=self.call,
         )
 

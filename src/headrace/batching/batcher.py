@@ -26,7 +26,7 @@ from headrace.batching.cost import BatchCost
 from headrace.batching.instances import Instances
 from headrace.batching.joining import join, join_padding_rows, padded_size
 from headrace.batching.plan import Limits, Plan, Release, plan
-from headrace.batching.request import Answer, BatchOutputs, Outcome, Request, Timings
+from headrace.batching.request import NO_DEADLINE, Answer, BatchOutputs, Outcome, Request, Timings
 from headrace.batching.splitting import split
 from headrace.batching.statistics import VersionStatistics
 from headrace.clock import Clock, Timer
@@ -122,6 +122,7 @@ class Batcher:
         self._servable = servable
         self._signatures = servable.signatures
         self._policy = policy
+        self._pads = policy.pad_variable_length
         self._clock = clock
         self._now = clock.now
         self._inline_seconds = inline_seconds
@@ -141,13 +142,18 @@ class Batcher:
     def submit(self, request: Request) -> None:
         """Take a request, or refuse it at once: its ``respond`` is called either way. Serving thread only."""
         now = request.enqueued = self._now()
-        if self._closed or self.queued_rows or self._running or request.deadline <= now:
+        if (
+            self._closed
+            or request.deadline != NO_DEADLINE
+            or self.queued_rows + request.rows > self._policy.max_queue_rows
+        ):
             refusal = self._refusal(request, now)
             if refusal is not None:
                 self.statistics.refused += 1
                 request.settle(refusal)
                 return
-        lane = self._lanes.get(self._lane_key(request.layout)) or self._open_lane(request.layout)
+        layout = request.layout
+        lane = self._lanes.get(layout.signature if self._pads else layout) or self._open_lane(layout)
         if request.rows > lane.max_rows:
             self._enqueue_parts(lane, request)
         else:
@@ -177,7 +183,7 @@ class Batcher:
                 f"{request.rows} more would pass max_queue_rows = {limit}",
                 retry_after_seconds=self._wait_seconds(ahead),
             )
-        if ahead and request.deadline != math.inf:
+        if ahead and request.deadline != NO_DEADLINE:
             wait = self._wait_seconds(ahead) + self.cost.seconds(request.rows)
             left = request.deadline - now
             if wait > left:
@@ -191,11 +197,9 @@ class Batcher:
     def _wait_seconds(self, rows_ahead: int) -> float:
         return self.cost.wait_seconds(rows_ahead, self._policy.max_batch_rows, self._instance_count)
 
-    def _lane_key(self, layout: RowLayout) -> object:
-        return layout.signature if self._policy.pad_variable_length else layout
-
     def _open_lane(self, layout: RowLayout) -> _Lane:
-        lane = self._lanes[self._lane_key(layout)] = _Lane(self._signatures[layout.signature], self._policy)
+        lane = _Lane(self._signatures[layout.signature], self._policy)
+        self._lanes[layout.signature if self._pads else layout] = lane
         return lane
 
     def _enqueue_parts(self, lane: _Lane, request: Request) -> None:
@@ -314,7 +318,7 @@ class Batcher:
         rows: int = -1,
     ) -> BatchOutputs:
         layout = layouts[0]
-        if self._policy.pad_variable_length and any(other is not layout for other in layouts):
+        if self._pads and any(other is not layout for other in layouts):
             request_rows = [request.rows for request in batch.requests]
             inputs = join_padding_rows(layouts, columns, request_rows, padded_rows)
         else:

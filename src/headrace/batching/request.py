@@ -159,7 +159,8 @@ class Request:
         Returns:
             Whether somebody was answered.
         """
-        wanted = self.wanted
+        # What `wanted` says, spelled out: this is on every request's way.
+        wanted = not self.settled and (self._waiter is None or not self._waiter.done())
         self.settled = True
         self.columns = ()
         if wanted:

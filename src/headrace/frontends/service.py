@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from importlib.metadata import version as installed_version
 
-from headrace.batching.request import NO_DEADLINE, Answer, Request
+from headrace.batching.request import Request
 from headrace.engine import Engine
 from headrace.errors import FailedPrecondition, NotFound
 from headrace.frontends.metrics import exposition
 from headrace.lifecycle.state import State, VersionStatus
 from headrace.loaded import LoadedVersion
-from headrace.servable import CheckedInputs
 
 
 class Service:
@@ -22,6 +21,8 @@ class Service:
         version: The version of headrace.
         max_json_depth: How deep JSON in a request may nest.
         max_message_bytes: The most bytes a message may have.
+        loaded: The loaded version that a request means, by model, version and label; see ``Engine.loaded``.
+        predict: Predicts and is awaited; see ``Engine.answer``.
     """
 
     name = "headrace"
@@ -33,16 +34,9 @@ class Service:
         self.version = installed_version("headrace")
         self.max_json_depth = engine.config.limits.max_json_depth
         self.max_message_bytes = engine.config.limits.max_message_bytes
-
-    def loaded(self, model: str, version: int | None = None, label: str | None = None) -> LoadedVersion:
-        """The loaded version that a request means; see ``Engine.loaded``."""
-        return self._engine.manager.get(model, version, label)
-
-    def predict(
-        self, loaded: LoadedVersion, inputs: CheckedInputs, deadline: float = NO_DEADLINE
-    ) -> Coroutine[None, None, Answer]:
-        """Predict; to be awaited. See ``Engine.answer``."""
-        return self._engine.answer(loaded, inputs, deadline)
+        # Handed through rather than wrapped: these are on every request's way.
+        self.loaded = engine.manager.get
+        self.predict = engine.answer
 
     def submit(self, loaded: LoadedVersion, request: Request) -> None:
         """Hand over a request that is answered by its callback."""

@@ -27,6 +27,7 @@ from headrace.frontends.calls import (
     HttpCall,
     HttpReply,
     HttpRoute,
+    UnaryHandler,
 )
 from headrace.frontends.status import codes
 from headrace.frontends.transport.bodies import Bodies, Receive
@@ -77,8 +78,14 @@ class Application:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; or the lifespan protocol, in which there is nothing to do."""
         if scope["type"] == "http":
-            if scope["method"] == "POST" and _is_grpc(scope["headers"]):
-                await self._grpc(scope, receive, send)
+            headers = scope["headers"]
+            method = self._methods.get(scope["path"])
+            if method is not None and method.unary is not None:
+                await self._unary(method.unary, headers, receive, send)
+            elif method is not None and method.stream is not None:
+                await self._stream(method.stream, headers, receive, send)
+            elif scope["method"] == "POST" and _is_grpc(headers):
+                await _send_grpc_error(send, Unsupported(f"method {scope['path']} is not served here"))
             else:
                 await self._http(scope, receive, send)
         elif scope["type"] == "lifespan":
@@ -88,44 +95,33 @@ class Application:
 
     # --- gRPC ---
 
-    async def _grpc(self, scope: Scope, receive: Receive, send: Send) -> None:
-        method = self._methods.get(scope["path"])
+    async def _unary(self, handler: UnaryHandler, headers: Headers, receive: Receive, send: Send) -> None:
+        bodies = self._bodies
+        held = 0
         try:
-            if method is None:
-                raise Unsupported(f"method {scope['path']} is not served here")
-            call, encoding = _grpc_call(scope["headers"])
-            if method.unary is not None:
-                reply = await self._unary(method, call, encoding, receive)
-                await send(_GRPC_START)
-                await send({"type": "http.response.body", "body": reply, "more_body": False})
-                await send(_GRPC_OK)
-                return
+            call, encoding = _grpc_call(headers)
+            body = await bodies.read(receive)
+            held = len(body)
+            reply = await handler(one_message(body, encoding, bodies.limits.max_message_bytes), call)
         except HeadraceError as error:
             await _send_grpc_error(send, error)
             return
         except Exception:  # noqa: BLE001 - the boundary to the network: a bug fails its own call only
-            _log.exception("a gRPC call failed unexpectedly", extra={"path": scope["path"]})
+            _log.exception("a gRPC call failed unexpectedly")
             await _send_grpc_error(send, HeadraceError(_INTERNAL))
             return
-        await self._stream(method, call, encoding, receive, send)
-
-    async def _unary(self, method: GrpcMethod, call: GrpcCall, encoding: bytes, receive: Receive) -> bytes:
-        bodies = self._bodies
-        body = await bodies.read(receive)
-        try:
-            message = one_message(body, encoding, bodies.limits.max_message_bytes)
-            return frame(await method.unary(message, call))  # type: ignore[misc]  # the caller has checked
         finally:
-            bodies.release(len(body))
+            bodies.release(held)
+        await send(_GRPC_START)
+        await send({"type": "http.response.body", "body": frame(reply), "more_body": False})
+        await send(_GRPC_OK)
 
-    async def _stream(
-        self, method: GrpcMethod, call: GrpcCall, encoding: bytes, receive: Receive, send: Send
-    ) -> None:
+    async def _stream(self, handler: StreamHandler, headers: Headers, receive: Receive, send: Send) -> None:
         started = False
         trailers = [(b"grpc-status", b"0")]
         try:
-            messages = self._messages(receive, encoding)
-            async for reply in method.stream(messages, call):  # type: ignore[misc]  # a method has one handler or the other
+            call, encoding = _grpc_call(headers)
+            async for reply in handler(self._messages(receive, encoding), call):
                 if not started:
                     await send(_GRPC_START)
                     started = True
@@ -133,7 +129,7 @@ class Application:
         except HeadraceError as error:
             trailers = error_headers(error)
         except Exception:  # noqa: BLE001 - the same boundary
-            _log.exception("a gRPC stream failed unexpectedly", extra={"path": method.path})
+            _log.exception("a gRPC stream failed unexpectedly")
             trailers = error_headers(HeadraceError(_INTERNAL))
         if not started:
             await send(_GRPC_START)

@@ -33,8 +33,11 @@ class Bodies:
         event = await receive()
         body: bytes = event.get("body", b"")
         if event.get("more_body"):
-            body = await self._read_on(receive, body)
-        elif event["type"] == "http.disconnect":
+            event = await receive()
+            # Most clients send the end mark apart from the only chunk; anything else is gathered.
+            if event.get("more_body") or event.get("body") or event["type"] != "http.request":
+                body = await self._gather(receive, body, event)
+        elif event["type"] != "http.request":
             raise Cancelled("the client left before its request had arrived")
         self.hold(len(body))
         return body
@@ -61,11 +64,8 @@ class Bodies:
         """Count bytes as no longer held."""
         self.held_bytes -= size
 
-    async def _read_on(self, receive: Receive, first: bytes) -> bytes:
-        """Read what follows the first chunk."""
-        event = await receive()
-        if not event.get("more_body") and not event.get("body") and event["type"] == "http.request":
-            return first  # the end mark came apart from the only chunk: what most clients send
+    async def _gather(self, receive: Receive, first: bytes, event: Event) -> bytes:
+        """Read what follows the first chunk, beginning with the event that came after it."""
         chunks, size = [first], len(first)
         try:
             async with asyncio.timeout(self.limits.body_timeout_seconds):
