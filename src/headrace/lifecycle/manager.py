@@ -284,7 +284,7 @@ class Manager(Generic[LoadedT]):
     # ---- Loading ----
 
     def _start_loads(self) -> None:
-        """Start loads while there are threads: first models with nothing ready, then the least often tried."""
+        """Start loads while there are threads: models with nothing ready first, the least tried first."""
         while self._to_load and self._loading < self._load_threads:
             name = min(self._to_load, key=self._urgency)
             model = self._models[name]

@@ -1,4 +1,4 @@
-"""A Manager on a stage: virtual time, loads that run when the test says so, and a Loader that notes what it does."""
+"""A Manager on a stage: virtual time, loads run by hand, and a Loader that notes what it does."""
 
 from __future__ import annotations
 

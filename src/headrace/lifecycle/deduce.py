@@ -1,0 +1,164 @@
+"""From what is on disk to what is wanted: pure, but for looking at the version directories in question.
+
+The rules, each with a test:
+
+* what cannot be listed, or suddenly lists nothing, keeps what it had: a lost mount unloads no model;
+* a version that appears is wanted once it has stopped changing, or at once when a manifest tells what belongs
+to it; * a failed version is told as changed once it has stopped changing;
+* settings or a pin that cannot be followed leave everything as it was, with the problem shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from headrace.config import ModelConfig, Table, parse_model_config
+from headrace.errors import ConfigError
+from headrace.lifecycle.listing import Listing, Look, ModelListing
+from headrace.lifecycle.policy import choose
+from headrace.lifecycle.wanted import Wanted
+
+LookAt = Callable[[Path], Look]
+
+
+@dataclass(frozen=True, slots=True)
+class Deduced:
+    """What was deduced for one model, and what the next deduction needs to remember.
+
+    Attributes:
+        wanted: What is wanted of it.
+        known: The versions that were on disk.
+        changing: Versions that appeared and may still be written, by their fingerprint.
+        seen: The fingerprints of the wanted versions at the last look, settled or not.
+        settings: The settings' text that ``config`` or ``wrong`` is about; None before the first.
+        config: The last good settings; None if there were none.
+        wrong: Why the settings are not good, or "".
+    """
+
+    wanted: Wanted = field(default_factory=Wanted)
+    known: frozenset[int] = frozenset()
+    changing: Mapping[int, Hashable] = field(default_factory=dict)
+    seen: Mapping[int, Hashable] = field(default_factory=dict)
+    settings: str | None = None
+    config: ModelConfig | None = None
+    wrong: str = ""
+
+
+def deduce(
+    listing: Listing,
+    before: Mapping[str, Deduced] | None,
+    overrides: Callable[[str], Table],
+    look_at: LookAt,
+) -> dict[str, Deduced]:
+    """Deduce what is wanted of all models.
+
+    Args:
+        listing: What is on disk now.
+        before: What was deduced the last time; None at the start, when everything is taken as it is found.
+        overrides: The server's own settings for a model.
+        look_at: Looks at a version directory.
+    """
+    first = before is None
+    remembered = before or {}
+    deduced = {}
+    for name, model in listing.models.items():
+        was = remembered.get(name, _NOTHING)
+        deduced[name] = deduce_model(
+            replace(was, known=frozenset(model.versions)) if first else was, model, overrides(name), look_at
+        )
+    # A served directory without a single version is a lost mount rather than the wish to serve nothing.
+    believable = not listing.problem and any(model.versions for model in listing.models.values())
+    for name, was in remembered.items():
+        if name in listing.models:
+            continue
+        problem = listing.unreadable.get(name) or listing.problem
+        if problem or not believable:
+            deduced[name] = _keep(was, problem or "the served directory is empty; what is loaded stays")
+    return deduced
+
+
+def deduce_model(before: Deduced, model: ModelListing, overrides: Table, look_at: LookAt) -> Deduced:
+    """Deduce what is wanted of one model.
+
+    Args:
+        before: What was deduced the last time.
+        model: What is in its directory now.
+        overrides: The server's own settings for it.
+        look_at: Looks at a version directory.
+    """
+    before = _read_settings(before, model, overrides)
+    if not model.versions:
+        if not before.wanted.versions:
+            return replace(before, wanted=Wanted(), known=frozenset(), changing={})
+        return _keep(before, "no version is left in its directory; what is loaded stays")
+    changing = _changing(before, model, look_at)
+    now = replace(before, known=frozenset(model.versions), changing=changing)
+    problem = model.problem or before.wrong
+    if before.config is None or model.problem:
+        return _keep(now, problem)
+    policy = before.config.versions
+    there = model.versions.keys() - changing.keys()
+    numbers = choose(policy, there, model.pin)
+    if model.pin is not None and model.pin not in there:
+        problem = f"it is pinned to version {model.pin}, which is not there"
+        if before.wanted.versions:
+            return _keep(now, problem)
+    if not numbers and (there or before.wanted.versions):
+        missing = f"none of the versions {sorted(policy.numbers)} is there"
+        return _keep(now, problem or (missing if there else "its versions are still being written"))
+    return _want(
+        now, {number: look_at(model.versions[number]) for number in sorted(numbers)}, model.pin, problem
+    )
+
+
+def _want(now: Deduced, looks: Mapping[int, Look], pin: int | None, problem: str) -> Deduced:
+    config = now.config or ModelConfig()
+    labels = {
+        label: number for label, number in config.versions.labels.items() if pin is None or number <= pin
+    }
+    told = now.wanted.fingerprints
+    fingerprints = {
+        number: look.fingerprint
+        if now.seen.get(number, look.fingerprint) == look.fingerprint
+        else told.get(number)
+        for number, look in looks.items()
+    }
+    wanted = Wanted(
+        versions={number: look.path for number, look in looks.items()},
+        config=config,
+        labels=labels,
+        fingerprints=fingerprints,
+        problem=problem,
+    )
+    return replace(now, wanted=wanted, seen={number: look.fingerprint for number, look in looks.items()})
+
+
+def _keep(was: Deduced, problem: str) -> Deduced:
+    return replace(was, wanted=replace(was.wanted, problem=problem))
+
+
+def _read_settings(before: Deduced, model: ModelListing, overrides: Table) -> Deduced:
+    if model.settings == before.settings:
+        return before
+    try:
+        config = parse_model_config(model.settings, overrides)
+    except ConfigError as error:
+        return replace(before, settings=model.settings, wrong=error.message)
+    return replace(before, settings=model.settings, config=config, wrong="")
+
+
+def _changing(before: Deduced, model: ModelListing, look_at: LookAt) -> dict[int, Hashable]:
+    """The versions that were not there before, or were still changing, and have changed since."""
+    changing = {}
+    for number, path in model.versions.items():
+        if number in before.known and number not in before.changing:
+            continue
+        look = look_at(path)
+        if not look.has_manifest and before.changing.get(number) != look.fingerprint:
+            changing[number] = look.fingerprint
+    return changing
+
+
+_NOTHING = Deduced()

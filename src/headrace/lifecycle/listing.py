@@ -1,0 +1,151 @@
+"""What is on disk, read in one go: the model directories, with their versions, settings and pins.
+
+Names that clients send never get here: only what the operator put into the directory is looked at. So
+symbolic links, of the directory, a model or a version, are followed wherever they lead.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from headrace.config import MODEL_CONFIG_FILE, MODEL_NAME
+from headrace.errors import ConfigError
+from headrace.lifecycle.layout import MANIFEST_FILE, version_directories, version_number
+from headrace.lifecycle.pin import read_pin
+
+
+@dataclass(frozen=True, slots=True)
+class ModelListing:
+    """What is in one model's directory.
+
+    Attributes:
+        versions: Its version directories.
+        settings: The content of its ``headrace.toml``; "" without one.
+        pin: The version that it is pinned to; None if to none.
+        problem: Why the settings or the pin cannot be read, or "".
+    """
+
+    versions: Mapping[int, Path]
+    settings: str = ""
+    pin: int | None = None
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """What is in all model directories.
+
+    Attributes:
+        models: The models, by name, those without versions included.
+        unreadable: Models whose directory cannot be listed, and why.
+        skipped: Names in the served directory that are no models, and why.
+        problem: Why the served directory cannot be listed, or "".
+    """
+
+    models: Mapping[str, ModelListing] = field(default_factory=dict)
+    unreadable: Mapping[str, str] = field(default_factory=dict)
+    skipped: Mapping[str, str] = field(default_factory=dict)
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One version directory, looked at.
+
+    Attributes:
+        path: Where it really lies, links resolved.
+        fingerprint: What changes when a file in it does.
+        has_manifest: Whether a manifest tells what belongs to it.
+    """
+
+    path: Path
+    fingerprint: Hashable
+    has_manifest: bool
+
+
+def list_models(root: Path | None, elsewhere: Mapping[str, Path]) -> Listing:
+    """Read what is on disk.
+
+    Args:
+        root: The served directory: of models, or of one model's versions. None for none.
+        elsewhere: Directories of models that lie elsewhere, by name.
+    """
+    directories, skipped, problem = dict[str, Path](), dict[str, str](), ""
+    if root is not None:
+        try:
+            directories, skipped = _model_directories(root)
+        except OSError as error:
+            problem = f"the model directory cannot be listed: {error.strerror}"
+    models, unreadable = dict[str, ModelListing](), dict[str, str]()
+    for name, directory in {**directories, **elsewhere}.items():
+        try:
+            models[name] = _list_model(directory)
+        except OSError as error:
+            unreadable[name] = f"its directory cannot be listed: {error.strerror}"
+    return Listing(models, unreadable, skipped, problem)
+
+
+def look(version_directory: Path) -> Look:
+    """Look at one version directory: names, sizes and times of its files, not their content."""
+    path = Path(os.path.realpath(version_directory))
+    files = []
+    for folder, _, names in os.walk(path):
+        for name in names:
+            try:
+                status = os.stat(os.path.join(folder, name))
+            except OSError:  # gone again, or a link to nothing: that is a difference, too
+                files.append((folder, name, -1, -1))
+            else:
+                files.append((folder, name, status.st_size, status.st_mtime_ns))
+    return Look(path, hash(tuple(sorted(files))), (path / MANIFEST_FILE).exists())
+
+
+def _model_directories(root: Path) -> tuple[dict[str, Path], dict[str, str]]:
+    with os.scandir(root) as entries:
+        names = sorted(entry.name for entry in entries if entry.name[0] != "." and entry.is_dir())
+    if _is_one_model(root, names):
+        name = root.resolve().name
+        return _split({name: root})
+    return _split({name: root / name for name in names})
+
+
+def _is_one_model(root: Path, names: list[str]) -> bool:
+    """Whether a directory holds one model's versions: numbers, and nothing beside them that holds numbers."""
+    others = [name for name in names if version_number(name) is None]
+    return len(others) < len(names) and not any(_holds_versions(root / name) for name in others)
+
+
+def _holds_versions(directory: Path) -> bool:
+    try:
+        return bool(version_directories(directory))
+    except OSError:
+        return True  # unknown: better a model too many than to take all models for one
+
+
+def _split(found: Mapping[str, Path]) -> tuple[dict[str, Path], dict[str, str]]:
+    expected = "expected a letter or digit, then up to 127 letters, digits, dots, _ and -"
+    good = {name: path for name, path in found.items() if MODEL_NAME.fullmatch(name)}
+    return good, {name: f"not a model's name: {expected}" for name in found if name not in good}
+
+
+def _list_model(directory: Path) -> ModelListing:
+    versions = version_directories(directory)
+    settings, pin, problem = "", None, ""
+    try:
+        settings = _read(directory / MODEL_CONFIG_FILE)
+        pin = read_pin(directory)
+    except (ConfigError, UnicodeDecodeError) as error:
+        problem = str(error)
+    except OSError as error:
+        problem = f"its settings cannot be read: {error.strerror}"
+    return ModelListing(versions, settings, pin, problem)
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text("utf-8")
+    except FileNotFoundError:
+        return ""
