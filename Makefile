@@ -10,7 +10,7 @@ CLIENTS := .venvs/clients
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
-.PHONY: help install clients demo serve test check format bench clean
+.PHONY: help install clients demo serve test check format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -46,7 +46,7 @@ check: install ## style, types, import contract, size budget, spelling, generate
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-logo
 	$(BIN)/python tools/size_budget.py
 	$(BIN)/codespell
 	$(if $(wildcard tools/protos.py),$(BIN)/python tools/protos.py --check)

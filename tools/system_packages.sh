@@ -3,7 +3,7 @@
 # Installs the missing ones when it may (root and apt-get); else says what to install by hand.
 set -euo pipefail
 
-declare -A package_of=([h2load]=nghttp2-client [make]=make [curl]=curl [wrk]=wrk [git]=git)
+declare -A package_of=([h2load]=nghttp2-client [make]=make [curl]=curl [wrk]=wrk [git]=git [taskset]=util-linux)
 
 missing=()
 for command in "$@"; do
