@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 
@@ -38,11 +39,11 @@ def _join_numbers(parts: list[Buffer], layout: RowLayout, index: int, rows: int,
     if layout.row_bytes[index] == 0:  # rows without values, which memoryview cannot cast
         return np.zeros((padded_rows, *layout.shapes[index]), layout.specs[index].dtype)
     if padded_rows > rows:
-        last = memoryview(parts[-1]).cast("B")
+        last = memoryview(cast("bytes", parts[-1])).cast("B")
         parts = [*parts, bytes(last[len(last) - layout.row_bytes[index] :]) * (padded_rows - rows)]
     elif len(parts) == 1 and isinstance(parts[0], np.ndarray):
         return parts[0]
-    buffer = parts[0] if len(parts) == 1 else b"".join(parts)
+    buffer = parts[0] if len(parts) == 1 else b"".join(cast("list[bytes]", parts))
     array: Array = np.ndarray((padded_rows, *layout.shapes[index]), layout.specs[index].dtype, buffer)
     # A view into the middle of a message may lie askew; kernels want their elements aligned.
     return array if array.flags.aligned else array.copy()

@@ -17,7 +17,7 @@ def split(request: Request, max_rows: int) -> list[Request]:
     request's error, and the other parts are then no longer wanted.
     """
     collector = _Collector(request)
-    parts = []
+    parts: list[Request] = []
     for start in range(0, request.rows, max_rows):
         stop = min(start + max_rows, request.rows)
         part = Request(

@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
         print(f"{options.model}: released; the version policy decides again")
         return 0
     target = options.to if options.to is not None else _previous(model)
-    if target not in list_versions(model):
+    if target not in _numbers(model):
         raise NotFound(
             f"--to: {options.model} has no version {target}; see `headrace versions {options.directory}`"
         )
@@ -51,8 +51,12 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
+def _numbers(model: Path) -> list[int]:
+    return sorted(found.version for found in list_versions(model))
+
+
 def _previous(model: Path) -> int:
-    numbers = sorted(list_versions(model))
+    numbers = _numbers(model)
     pinned = read_pin(model)
     present = pinned if pinned is not None else (numbers[-1] if numbers else 0)
     older = [number for number in numbers if number < present]

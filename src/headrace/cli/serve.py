@@ -9,10 +9,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from headrace import logs
-from headrace.config import ServerConfig, load_server_config
+from headrace.config import ServerConfig, read_server_config, with_flags
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -26,6 +24,7 @@ _EXAMPLES = """examples:
 """
 _OVERRIDES = (
     "host", "http_port", "grpc_port", "http_server", "grpc_server", "poll_seconds", "log_format", "log_level",
+    "allow_code", "admin",
 )  # fmt: skip
 _SETTLE_SECONDS = 10.0
 
@@ -60,10 +59,13 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "--poll-seconds", type=float, metavar="S", help="how often to look for new versions (default 1)"
     )
     parser.add_argument(
-        "--allow-code", action="store_true", help="load models that are Python code (model.py)"
+        "--allow-code", action="store_true", default=None, help="load models that are Python code (model.py)"
     )
     parser.add_argument(
-        "--admin", action="store_true", help="let clients load and unload models (repository API)"
+        "--admin",
+        action="store_true",
+        default=None,
+        help="let clients load and unload models (repository API)",
     )
     parser.add_argument(
         "--log-format", choices=("text", "json"), help="logs for people or for machines (default text)"
@@ -93,16 +95,15 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _config(options: argparse.Namespace) -> ServerConfig:
-    config = load_server_config(options.config) if options.config else ServerConfig()
-    given = {name: value for name in _OVERRIDES if (value := getattr(options, name)) is not None}
-    given |= {name: True for name in ("allow_code", "admin") if getattr(options, name)}
+    config = read_server_config(options.config) if options.config else ServerConfig()
+    given = {name: getattr(options, name) for name in _OVERRIDES}
     if options.models is None and not config.models:
         raise ConfigError("nothing to serve: name a directory of models, or models in --config FILE")
     if options.models is not None and not options.models.is_dir():
         raise ConfigError(
             f"DIR: {options.models} is not a directory; `headrace example {options.models}` makes one"
         )
-    return msgspec.structs.replace(config, **given)
+    return with_flags(config, **given)
 
 
 def _schedule_as_batch() -> None:

@@ -43,5 +43,7 @@ def _print_model(model: Path) -> None:
         raise NotFound(f"NAME: there is no model {model.name!r} in {model.parent}")
     pinned = read_pin(model)
     print(f"{model.name}{f'  (pinned to {pinned})' if pinned is not None else ''}")
-    for number in sorted(list_versions(model), reverse=True):
-        print(f"  {number}{'  <- pinned' if number == pinned else ''}")
+    for found in list_versions(model):
+        said = [f"{found.version:>10}", f"{found.size_bytes / 1e6:10.1f} MB", found.created]
+        said += ["pinned"] * found.pinned + [found.problem]
+        print("  ".join(said).rstrip())

@@ -104,7 +104,7 @@ class _Snapshot:
         self._ready = ready
 
     def collect(self) -> Iterator[Family]:
-        loaded = self._engine.manager.loaded()
+        loaded = self._engine.manager.all_loaded()
         yield from _counters(loaded)
         yield from _histograms(loaded)
         yield from self._versions()

@@ -112,6 +112,15 @@ class Manager(Generic[LoadedT]):
         """
         return self._known(model).statuses()
 
+    def all_loaded(self) -> list[LoadedT]:
+        """Everything that is loaded, ready or draining, by model and version."""
+        return [
+            version.loaded
+            for name in sorted(self._models)
+            for _, version in sorted(self._models[name].versions.items())
+            if version.loaded is not None
+        ]
+
     def warnings(self, model: str) -> list[str]:
         """What is not as the operator asked for, in sentences.
 

@@ -27,6 +27,7 @@ from headrace.frontends.calls import (
     HttpCall,
     HttpReply,
     HttpRoute,
+    StreamHandler,
     UnaryHandler,
 )
 from headrace.frontends.status import codes
@@ -245,7 +246,7 @@ def _gzipped(body: bytes) -> bytes:
 
 def error_reply(error: HeadraceError) -> HttpReply:
     """An error as both REST APIs write it: ``{"error": "…"}``."""
-    headers = JSON_HEADERS
+    headers: tuple[tuple[bytes, bytes], ...] = JSON_HEADERS
     if isinstance(error, Refused):
         headers = (
             *JSON_HEADERS,

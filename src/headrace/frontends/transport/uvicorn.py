@@ -29,7 +29,7 @@ class UvicornTransport:
         self._listener = listener
         self._server = _Embedded(
             uvicorn.Config(
-                application,  # type: ignore[arg-type]  # its types are narrower than ASGI's
+                application,
                 log_config=None,
                 access_log=False,
                 lifespan="off",
