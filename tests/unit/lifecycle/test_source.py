@@ -1,0 +1,408 @@
+"""The Source: from directories to the wanted set; what is lost, half-written or wrong unloads nothing."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from headrace.config import ServerConfig, parse_server_config
+from headrace.lifecycle.manifest import publish
+from headrace.lifecycle.pin import pin, unpin
+from headrace.lifecycle.source import DirectorySource
+from headrace.lifecycle.wanted import Wanted
+from tests.manual_executor import ManualExecutor
+from tests.virtual_clock import VirtualClock
+
+POLL_SECONDS = 1.0
+
+
+class Watch:
+    """A Source over a directory, and what it has said."""
+
+    def __init__(self, root: Path | None, config: ServerConfig | None = None) -> None:
+        self.root = root
+        self.clock = VirtualClock()
+        self.executor = ManualExecutor()
+        self.said: list[Mapping[str, Wanted]] = []
+        self.source = DirectorySource(
+            root,
+            self.said.append,
+            self.clock,
+            self.executor,
+            config or ServerConfig(poll_seconds=POLL_SECONDS),
+        )
+
+    def start(self) -> None:
+        self.source.start()
+        self._run()
+
+    def look(self, times: int = 1) -> None:
+        for _ in range(times):
+            self.clock.advance(POLL_SECONDS)
+            self._run()
+
+    def _run(self) -> None:
+        self.executor.run_all()
+        self.clock.run_ready()
+
+    @property
+    def now(self) -> dict[str, list[int]]:
+        return {name: sorted(model.versions) for name, model in self.said[-1].items()}
+
+    def problem(self, model: str) -> str:
+        return self.said[-1][model].problem
+
+
+def put(directory: Path, content: str = "weights") -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "model.onnx").write_text(content)
+    return directory
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    put(tmp_path / "models" / "ctr" / "1")
+    put(tmp_path / "models" / "ctr" / "2")
+    put(tmp_path / "models" / "rank" / "7")
+    return tmp_path / "models"
+
+
+@pytest.fixture
+def watch(root: Path) -> Watch:
+    watch = Watch(root)
+    watch.start()
+    return watch
+
+
+# ---- What is there ----
+
+
+def test_what_is_there_at_the_start_is_wanted_at_once(watch: Watch, root: Path) -> None:
+    assert watch.now == {"ctr": [2], "rank": [7]}
+    assert watch.said[0]["ctr"].versions == {2: root / "ctr" / "2"}
+
+
+def test_it_speaks_only_when_something_has_changed(watch: Watch) -> None:
+    watch.look(5)
+    assert len(watch.said) == 1
+
+
+def test_a_directory_of_numbers_is_one_model_named_after_it(root: Path) -> None:
+    (root / "ctr" / "assets").mkdir()
+    watch = Watch(root / "ctr")
+    watch.start()
+    assert watch.now == {"ctr": [2]}
+
+
+def test_a_stray_number_beside_models_turns_nothing_round(
+    watch: Watch, root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(root / "9")
+    watch.look(3)
+    assert watch.now == {"ctr": [2], "rank": [7]}
+    assert "9: no version in it: expected directories named 1, 2" in caplog.text
+
+
+def test_names_that_no_request_could_say_are_skipped_and_said_once(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(root / "my model" / "1")
+    watch = Watch(root)
+    watch.start()
+    watch.look(3)
+    assert watch.now == {"ctr": [2], "rank": [7]}
+    assert caplog.text.count("my model: not a model's name") == 1
+
+
+def test_hidden_directories_and_files_are_not_looked_at(
+    watch: Watch, root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(root / ".git" / "1")
+    put(root / "ctr" / ".publishing-1-ab")
+    (root / "notes.txt").write_text("x")
+    watch.look(3)
+    assert len(watch.said) == 1
+    assert caplog.text == ""
+
+
+def test_models_may_lie_elsewhere(tmp_path: Path, root: Path) -> None:
+    put(tmp_path / "far" / "3")
+    config = parse_server_config('[models.near]\npath = "far"', "server.toml", tmp_path)
+    for served in (root, None):
+        watch = Watch(served, config)
+        watch.start()
+        assert watch.now["near"] == [3]
+
+
+def test_links_are_followed_and_resolved(tmp_path: Path, root: Path) -> None:
+    put(tmp_path / "far" / "3")
+    put(tmp_path / "release-a")
+    os.symlink(tmp_path / "far", root / "linked")
+    os.symlink(tmp_path / "release-a", root / "ctr" / "5")
+    watch = Watch(root)
+    watch.start()
+    assert watch.said[-1]["linked"].versions == {3: tmp_path / "far" / "3"}
+    assert watch.said[-1]["ctr"].versions == {5: tmp_path / "release-a"}
+
+
+def test_with_no_poll_it_looks_once(root: Path) -> None:
+    watch = Watch(root, ServerConfig(poll_seconds=0.0))
+    watch.start()
+    assert watch.now == {"ctr": [2], "rank": [7]}
+    assert watch.clock.timers == 0
+
+
+def test_after_stop_it_looks_no_more(watch: Watch, root: Path) -> None:
+    put(root / "ctr" / "3")
+    watch.source.stop()
+    watch.look(3)
+    assert len(watch.said) == 1
+    assert watch.clock.timers == 0
+
+
+# ---- What appears ----
+
+
+def test_a_version_is_wanted_when_it_has_stopped_changing(watch: Watch, root: Path) -> None:
+    half = put(root / "ctr" / "3", "we")
+    for content in ("weig", "weight", "weights"):
+        watch.look()
+        assert watch.now["ctr"] == [2]
+        put(half, content)
+    watch.look()
+    assert watch.now["ctr"] == [2]
+    watch.look()
+    assert watch.now["ctr"] == [3]
+
+
+def test_a_published_version_is_wanted_at_the_next_look(watch: Watch, root: Path) -> None:
+    publish(root / "ctr" / "1", root / "ctr")
+    watch.look()
+    assert watch.now["ctr"] == [3]
+
+
+def test_a_model_that_appears_is_wanted_when_it_has_stopped_changing(watch: Watch, root: Path) -> None:
+    put(root / "new" / "1")
+    watch.look()
+    assert "new" not in watch.now
+    watch.look()
+    assert watch.now["new"] == [1]
+
+
+def test_replacing_the_only_version_never_unloads_it(watch: Watch, root: Path) -> None:
+    shutil.rmtree(root / "rank" / "7")
+    put(root / "rank" / "8")
+    watch.look()
+    assert watch.now["rank"] == [7]
+    assert watch.problem("rank") == "its versions are still being written"
+    watch.look()
+    assert watch.now["rank"] == [8]
+    assert watch.problem("rank") == ""
+
+
+def test_a_change_in_a_wanted_version_is_told_once_it_has_settled(watch: Watch, root: Path) -> None:
+    told = watch.said[-1]["ctr"].fingerprints[2]
+    put(root / "ctr" / "2", "other")
+    watch.look()
+    assert watch.said[-1]["ctr"].fingerprints[2] == told
+    watch.look()
+    assert watch.said[-1]["ctr"].fingerprints[2] != told
+    watch.look(3)
+    assert len(watch.said) == 2
+
+
+# ---- What is lost ----
+
+
+def test_a_version_that_is_removed_is_not_wanted_any_more(watch: Watch, root: Path) -> None:
+    shutil.rmtree(root / "ctr" / "2")
+    watch.look()
+    assert watch.now["ctr"] == [1]
+
+
+def test_a_model_that_is_removed_is_not_wanted_any_more(watch: Watch, root: Path) -> None:
+    shutil.rmtree(root / "ctr")
+    watch.look()
+    assert watch.now == {"rank": [7]}
+
+
+def test_a_model_directory_that_lists_nothing_keeps_what_it_has(watch: Watch, root: Path) -> None:
+    for number in "12":
+        shutil.rmtree(root / "ctr" / number)
+    watch.look()
+    assert watch.now == {"ctr": [2], "rank": [7]}
+    assert watch.problem("ctr") == "no version is left in its directory; what is loaded stays"
+
+
+def test_a_served_directory_that_lists_nothing_keeps_everything(watch: Watch, root: Path) -> None:
+    for name in ("ctr", "rank"):
+        shutil.rmtree(root / name)
+    watch.look()
+    assert watch.now == {"ctr": [2], "rank": [7]}
+    assert watch.problem("ctr") == "the served directory is empty; what is loaded stays"
+
+
+def test_a_served_directory_that_vanishes_and_comes_back_changes_nothing(
+    watch: Watch, root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = watch.said[-1]
+    root.rename(root.with_name("away"))
+    watch.look(3)
+    assert watch.now == {"ctr": [2], "rank": [7]}
+    assert "cannot be listed" in watch.problem("ctr")
+    assert caplog.text.count("ctr: the model directory cannot be listed") == 1
+    root.with_name("away").rename(root)
+    watch.look()
+    assert watch.said[-1] == first
+
+
+def test_a_served_directory_that_is_not_there_yet_is_waited_for(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    watch = Watch(root.with_name("later"))
+    watch.start()
+    watch.look(2)
+    assert watch.said == []
+    assert caplog.text.count("cannot be listed") == 1
+    root.rename(root.with_name("later"))
+    watch.look()
+    assert watch.now == {"ctr": [2], "rank": [7]}
+
+
+def test_a_model_elsewhere_that_vanishes_keeps_what_it_has(tmp_path: Path) -> None:
+    put(tmp_path / "far" / "3")
+    watch = Watch(None, parse_server_config('[models.m]\npath = "far"', "server.toml", tmp_path))
+    watch.start()
+    shutil.rmtree(tmp_path / "far")
+    watch.look()
+    assert watch.now == {"m": [3]}
+    assert "cannot be listed" in watch.problem("m")
+
+
+def test_a_look_that_breaks_is_followed_by_the_next_one(
+    watch: Watch, root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("out of luck")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("headrace.lifecycle.source.list_models", broken)
+        watch.look()
+    assert "out of luck" in caplog.text
+    shutil.rmtree(root / "ctr" / "2")
+    watch.look()
+    assert watch.now["ctr"] == [1]
+
+
+# ---- Settings, pins, labels ----
+
+
+def test_settings_are_picked_up_while_serving(watch: Watch, root: Path) -> None:
+    (root / "ctr" / "headrace.toml").write_text("[versions]\ncount = 2\nlabels = { stable = 1 }")
+    watch.look()
+    assert watch.now["ctr"] == [1, 2]
+    assert watch.said[-1]["ctr"].labels == {"stable": 1}
+    (root / "ctr" / "headrace.toml").unlink()
+    watch.look()
+    assert watch.now["ctr"] == [2]
+
+
+def test_broken_settings_keep_the_last_good_ones_with_the_error_shown(watch: Watch, root: Path) -> None:
+    file = root / "ctr" / "headrace.toml"
+    file.write_text("[batching]\ninstances = 3")
+    watch.look()
+    file.write_text("[batching]\ninstance = 4")
+    watch.look(2)
+    assert watch.said[-1]["ctr"].config.batching.instances == 3
+    assert watch.problem("ctr").startswith("headrace.toml: batching.instance: unknown setting; did you mean")
+    publish(root / "ctr" / "1", root / "ctr")
+    watch.look()
+    assert watch.now["ctr"] == [3]
+    file.write_text("[batching]\ninstances = 4")
+    watch.look()
+    assert watch.said[-1]["ctr"].config.batching.instances == 4
+    assert watch.problem("ctr") == ""
+
+
+def test_settings_that_are_broken_from_the_start_serve_nothing_of_that_model(root: Path) -> None:
+    (root / "ctr" / "headrace.toml").write_bytes(b"\xff")
+    watch = Watch(root)
+    watch.start()
+    assert watch.now == {"ctr": [], "rank": [7]}
+    assert watch.problem("ctr")
+    (root / "ctr" / "headrace.toml").unlink()
+    watch.look()
+    assert watch.now["ctr"] == [2]
+
+
+def test_a_policy_that_names_only_missing_versions_keeps_what_is_there(watch: Watch, root: Path) -> None:
+    (root / "ctr" / "headrace.toml").write_text('[versions]\npolicy = "specific"\nnumbers = [8, 9]')
+    watch.look()
+    assert watch.now["ctr"] == [2]
+    assert watch.problem("ctr") == "none of the versions [8, 9] is there"
+
+
+def test_a_pin_goes_back_and_unpinning_goes_forward_again(watch: Watch, root: Path) -> None:
+    pin(root / "ctr", 1)
+    watch.look()
+    assert watch.now["ctr"] == [1]
+    publish(root / "ctr" / "1", root / "ctr")
+    watch.look(2)
+    assert watch.now["ctr"] == [1]
+    unpin(root / "ctr")
+    watch.look()
+    assert watch.now["ctr"] == [3]
+
+
+def test_a_pin_takes_labels_above_it_away(root: Path) -> None:
+    (root / "ctr" / "headrace.toml").write_text("[versions]\nlabels = { stable = 1, canary = 2 }")
+    pin(root / "ctr", 1)
+    watch = Watch(root)
+    watch.start()
+    assert watch.said[-1]["ctr"].labels == {"stable": 1}
+
+
+def test_a_pin_to_a_version_that_is_not_there_keeps_what_is_there(watch: Watch, root: Path) -> None:
+    (root / "ctr" / "headrace.pin").write_text("5\n")
+    watch.look()
+    assert watch.now["ctr"] == [2]
+    assert watch.problem("ctr") == "it is pinned to version 5, which is not there"
+
+
+def test_at_the_start_a_pin_to_a_missing_version_still_hides_what_is_above_it(root: Path) -> None:
+    put(root / "ctr" / "6")
+    (root / "ctr" / "headrace.pin").write_text("5\n")
+    watch = Watch(root)
+    watch.start()
+    assert watch.now["ctr"] == [2]
+    assert watch.problem("ctr") == "it is pinned to version 5, which is not there"
+
+
+def test_an_unreadable_pin_keeps_what_is_there(watch: Watch, root: Path) -> None:
+    (root / "ctr" / "headrace.pin").write_text("previous")
+    shutil.rmtree(root / "ctr" / "2")
+    watch.look()
+    assert watch.now["ctr"] == [2]
+    assert "expected the number of a version" in watch.problem("ctr")
+
+
+def test_the_servers_settings_win_over_the_models_own(root: Path, tmp_path: Path) -> None:
+    (root / "ctr" / "headrace.toml").write_text("[batching]\ninstances = 3\nmax_batch_rows = 8")
+    watch = Watch(root, parse_server_config("[models.ctr.batching]\ninstances = 1", "server.toml", tmp_path))
+    watch.start()
+    batching = watch.said[-1]["ctr"].config.batching
+    assert (batching.instances, batching.max_batch_rows) == (1, 8)
+
+
+def test_what_is_solved_is_said(watch: Watch, root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (root / "ctr" / "headrace.pin").write_text("5\n")
+    watch.look()
+    unpin(root / "ctr")
+    with caplog.at_level(logging.INFO):
+        watch.look()
+    assert "ctr: solved: it is pinned to version 5" in caplog.text

@@ -1,0 +1,206 @@
+"""Settings: what is accepted, and what is said about what is not."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from headrace.config import (
+    BatchingPolicy,
+    ModelConfig,
+    ServerConfig,
+    SignatureConfig,
+    VersionPolicy,
+    WarmUpPolicy,
+    parse_model_config,
+    parse_server_config,
+    read_server_config,
+    with_flags,
+)
+from headrace.errors import ConfigError
+
+BASE = Path("/srv/headrace")
+
+FULL_MODEL = """
+[versions]
+policy = "specific"
+numbers = [3, 5]
+transition = "resource"
+load_attempts = 2
+load_retry_seconds = 10
+labels = { stable = 3, canary = 5 }
+
+[batching]
+max_batch_rows = 64
+max_batch_seconds = 0.02
+max_wait_seconds = 0.001
+allowed_batch_rows = [1, 8, 64]
+instances = 2
+max_queue_rows = 1000
+inline_seconds = 0.0001
+threads_per_instance = 1
+pad_variable_length = true
+
+[warm_up]
+enabled = true
+requests = ["warm_up.jsonl"]
+max_requests = 10
+
+[runtime]
+kind = "sklearn"
+trusted = ["numpy.dtype"]
+options = { columns = true, depth = 3, rate = 0.5, name = "x" }
+
+[signature]
+kind = "classify"
+scores = "probabilities"
+labels = ["no", "yes"]
+"""
+
+
+def test_an_empty_file_is_the_defaults() -> None:
+    assert parse_model_config("") == ModelConfig()
+    assert parse_server_config("", "server.toml", BASE) == ServerConfig()
+
+
+def test_every_setting_of_a_model_can_be_set() -> None:
+    config = parse_model_config(FULL_MODEL)
+    assert config.versions.labels == {"stable": 3, "canary": 5}
+    assert config.versions.load_retry_seconds == 10.0
+    assert config.batching.allowed_batch_rows == (1, 8, 64)
+    assert config.runtime.options == {"columns": True, "depth": 3, "rate": 0.5, "name": "x"}
+    assert config.signature.labels == ("no", "yes")
+    for section in config.__struct_fields__:
+        fields = getattr(config, section).__struct_fields__
+        assert [name for name in fields if not re.search(rf"(?m)^{name} = ", FULL_MODEL)] in (
+            [],
+            ["count"],  # of the policy `latest`
+            ["classes"],  # instead of labels
+        ), section
+
+
+WRONG_MODELS = {
+    "x = ": "headrace.toml: not TOML: ",
+    "[batch]": "headrace.toml: batch: unknown setting; did you mean batching?",
+    "[zzz]": "headrace.toml: zzz: unknown setting; known: versions, batching, warm_up, runtime, signature",
+    "[batching]\nmax_batch_row = 8": (
+        "headrace.toml: batching.max_batch_row: unknown setting; did you mean max_batch_rows?"
+    ),
+    "[batching]\nmax_batch_rows = 0": "batching.max_batch_rows: expected a whole number, 1 or more, got 0",
+    "[batching]\nmax_batch_rows = '8'": "batching.max_batch_rows: expected `int`, got `str`",
+    "[batching]\nmax_batch_rows = true": "batching.max_batch_rows: expected `int`, got `bool`",
+    "[batching]\nmax_batch_seconds = 0": "batching.max_batch_seconds: expected seconds, more than 0, got 0",
+    "[batching]\nmax_wait_seconds = nan": "batching.max_wait_seconds: expected seconds, 0 or more, got nan",
+    "[batching]\ninline_seconds = -1": "batching.inline_seconds: expected seconds, 0 or more, got -1",
+    "[batching]\nallowed_batch_rows = [8, 1, 256]": (
+        "batching.allowed_batch_rows: expected ascending sizes, the last one max_batch_rows = 256, "
+        "got [8, 1, 256]"
+    ),
+    "[batching]\nallowed_batch_rows = [1, 8]": "the last one max_batch_rows = 256, got [1, 8]",
+    "[versions]\npolicy = 'newest'": (
+        "versions.policy: expected one of 'latest', 'all', 'specific', got 'newest'"
+    ),
+    "[versions]\npolicy = 'specific'": (
+        'versions.numbers: expected numbers exactly when policy = "specific", got []'
+    ),
+    "[versions]\nnumbers = [1]": 'versions.numbers: expected numbers exactly when policy = "specific"',
+    "[versions]\ncount = 0": "versions.count: expected a whole number, 1 or more, got 0",
+    "[versions.labels]\n'a-b' = 1": "versions.labels: expected names of letters, digits and _, got 'a-b'",
+    "[versions.labels]\nstable = -1": "versions.labels.stable: expected a whole number, 0 or more, got -1",
+    "[warm_up]\nrequests = ['../x']": "warm_up.requests: expected file names below",
+    "[runtime]\noptions = { x = [1] }": "runtime.options[...]: expected `bool | int | float | str`, got a",
+    "[runtime]\nkind = 'pickle'": "runtime.kind: expected one of '', 'onnx', 'sklearn', 'python', got 'pi",
+    "[signature]\nclasses = 'c'\nlabels = ['a']": "signature.labels: expected either classes (an output) or",
+    "batching = 3": "headrace.toml: batching: expected a table, got `int`",
+}
+
+
+@pytest.mark.parametrize("text", WRONG_MODELS)
+def test_a_wrong_setting_of_a_model_names_file_key_and_way_out(text: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(WRONG_MODELS[text])) as caught:
+        parse_model_config(text)
+    assert caught.value.message.startswith("headrace.toml: ")
+
+
+def test_overrides_win_key_by_key() -> None:
+    config = parse_model_config(
+        "[batching]\nmax_batch_rows = 8\ninstances = 2", {"batching": {"max_batch_rows": 16}}
+    )
+    assert (config.batching.max_batch_rows, config.batching.instances) == (16, 2)
+
+
+def test_in_process_a_policy_checks_itself_with_the_same_words() -> None:
+    with pytest.raises(
+        ConfigError, match=r"^batching\.max_batch_rows: expected a whole number, 1 or more, got '8'$"
+    ):
+        BatchingPolicy(max_batch_rows="8")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"^versions\.policy: expected one of "):
+        VersionPolicy(policy="newest")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"^warm_up\.max_requests: "):
+        WarmUpPolicy(max_requests=-1)
+    with pytest.raises(ConfigError, match=r"^signature\.kind: "):
+        SignatureConfig(kind="guess")  # type: ignore[arg-type]
+
+
+def test_settings_cannot_be_changed_once_made() -> None:
+    with pytest.raises(AttributeError):
+        BatchingPolicy().max_batch_rows = 3  # type: ignore[misc]
+
+
+# ---- The server's ----
+
+WRONG_SERVERS = {
+    "http_port = 65536": "http_port: expected a whole number, 0 to 65535, got 65536",
+    "grpc_server = 'go'": "grpc_server: expected one of 'h2corn', 'grpcio', got 'go'",
+    "host = ''": "host: expected an address or a host name, got ''",
+    "poll_seconds = -1": "poll_seconds: expected seconds, 0 or more, got -1",
+    "log_level = 'loud'": "log_level: expected one of 'debug', 'info', 'warning', 'error', got 'loud'",
+    "[limits]\nmax_inflight_bytes = 5": "limits.max_inflight_bytes: expected at least max_message_bytes = 67",
+    "[limit]": "limit: unknown setting; did you mean limits?",
+    "models = 3": "models: expected one table a model, got 3",
+    "[models]\nctr = 3": "models.ctr: expected a table, got 3",
+    "[models.'a/b']": "models.a/b: expected a model's name",
+    "[models.ctr]\npath = 3": "models.ctr.path: expected a directory, got 3",
+    "[models.ctr.batching]\nmax_rows = 3": "[models.ctr]: batching.max_rows: unknown setting; did you mean",
+}
+
+
+@pytest.mark.parametrize("text", WRONG_SERVERS)
+def test_a_wrong_setting_of_the_server_names_file_key_and_way_out(text: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(WRONG_SERVERS[text])) as caught:
+        parse_server_config(text, "server.toml", BASE)
+    assert caught.value.message.startswith("server.toml: ")
+
+
+def test_models_can_lie_elsewhere_and_be_set_from_the_servers_file(tmp_path: Path) -> None:
+    file = tmp_path / "server.toml"
+    file.write_text("http_port = 0\n[models.ctr]\npath = 'ctr'\n[models.ctr.batching]\ninstances = 2\n")
+    config = read_server_config(file)
+    assert config.http_port == 0
+    assert config.model("ctr").path == tmp_path / "ctr"
+    assert parse_model_config("", config.model("ctr").overrides).batching.instances == 2
+    assert config.model("other").path is None
+    assert config.model("other").overrides == {}
+
+
+def test_a_file_that_cannot_be_read_is_a_wrong_setting(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_server_config(tmp_path / "missing.toml")
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_server_config(tmp_path / "binary.toml")
+
+
+def test_flags_win_over_the_file_and_are_checked() -> None:
+    config = with_flags(ServerConfig(http_port=1), http_port=2, host=None)
+    assert (config.http_port, config.host) == (2, "127.0.0.1")
+    with pytest.raises(ConfigError, match=r"^grpc_port: "):
+        with_flags(config, grpc_port=-1)
+
+
+def test_settings_survive_a_round_trip_through_json() -> None:
+    config = parse_model_config(FULL_MODEL)
+    assert msgspec.json.decode(msgspec.json.encode(config), type=ModelConfig) == config
