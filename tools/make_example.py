@@ -1,6 +1,6 @@
 """Writes the example model's ONNX file into the package: ``python tools/make_example.py``. Needs ``onnx``.
 
-The file is kept in the repository, so that `headrace example` works without `onnx`; run this when the model changes.
+The file is kept in the repository, so that `headrace example` works without `onnx`. Run this when it changes.
 """
 
 from __future__ import annotations

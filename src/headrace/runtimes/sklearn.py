@@ -8,7 +8,6 @@ classifiers that have them, ``probabilities``; regressors answer ``prediction``.
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +42,8 @@ def load(file: Path, options: RuntimeOptions) -> SklearnServable:
     """
     options.check_known(_OPTIONS)
     estimator = _read(file, options.trusted)
+    if not (hasattr(estimator, "predict") and hasattr(estimator, "get_params")):
+        raise LoadError(f"{file.name}: expected an estimator with predict(), got {type(estimator).__name__}")
     _keep_to_one_job(estimator)
     features = _features(estimator, options)
     outputs = _outputs(estimator, str(options.options.get("outputs", "all")))
@@ -190,10 +191,9 @@ def _untrusted(name: str, unknown: list[str], trusted: tuple[str, ...]) -> str:
 
 def _keep_to_one_job(estimator: Estimator) -> None:
     """Forget ``n_jobs`` of training: starting threads for each request costs more than they save."""
-    if hasattr(estimator, "get_params"):
-        jobs = {name: None for name in estimator.get_params() if name.rpartition("__")[2] == "n_jobs"}
-        if jobs:
-            estimator.set_params(**jobs)
+    jobs = {name: None for name in estimator.get_params() if name.rpartition("__")[2] == "n_jobs"}
+    if jobs:
+        estimator.set_params(**jobs)
 
 
 def _features(estimator: Estimator, options: RuntimeOptions) -> Features:
@@ -204,9 +204,7 @@ def _features(estimator: Estimator, options: RuntimeOptions) -> Features:
     if count is None:
         return Features((TensorSpec("text", STRING, ()),), text=True)
     names = getattr(estimator, "feature_names_in_", None)
-    if names is not None:
-        # The names were checked at the door, or the operator chose to send columns by position.
-        warnings.filterwarnings("ignore", message="X does not have valid feature names", category=UserWarning)
+    _forget_names(estimator)
     dtype = BY_OIP[datatype].dtype
     if not options.options.get("columns", False):
         return Features((TensorSpec("features", dtype, (int(count),)),))
@@ -218,9 +216,14 @@ def _features(estimator: Estimator, options: RuntimeOptions) -> Features:
     return Features(tuple(TensorSpec(str(name), dtype, ()) for name in names))
 
 
+def _forget_names(estimator: Estimator) -> None:
+    """Spare each prediction the warning that an array has no column names: the signature has checked them."""
+    for part in (estimator, *estimator.get_params().values()):
+        if hasattr(part, "__dict__"):
+            vars(part).pop("feature_names_in_", None)
+
+
 def _outputs(estimator: Estimator, wanted: str) -> dict[str, _Predict]:
-    if not hasattr(estimator, "predict"):
-        raise LoadError(f"expected an estimator with predict(), got {type(estimator).__name__}")
     if wanted not in _OUTPUTS:
         raise LoadError(f"runtime.options.outputs: expected {', '.join(_OUTPUTS)}, got {wanted!r}")
     if is_regressor(estimator):
