@@ -6,7 +6,8 @@ Its laws:
 2. Nothing overtakes an item that did not fit.
 3. An item nobody waits for is never run.
 4. One item's failure or departure never touches its neighbours: a batch that fails is retried request by
-request. 5. Rows out equal rows in, or the batch fails loudly.
+   request.
+5. Rows out equal rows in, or the batch fails loudly.
 
 A Batcher belongs to the serving thread: there is no lock. What ``plan`` decides is applied here: a batch that
 is predicted to take less than ``inline_seconds`` runs where it stands, because handing it to a thread would
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import logging
 import math
+from asyncio import CancelledError
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
@@ -38,6 +40,9 @@ from headrace.tensors import Buffer, Tensors, describe
 _log = logging.getLogger(__name__)
 
 _LANES_KEPT = 64
+# What a model's own code may raise without harm to others. A model that exits, or lets its own asyncio's
+# cancellation out, fails its request; let through, it would take an instance's thread with it.
+_RAISED_BY_MODELS = (Exception, SystemExit, CancelledError)
 _EXPIRED = "the deadline passed before the model had answered"
 
 
@@ -54,11 +59,19 @@ class _Lane:
         if signature.rows is not None:
             self.allowed, self.max_rows = (signature.rows,), signature.rows
 
+    def rows_within(self, seconds: float, cost: BatchCost) -> int:
+        """The most rows of a batch predicted to stay within a time: with allowed sizes, one of those."""
+        rows = cost.rows_within(seconds, self.max_rows)
+        if rows >= self.max_rows or not self.allowed:
+            return rows
+        return max((size for size in self.allowed if size <= rows), default=self.allowed[0])
+
 
 class _Batch:
     """Requests that are computed together; made in the serving thread, filled by whoever computes it."""
 
     __slots__ = (
+        "allowed",
         "columns",
         "layouts",
         "outcomes",
@@ -72,6 +85,7 @@ class _Batch:
 
     def __init__(self, lane: _Lane, made: Plan[Request], now: float) -> None:
         self.signature = lane.signature
+        self.allowed = lane.allowed
         self.requests = made.run
         self.rows = made.rows
         self.padded_rows = padded_size(made.rows, lane.allowed)
@@ -133,6 +147,7 @@ class Batcher:
         self._running_rows = 0
         self._scheduled = False
         self._wake: Timer | None = None
+        self._wake_at = math.inf
         self._expiry: Timer | None = None
         self._expiry_at = math.inf
         self._closed = False
@@ -181,10 +196,10 @@ class Batcher:
             return Overloaded(
                 f"the queue is full: {self.queued_rows} rows wait, "
                 f"{request.rows} more would pass max_queue_rows = {limit}",
-                retry_after_seconds=self._wait_seconds(ahead),
+                retry_after_seconds=self._wait_seconds(ahead, request.layout),
             )
         if ahead and request.deadline != NO_DEADLINE:
-            wait = self._wait_seconds(ahead) + self.cost.seconds(request.rows)
+            wait = self._wait_seconds(ahead, request.layout) + self.cost.seconds(request.rows)
             left = request.deadline - now
             if wait > left:
                 return Overloaded(
@@ -194,8 +209,11 @@ class Batcher:
                 )
         return None
 
-    def _wait_seconds(self, rows_ahead: int) -> float:
-        return self.cost.wait_seconds(rows_ahead, self._policy.max_batch_rows, self._instance_count)
+    def _wait_seconds(self, rows_ahead: int, layout: RowLayout) -> float:
+        """How long rows wait behind others, if those make batches as large as the ones of this layout."""
+        lane = self._lanes.get(layout.signature if self._pads else layout) or self._open_lane(layout)
+        max_rows = lane.rows_within(self._policy.max_batch_seconds, self.cost)
+        return self.cost.wait_seconds(rows_ahead, max_rows, self._instance_count)
 
     def _open_lane(self, layout: RowLayout) -> _Lane:
         lane = _Lane(self._signatures[layout.signature], self._policy)
@@ -203,7 +221,7 @@ class Batcher:
         return lane
 
     def _enqueue_parts(self, lane: _Lane, request: Request) -> None:
-        for part in split(request, lane.max_rows):
+        for part in split(request, lane.max_rows, fill=self._pads):
             part.enqueued = request.enqueued
             lane.queue.append(part)
             self.outstanding += 1
@@ -217,6 +235,9 @@ class Batcher:
     def _dispatch(self) -> None:
         """Release what can be; a batch that ran inline gives way to whatever else became ready meanwhile."""
         self._scheduled = False
+        if self._wake is not None:
+            self._wake.cancel()
+            self._wake, self._wake_at = None, math.inf
         for lane in self._lanes_by_age():
             while lane.queue and len(self._running) < self._instance_count:
                 ran_inline = self._release(lane)
@@ -243,7 +264,7 @@ class Batcher:
             Whether a batch ran in this thread; None when none was released.
         """
         now = self._now()
-        max_rows = self.cost.rows_within(self._policy.max_batch_seconds, lane.max_rows)
+        max_rows = lane.rows_within(self._policy.max_batch_seconds, self.cost)
         wait = self._policy.max_wait_seconds
         made = plan(lane.queue, now, Limits(max_rows, wait, self.cost.seconds(max_rows) if wait else 0.0))
         for _ in range(made.taken):
@@ -252,7 +273,7 @@ class Batcher:
         if made.release is None:
             lane.queue.extendleft(reversed(made.run))
             if made.wake_at is not None:
-                self._wake_in(made.wake_at - now)
+                self._wake_by(made.wake_at, now)
             return False if made.expired or made.abandoned else None
         self.queued_rows -= made.rows
         batch = _Batch(lane, made, now)
@@ -275,10 +296,12 @@ class Batcher:
             self._count_unanswered(request, now)
         self._let_go(len(dropped))
 
-    def _wake_in(self, seconds: float) -> None:
-        if self._wake is not None:
-            self._wake.cancel()
-        self._wake = self._clock.call_later(seconds, self._dispatch)
+    def _wake_by(self, at: float, now: float) -> None:
+        """Dispatch again at a time, or earlier where another lane asks for it: one timer for all lanes."""
+        if at < self._wake_at:
+            if self._wake is not None:
+                self._wake.cancel()
+            self._wake, self._wake_at = self._clock.call_later(at - now, self._dispatch), at
 
     # --- computing ---
 
@@ -291,8 +314,8 @@ class Batcher:
         timings = batch.timings
         timings.started = self._now()
         try:
-            batch.outcomes = self._call(batch, batch.layouts, batch.columns, batch.padded_rows)
-        except Exception as error:  # noqa: BLE001 - a model's own code: what it raises fails its request only
+            batch.outcomes = self._call(batch, batch.layouts, batch.columns, batch.rows, batch.padded_rows)
+        except _RAISED_BY_MODELS as error:
             if len(batch.requests) == 1:
                 batch.outcomes = [_as_headrace_error(error)]
             else:
@@ -300,32 +323,41 @@ class Batcher:
         timings.finished = self._now()
 
     def _compute_alone(self, batch: _Batch, index: int) -> Outcome:
+        """Call the Servable for one request of a batch that failed, if somebody still waits for it.
+
+        Asking whether somebody does only reads, so it may be asked from an instance's thread; what is decided
+        a moment too late costs one call.
+        """
         request = batch.requests[index]
         rows = request.rows
-        padded = batch.padded_rows if batch.padded_rows != batch.rows else rows
+        timings = Timings(batch.timings.formed, rows, 1)
+        timings.started = self._now()
+        if not request.wanted or request.deadline <= timings.started:
+            return DeadlineExceeded(_EXPIRED)
+        padded = padded_size(rows, batch.allowed)
         try:
-            outputs = self._call(batch, [batch.layouts[index]], [batch.columns[index]], padded, rows)
-        except Exception as error:  # noqa: BLE001 - the same boundary
+            outputs = self._call(batch, [batch.layouts[index]], [batch.columns[index]], rows, padded)
+        except _RAISED_BY_MODELS as error:
             return _as_headrace_error(error)
-        return Answer(outputs, 0, rows, batch.timings)
+        timings.finished = self._now()
+        return Answer(outputs, 0, rows, timings)
 
     def _call(
         self,
         batch: _Batch,
         layouts: Sequence[RowLayout],
         columns: Sequence[Sequence[Buffer]],
+        rows: int,
         padded_rows: int,
-        rows: int = -1,
     ) -> BatchOutputs:
         layout = layouts[0]
         if self._pads and any(other is not layout for other in layouts):
             request_rows = [request.rows for request in batch.requests]
             inputs = join_padding_rows(layouts, columns, request_rows, padded_rows)
         else:
-            inputs = join(layout, columns, batch.rows if rows < 0 else rows, padded_rows)
+            inputs = join(layout, columns, rows, padded_rows)
         outputs = self._servable.predict(inputs, layout.signature)
-        _check_outputs(batch.signature, outputs, padded_rows)
-        return BatchOutputs(outputs)
+        return BatchOutputs(_declared_outputs(batch.signature, outputs, padded_rows))
 
     # --- answering ---
 
@@ -338,35 +370,40 @@ class Batcher:
         self._finish(batch)
 
     def _finish(self, batch: _Batch) -> None:
-        timings, outcomes = batch.timings, batch.outcomes
+        timings, outcomes, now = batch.timings, batch.outcomes, self._now()
         if isinstance(outcomes, BatchOutputs):
-            seconds = timings.finished - timings.started
-            self.cost.observe(batch.padded_rows, seconds)
-            self.statistics.count_batch(batch.padded_rows, seconds, batch.release)
+            self._count_call(batch.padded_rows, timings, batch.release)
             answered, start = [], 0
             for request in batch.requests:
                 stop = start + request.rows
                 if request.settle(Answer(outcomes, start, stop, timings)):
                     answered.append(request)
                 else:
-                    self._count_unanswered(request, timings.finished)
+                    self._count_unanswered(request, now)
                 start = stop
         else:
-            answered = self._finish_singly(batch, outcomes)
+            answered = self._finish_singly(batch, outcomes, now)
         if answered:
             self.statistics.count_answered(answered, timings, self._now())
         self._let_go(len(batch.requests))
 
-    def _finish_singly(self, batch: _Batch, outcomes: list[Outcome]) -> list[Request]:
+    def _finish_singly(self, batch: _Batch, outcomes: list[Outcome], now: float) -> list[Request]:
         answered = []
         for request, outcome in zip(batch.requests, outcomes, strict=True):
+            if isinstance(outcome, Answer):
+                self._count_call(padded_size(outcome.rows, batch.allowed), outcome.timings, batch.release)
             if not request.settle(outcome):
-                self._count_unanswered(request, batch.timings.finished)
+                self._count_unanswered(request, now)
             elif isinstance(outcome, Answer):
                 answered.append(request)
             else:
-                self.statistics.count_failed(request, batch.timings.finished)
+                self.statistics.count_failed(request, now)
         return answered
+
+    def _count_call(self, padded_rows: int, timings: Timings, release: Release) -> None:
+        seconds = timings.finished - timings.started
+        self.cost.observe(padded_rows, seconds)
+        self.statistics.count_batch(padded_rows, seconds, release)
 
     def _count_unanswered(self, request: Request, now: float) -> None:
         """Count a request that leaves without an answer: too late, or nobody waited for it."""
@@ -395,14 +432,18 @@ class Batcher:
         """Answer every request whose deadline has passed, also those whose batch is running."""
         self._expiry, self._expiry_at = None, math.inf
         now = self._now()
-        earliest = math.inf
+        earliest, expired = math.inf, []
         for request in self._requests():
+            if request.settled:
+                continue
             if request.deadline <= now:
-                request.settle(DeadlineExceeded(_EXPIRED))
-            elif request.deadline < earliest and not request.settled:
+                expired.append(request)
+            elif request.deadline < earliest:
                 earliest = request.deadline
         if earliest != math.inf:
             self._watch_deadline(earliest, now)
+        for request in expired:  # last, because whoever is answered may submit again
+            request.settle(DeadlineExceeded(_EXPIRED))
 
     def _requests(self) -> Iterator[Request]:
         for lane in self._lanes.values():
@@ -429,7 +470,9 @@ class Batcher:
         self._threads.stop()
 
 
-def _check_outputs(signature: Signature, outputs: Tensors, rows: int) -> None:
+def _declared_outputs(signature: Signature, outputs: Tensors, rows: int) -> Tensors:
+    """The outputs of the signature, checked; whatever else the model gave is nobody's."""
+    declared = {}
     for spec in signature.outputs:
         array = outputs.get(spec.name)
         if array is None:
@@ -440,9 +483,11 @@ def _check_outputs(signature: Signature, outputs: Tensors, rows: int) -> None:
             raise ModelError(
                 f"the model gave {describe(array)} as {spec.name!r}, which it declares as {spec}"
             )
+        declared[spec.name] = array
+    return declared
 
 
-def _as_headrace_error(error: Exception) -> HeadraceError:
+def _as_headrace_error(error: BaseException) -> HeadraceError:
     if isinstance(error, HeadraceError):
         return error
     _log.error("a model raised an unexpected error", exc_info=error)

@@ -73,7 +73,12 @@ class BatchCost:
         return (batches * self.a + rows_ahead * self.b) / instances
 
     def rows_within(self, seconds: float, max_rows: int) -> int:
-        """The most rows, up to ``max_rows`` and at least one, that a batch may have to stay within a time."""
+        """The most rows, up to ``max_rows`` and at least one, that a batch may have to stay within a time.
+
+        But not so few that most of the cost is the call's own: smaller batches would come no sooner, because
+        the time of all of them together grows.
+        """
         if self.seconds(max_rows) <= seconds or self.b == 0.0:
             return max_rows
-        return max(1, min(max_rows, int((seconds - self.a) / self.b)))
+        within, worthwhile = (seconds - self.a) / self.b, self.a / self.b
+        return max(1, int(min(max_rows, max(within, worthwhile))))

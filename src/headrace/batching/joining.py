@@ -41,10 +41,8 @@ def _join_numbers(parts: list[Buffer], layout: RowLayout, index: int, rows: int,
     if padded_rows > rows:
         last = memoryview(cast("bytes", parts[-1])).cast("B")
         parts = [*parts, bytes(last[len(last) - layout.row_bytes[index] :]) * (padded_rows - rows)]
-    elif len(parts) == 1 and isinstance(parts[0], np.ndarray):
-        return parts[0]
     buffer = parts[0] if len(parts) == 1 else b"".join(cast("list[bytes]", parts))
-    array: Array = np.ndarray((padded_rows, *layout.shapes[index]), layout.specs[index].dtype, buffer)
+    array = as_array(layout.specs[index], buffer, padded_rows, layout.shapes[index])
     # A view into the middle of a message may lie askew; kernels want their elements aligned.
     return array if array.flags.aligned else array.copy()
 

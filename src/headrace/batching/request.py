@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
@@ -9,6 +10,8 @@ from typing import Protocol
 from headrace.errors import HeadraceError
 from headrace.servable import RowLayout
 from headrace.tensors import Array, Buffer, Tensors
+
+_log = logging.getLogger(__name__)
 
 NO_DEADLINE = math.inf
 
@@ -156,6 +159,8 @@ class Request:
     def settle(self, outcome: Outcome) -> bool:
         """Answer, once: a second outcome, or one that nobody waits for, is dropped.
 
+        What ``respond`` raises is logged, and goes no further.
+
         Returns:
             Whether somebody was answered.
         """
@@ -164,7 +169,10 @@ class Request:
         self.settled = True
         self.columns = ()
         if wanted:
-            self._respond(outcome)
+            try:
+                self._respond(outcome)
+            except Exception:  # noqa: BLE001 - the caller's own code: its failure stays its own
+                _log.exception("a request's respond callback failed")
         return wanted
 
     def abandon(self) -> None:

@@ -8,15 +8,24 @@ import numpy as np
 
 from headrace.batching.joining import cut
 from headrace.batching.request import Answer, BatchOutputs, Outcome, Request
+from headrace.errors import ModelError
+from headrace.servable import Shape
+from headrace.tensors import STRING, Array
 
 
-def split(request: Request, max_rows: int) -> list[Request]:
+def split(request: Request, max_rows: int, *, fill: bool = False) -> list[Request]:
     """Cut a request into parts of at most ``max_rows`` rows.
 
     The parts answer the request together, once the last of them is answered; the first error of a part is the
     request's error, and the other parts are then no longer wanted.
+
+    Args:
+        request: What to cut.
+        max_rows: The most rows of a part.
+        fill: Whether rows of the answer may be filled up with zeros or empty strings to the longest
+            part's: parts that share batches with longer rows get longer ones back (``pad_variable_length``).
     """
-    collector = _Collector(request)
+    collector = _Collector(request, fill=fill)
     parts: list[Request] = []
     for start in range(0, request.rows, max_rows):
         stop = min(start + max_rows, request.rows)
@@ -36,8 +45,9 @@ def split(request: Request, max_rows: int) -> list[Request]:
 class _Collector:
     """Gathers the parts' answers; a Waiter of each part, because a part is wanted as long as the whole is."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, *, fill: bool) -> None:
         self._request = request
+        self._fill = fill
         self._answers: list[Answer | None] = []
 
     def expect(self, parts: int) -> None:
@@ -54,13 +64,31 @@ class _Collector:
             self._answers[index] = outcome
             answers = [part for part in self._answers if part is not None]
             if len(answers) == len(self._answers):
-                self._request.settle(_joined(answers))
+                self._request.settle(_joined(answers, fill=self._fill))
 
         return answer
 
 
-def _joined(answers: list[Answer]) -> Answer:
-    names = answers[0].outputs.tensors
-    outputs = {name: np.concatenate([answer.tensor(name) for answer in answers]) for name in names}
+def _joined(answers: list[Answer], *, fill: bool) -> Outcome:
+    outputs = {}
+    for name in answers[0].outputs.tensors:
+        parts = [answer.tensor(name) for answer in answers]
+        shapes = {part.shape[1:] for part in parts}
+        if len(shapes) > 1:
+            if not fill or len({len(shape) for shape in shapes}) > 1:
+                return ModelError(
+                    f"the parts of a request with more rows than a batch may have were answered with rows of "
+                    f"different shapes as {name!r}; send fewer rows at once"
+                )
+            longest = tuple(max(sizes) for sizes in zip(*shapes, strict=True))
+            parts = [_filled(part, longest) for part in parts]
+        outputs[name] = np.concatenate(parts)
     rows = sum(answer.rows for answer in answers)
     return Answer(BatchOutputs(outputs), 0, rows, answers[-1].timings)
+
+
+def _filled(part: Array, shape: Shape) -> Array:
+    """Rows filled up to a shape, as ``join_padding_rows`` fills the inputs."""
+    filled = np.full((len(part), *shape), b"" if part.dtype == STRING else 0, part.dtype)
+    filled[tuple(map(slice, part.shape))] = part
+    return filled
