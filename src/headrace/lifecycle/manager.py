@@ -81,7 +81,7 @@ class Manager(Generic[LoadedT]):
     # ---- What requests ask ----
 
     def get(self, model: str, version: int | None = None, label: str | None = None) -> LoadedT:
-        """Find what answers a request; ``acquire`` it before yielding to the event loop.
+        """Find what answers a request; to be held before the serving thread does something else.
 
         Args:
             model: The model's name.

@@ -77,11 +77,11 @@ class DirectorySource:
 
     def _look(self, before: _Seen | None) -> None:
         """In a loader thread."""
+        seen = before
         try:
             seen = self._find(before)
         except Exception:  # noqa: BLE001  # The boundary: whatever goes wrong, the next look may go well.
             _log.exception("looking at the model directories failed; what is loaded stays")
-            seen = before
         self._clock.call_soon_threadsafe(self._tell, seen, _is_news(seen, before))
 
     def _find(self, before: _Seen | None) -> _Seen:

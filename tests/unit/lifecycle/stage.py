@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from headrace.config import ModelConfig, parse_model_config
 from headrace.errors import LoadError
-from headrace.lifecycle.handle import Handle
 from headrace.lifecycle.manager import Manager
 from headrace.lifecycle.state import State, VersionStatus
 from headrace.lifecycle.wanted import Wanted
@@ -15,18 +14,28 @@ from tests.manual_executor import ManualExecutor
 from tests.virtual_clock import VirtualClock
 
 
-class Loaded(Handle):
-    """What the stage's Loader makes of a version."""
+class Loaded:
+    """What the stage's Loader makes of a version: counts the requests that a test lets hold it."""
 
     def __init__(self, model: str, version: int, config: ModelConfig) -> None:
-        super().__init__()
         self.model = model
         self.version = version
         self.config = config
         self.closed = False
+        self.outstanding = 0
+        self.on_idle: Callable[[], object] | None = None
 
     def __repr__(self) -> str:
         return f"{self.model}/{self.version}"
+
+    def acquire(self) -> None:
+        self.outstanding += 1
+
+    def release(self) -> None:
+        self.outstanding -= 1
+        if self.outstanding == 0 and self.on_idle is not None:
+            on_idle, self.on_idle = self.on_idle, None
+            on_idle()
 
 
 class NotingLoader:
