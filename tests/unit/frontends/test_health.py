@@ -18,10 +18,10 @@ UNKNOWN, SERVING, NOT_SERVING = 3, 1, 2
 
 
 def unary(service: ServiceDouble, name: str, message: bytes) -> bytes:
-    methods = {one.path: one for one in health.grpc_methods(service)}  # type: ignore[arg-type]
+    methods = {one.path: one for one in health.grpc_methods(service)}
     handler = methods[f"/grpc.health.v1.Health/{name}"].unary
     assert handler is not None
-    return bytes(run(handler(message, GrpcCall())))  # type: ignore[arg-type]
+    return bytes(run(handler(message, GrpcCall())))
 
 
 @pytest.mark.parametrize("name", ["", "inference.GRPCInferenceService"])
@@ -39,7 +39,9 @@ def test_check_does_not_know_a_service_that_is_not_here() -> None:
 
 
 def test_list_tells_of_every_service() -> None:
-    answer = protos.message("grpc.health.v1.HealthListResponse").FromString(unary(ServiceDouble(), "List", b""))
+    answer = protos.message("grpc.health.v1.HealthListResponse").FromString(
+        unary(ServiceDouble(), "List", b"")
+    )
     assert set(answer.statuses) == {"", *protos.services()}
     assert {one.status for one in answer.statuses.values()} == {SERVING}
 
@@ -49,7 +51,7 @@ async def _one(message: bytes) -> AsyncIterator[bytes]:
 
 
 async def _watch(service: ServiceDouble, name: str) -> AsyncIterator[int]:
-    methods = health.grpc_methods(service, watch_seconds=0.001)  # type: ignore[arg-type]
+    methods = health.grpc_methods(service, watch_seconds=0.001)
     handler = methods[2].stream
     assert handler is not None
     async for response in handler(_one(Request(service=name).SerializeToString()), GrpcCall()):
@@ -84,7 +86,7 @@ def test_watch_without_a_request_ends() -> None:
             yield message
 
     async def scenario() -> list[bytes]:
-        handler = health.grpc_methods(ServiceDouble())[2].stream  # type: ignore[arg-type]
+        handler = health.grpc_methods(ServiceDouble())[2].stream
         assert handler is not None
         return [response async for response in handler(nothing(), GrpcCall())]
 

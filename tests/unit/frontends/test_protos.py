@@ -10,7 +10,9 @@ from headrace.frontends import protos
 
 
 def test_another_client_may_hold_messages_of_the_same_names() -> None:
-    foreign = descriptor_pb2.FileDescriptorProto(name="grpc_service.proto", package="inference", syntax="proto3")
+    foreign = descriptor_pb2.FileDescriptorProto(
+        name="grpc_service.proto", package="inference", syntax="proto3"
+    )
     foreign.message_type.add(name="ServerLiveRequest").field.add(name="odd", number=9, type=9, label=1)
     descriptor_pool.Default().AddSerializedFile(foreign.SerializeToString())
     theirs = message_factory.GetMessageClass(
@@ -39,7 +41,11 @@ def test_the_services_are_named() -> None:
     assert "grpc.health.v1.Health" in protos.services()
 
 
-@pytest.mark.parametrize("data", [b"\xff\xff", b"\x0a\x05ab", b"\x0a\x01\xff"], ids=["tag", "cut off", "UTF-8"])
+@pytest.mark.parametrize(
+    "data", [b"\xff\xff", b"\x0a\x05ab", b"\x0a\x01\xff"], ids=["tag", "cut off", "UTF-8"]
+)
 def test_bytes_that_are_no_message_are_an_invalid_request(data: bytes) -> None:
-    with pytest.raises(InvalidRequest, match=r"expected a inference\.ModelReadyRequest message, got \d bytes"):
+    with pytest.raises(
+        InvalidRequest, match=r"expected a inference\.ModelReadyRequest message, got \d bytes"
+    ):
         protos.parse(protos.message("inference.ModelReadyRequest"), data)

@@ -17,7 +17,7 @@ NOT_FOUND, UNIMPLEMENTED = 5, 12
 
 def ask(package: str, **question: object) -> Any:
     path = f"/{package}.ServerReflection/ServerReflectionInfo"
-    methods = {one.path: one for one in reflection.grpc_methods(ServiceDouble())}  # type: ignore[arg-type]
+    methods = {one.path: one for one in reflection.grpc_methods(ServiceDouble())}
     handler = methods[path].stream
     request = protos.message(f"{package}.ServerReflectionRequest")(host="h", **question)
 

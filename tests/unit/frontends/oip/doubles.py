@@ -1,4 +1,4 @@
-"""A Service for codec tests: the documented door, with a real function behind it instead of batches and files."""
+"""A Service for codec tests: the documented door, and behind it a function instead of batches and files."""
 
 from __future__ import annotations
 

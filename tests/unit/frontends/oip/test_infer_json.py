@@ -1,0 +1,341 @@
+"""The bodies of /infer: JSON and the binary tensor extension."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from headrace.batching.request import Answer, BatchOutputs, Timings
+from headrace.errors import HeadraceError, InvalidRequest, Unsupported
+from headrace.frontends.oip.infer_json import JSON_LENGTH_HEADER, JsonInference, decode_body, encode_answer
+from headrace.servable import Signature
+from headrace.tensors import Array
+from tests.unit.frontends.oip.doubles import LoadedDouble, echo, spec
+
+
+def decode(loaded: LoadedDouble, body: bytes, json_length: bytes | None = None) -> JsonInference:
+    return decode_body(loaded, body, json_length, max_depth=8)
+
+
+def body(datatype: str, shape: list[int], data: Any, **more: Any) -> bytes:
+    return json.dumps(
+        {"inputs": [{"name": "x", "datatype": datatype, "shape": shape, "data": data}], **more}
+    ).encode()
+
+
+def binary(datatype: str, shape: list[int], raw: bytes, **more: Any) -> tuple[bytes, bytes]:
+    tensor = {"name": "x", "datatype": datatype, "shape": shape, "parameters": {"binary_data_size": len(raw)}}
+    head = json.dumps({"inputs": [tensor], **more}).encode()
+    return head + raw, b"%d" % len(head)
+
+
+def answer_of(**outputs: Array) -> Answer:
+    rows = len(next(iter(outputs.values())))
+    return Answer(BatchOutputs(outputs), 0, rows, Timings(0.0, rows, 1))
+
+
+def column(inference: JsonInference) -> bytes:
+    (found,) = inference.inputs.columns
+    return bytes(memoryview(found).cast("B"))
+
+
+VALUES = {
+    "BOOL": [True, False, True, True],
+    "INT8": [-128, 127, 0, 1],
+    "INT16": [-32768, 32767, 0, 1],
+    "INT32": [-(1 << 31), (1 << 31) - 1, 0, 1],
+    "INT64": [-(1 << 63), (1 << 63) - 1, 0, 1],
+    "UINT8": [0, 255, 1, 2],
+    "UINT16": [0, 65535, 1, 2],
+    "UINT32": [0, (1 << 32) - 1, 1, 2],
+    "UINT64": [0, (1 << 64) - 1, 1, 2],
+    "FP16": [0.5, -2, 65504, 1e-3],
+    "FP32": [0.1, -2, 1e30, 1e-30],
+    "FP64": [0.1, -2, 1e300, 1e-300],
+    "BYTES": ["", "text", "č", "a\0"],
+}
+
+
+@pytest.mark.parametrize("datatype", VALUES)
+def test_flat_and_nested_data_are_the_same_and_come_back(datatype: str) -> None:
+    loaded, values = echo(datatype, 2), VALUES[datatype]
+    flat = decode(loaded, body(datatype, [2, 2], values))
+    nested = decode(loaded, body(datatype, [2, 2], [values[:2], values[2:]]))
+    dtype = loaded.signatures["serving_default"].inputs[0].dtype
+    expected = np.array([one.encode() for one in values] if datatype == "BYTES" else values, dtype).reshape(
+        2, 2
+    )
+    for inference in (flat, nested):
+        found = inference.inputs.columns[0]
+        array = found if isinstance(found, np.ndarray) else np.frombuffer(found, dtype).reshape(2, 2)
+        assert np.array_equal(array, expected)
+    reply = encode_answer(loaded, flat, answer_of(y=expected))
+    (output,) = json.loads(reply.body)["outputs"]
+    assert (output["name"], output["datatype"], output["shape"]) == ("y", datatype, [2, 2])
+    returned = [one.encode() for one in output["data"]] if datatype == "BYTES" else output["data"]
+    assert np.array_equal(np.array(returned, dtype).reshape(2, 2), expected)
+
+
+@pytest.mark.parametrize(
+    ("datatype", "shape", "data", "said"),
+    [
+        ("FP32", [2], [1, "2"], r"x\.data: Expected `float`, got `str` - at `\$\[1\]`"),
+        ("FP32", [2], [1, True], r"x\.data: Expected `float`, got `bool`"),
+        ("FP32", [2], [1, None], r"x\.data: Expected `float`, got `null`"),
+        ("INT32", [1], [1.5], r"x\.data: Expected `int`, got `float`"),
+        ("INT32", [1], [1 << 31], r"x\.data: a value does not fit in INT32"),
+        ("UINT8", [1], [-1], r"x\.data: a value does not fit in UINT8"),
+        ("UINT64", [1], [1 << 64], r"x\.data: .*does not fit in UINT64"),
+        ("BOOL", [1], [1], r"x\.data: Expected `bool`, got `int`"),
+        ("BYTES", [1], [1], r"x\.data: Expected `str`, got `int`"),
+        ("BF16", [1], [1], "x: datatype 'BF16' has no JSON form; send it as binary data"),
+        ("FLOAT", [1], [1], "x: datatype 'FLOAT' has no JSON form; expected one of INT8"),
+        ("FP32", [2, 2], [[1, 2], [3]], r"x\.data: expected lists nested like the shape \[2, 2\]"),
+        ("FP32", [2, 2], [[1, 2, 3, 4]], r"x\.data: expected lists nested like the shape \[2, 2\]"),
+        ("FP32", [2, 2], [[1, 2], 3], r"x\.data: Expected `array`, got `int`"),
+        ("FP32", [4], [[1, 2], [3, 4]], r"x\.data: Expected `float`, got `array`"),
+        ("FP32", [3], [1, 2], r"x: expected 12 bytes for FP32 \[3\], got 8"),
+        ("FP32", [-1], [1], "x: expected sizes of 0 or more"),
+        ("FP32", [0], [], "x: expected at least one row"),
+        ("FP32", [1] * 9, [1], "x: expected at most 8 dimensions, got 9"),
+        ("FP32", [1], {}, r"x\.data: Expected `array`, got `object`"),
+        ("BYTES", [2], ["a"], r"x: expected 2 strings for shape \[2\], got 1"),
+    ],
+)
+def test_wrong_values_are_refused_with_the_reason(
+    datatype: str, shape: list[int], data: Any, said: str
+) -> None:
+    loaded = echo(datatype if datatype in VALUES else "FP32", *([2] if shape == [2, 2] else []))
+    with pytest.raises(InvalidRequest, match=said):
+        decode(loaded, body(datatype, shape, data))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b"", "body: Input data was truncated"),
+        (b"[]", "body: Expected `object`, got `array`"),
+        (b"{}", "body: Object missing required field `inputs`"),
+        (b'{"inputs":{}}', r"body: Expected `array`, got `object` - at `\$.inputs`"),
+        (b'{"inputs":[{"name":"x"}]}', "body: Object missing required field `datatype`"),
+        (b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1.5],"data":[]}]}', "body: Expected `int`"),
+        (b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1]}]}', "x: expected data, or binary_data_size"),
+        (b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":[NaN]}]}', "body: JSON is malformed"),
+        (
+            b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":[Infinity]}]}',
+            "body: JSON is malformed",
+        ),
+        (
+            b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":[1e999]}]}',
+            r"x\.data: Number out of range",
+        ),
+        (b'{"inputs":[{"name":"x","datatype":"BYTES","shape":[1],"data":["\xff"]}]}', "body|data"),
+        (b'{"inputs":[{"name":"\xff","datatype":"BYTES","shape":[1],"data":["a"]}]}', "body: "),
+        (b'{"inputs":[{"name":"x","datatype":"BYTES","shape":[1],"data":["\\ud800"]}]}', "body: "),
+        (
+            b'{"inputs":[{"name":"x","datatype":"BYTES","shape":[1],"data":["\\ud800 and more text"]}]}',
+            "unexpected end of hex escape",
+        ),
+        (b'{"inputs":[]} x', "body: JSON is malformed"),
+        (b'{"inputs":[],"deep":' + b"[" * 100_000, "body: the JSON nests too deep"),
+        (
+            b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":' + b"[" * 100_000,
+            "body: the JSON nests too",
+        ),
+        (
+            b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":[1]}],"parameters":{"timeout":-1}}',
+            "timeout: ",
+        ),
+        (
+            b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":[1]}],"parameters":{"timeout":"1"}}',
+            "timeout",
+        ),
+    ],
+)
+def test_bodies_that_are_no_request_are_refused(text: bytes, said: str) -> None:
+    with pytest.raises(InvalidRequest, match=said):
+        decode(echo("BYTES" if b"BYTES" in text else "FP32"), text)
+
+
+@pytest.mark.parametrize(
+    ("more", "error", "said"),
+    [
+        ({"outputs": [{"name": "z"}]}, InvalidRequest, "outputs: unknown output 'z'; the model gives 'y'"),
+        (
+            {"outputs": [{"name": "y"}, {"name": "y"}]},
+            InvalidRequest,
+            "outputs: output 'y' is asked for twice",
+        ),
+        (
+            {"outputs": [{"name": "y", "parameters": {"classification": 1}}]},
+            Unsupported,
+            "y: classification is not",
+        ),
+        (
+            {"outputs": [{"name": "y", "parameters": {"binary_data": 1}}]},
+            InvalidRequest,
+            "binary_data: Expected `bool`",
+        ),
+        ({"parameters": {"binary_data_output": 1}}, InvalidRequest, "binary_data_output: Expected `bool`"),
+    ],
+)
+def test_wrong_choices_of_outputs_are_refused(more: Any, error: type[HeadraceError], said: str) -> None:
+    with pytest.raises(error, match=said):
+        decode(echo("FP32"), body("FP32", [1], [1], **more))
+
+
+def test_binary_tensors_are_cut_out_in_order_the_second_time_by_template() -> None:
+    signature = Signature(
+        "serving_default", (spec("a", "FP32", 2), spec("b", "INT8", 3)), (spec("y", "FP32"),)
+    )
+    loaded = LoadedDouble(signature, lambda inputs: {})
+    tensors = [
+        {"name": "b", "datatype": "INT8", "shape": [1, 3], "parameters": {"binary_data_size": 3}},
+        {"name": "a", "datatype": "FP32", "shape": [1, 2], "parameters": {"binary_data_size": 8}},
+    ]
+    head = json.dumps({"inputs": tensors}).encode()
+    length = b"%d" % len(head)
+    first = decode(loaded, head + b"123abcdefgh", length)
+    second = decode(loaded, head + b"456ABCDEFGH", length)
+    assert first.inputs.columns == (b"abcdefgh", b"123")
+    assert second.inputs.columns == (b"ABCDEFGH", b"456")
+    assert decode_body in loaded.codec_cache
+    with pytest.raises(InvalidRequest):
+        decode(loaded, head + b"456ABCDEFGH", b"%d" % (len(head) - 1))
+    with pytest.raises(InvalidRequest):
+        decode(loaded, head + b"456ABCDEFGH")
+
+
+def test_a_binary_request_with_an_id_keeps_its_own() -> None:
+    for request_id in ("abc", "xyz"):
+        assert decode(echo("FP32"), *binary("FP32", [1], bytes(4), id=request_id)).request_id == request_id
+
+
+def test_binary_strings_and_json_may_be_mixed() -> None:
+    signature = Signature("serving_default", (spec("s", "BYTES"), spec("n", "FP32")), (spec("y", "FP32"),))
+    raw = b"\2\0\0\0a\0"
+    tensors = [
+        {"name": "n", "datatype": "FP32", "shape": [1], "data": [0.5]},
+        {"name": "s", "datatype": "BYTES", "shape": [1], "parameters": {"binary_data_size": len(raw)}},
+    ]
+    head = json.dumps({"inputs": tensors}).encode()
+    inference = decode(LoadedDouble(signature, lambda inputs: {}), head + raw, b"%d" % len(head))
+    strings = inference.inputs.columns[0]
+    assert isinstance(strings, np.ndarray)
+    assert strings.tolist() == [b"a\0"]
+
+
+def test_the_length_header_of_a_body_without_binary_data_is_accepted() -> None:
+    text = body("FP32", [1], [0.5])
+    assert column(decode(echo("FP32"), text, b"%d" % len(text))) == np.float32(0.5).tobytes()
+
+
+@pytest.mark.parametrize(
+    "length", [b"", b"-1", b"1.5", b"99999999999999999999", b"1000", "²".encode("latin-1")]
+)
+def test_a_wrong_length_header_is_refused(length: bytes) -> None:
+    with pytest.raises(InvalidRequest, match="Inference-Header-Content-Length: expected at most the body's"):
+        decode(echo("FP32"), body("FP32", [1], [0.5]), length)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda text, length: (text[:-1], length), "x: expected 4 binary bytes after the JSON, got 3"),
+        (lambda text, length: (text + b"z", length), "body: 1 bytes come after the last input"),
+        (lambda text, length: (text, None), "body: JSON is malformed"),
+        (
+            lambda text, length: (text.replace(b"size", b"misc"), length),
+            "body: 4 bytes come after the last input",
+        ),
+        (
+            lambda text, length: (text.replace(b"[1]", b"[2]"), length),
+            r"x: expected 8 bytes for FP32 \[2\], got 4",
+        ),
+        (lambda text, length: (text.replace(b": 4", b":-4"), length), "x: expected -4 binary bytes"),
+        (lambda text, length: (text.replace(b": 4", b':""'), None), "body: "),
+    ],
+)
+def test_wrong_binary_data_is_refused(change: Any, said: str) -> None:
+    with pytest.raises(InvalidRequest, match=said):
+        decode(echo("FP32"), *change(*binary("FP32", [1], b"\0\0\0\xbf")))
+
+
+def test_data_and_binary_data_together_are_refused() -> None:
+    text = body("FP32", [1], [1]).replace(b'"data"', b'"parameters":{"binary_data_size":0},"data"')
+    with pytest.raises(InvalidRequest, match="x: came as data and as binary data"):
+        decode(echo("FP32"), text)
+
+
+def test_shared_memory_is_not_supported() -> None:
+    text = (
+        b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"parameters":{"shared_memory_region":"r"}}]}'
+    )
+    with pytest.raises(Unsupported, match="x: shared memory is not supported"):
+        decode(echo("FP32"), text)
+
+
+def test_a_timeout_is_a_deadline() -> None:
+    before = time.monotonic()
+    text = body("FP32", [1], [1], parameters={"timeout": 2_000_000, "priority": 3, "other": {"a": [1]}})
+    assert before + 2 <= decode(echo("FP32"), text).deadline <= time.monotonic() + 2
+
+
+@pytest.mark.parametrize(
+    ("more", "binary_names"),
+    [
+        ({}, []),
+        ({"parameters": {"binary_data_output": True}}, ["y", "s"]),
+        ({"outputs": [{"name": "s", "parameters": {"binary_data": True}}, {"name": "y"}]}, ["s"]),
+        (
+            {
+                "parameters": {"binary_data_output": True},
+                "outputs": [{"name": "s", "parameters": {"binary_data": False}}, {"name": "y"}],
+            },
+            ["y"],
+        ),
+        ({"outputs": [{"name": "y", "parameters": {"binary_data": True}}]}, ["y"]),
+    ],
+)
+def test_each_output_is_written_as_it_was_asked_for(more: Any, binary_names: list[str]) -> None:
+    signature = Signature("serving_default", (spec("x", "FP32"),), (spec("y", "FP32", 2), spec("s", "BYTES")))
+    loaded = LoadedDouble(signature, lambda inputs: {})
+    inference = decode(loaded, body("FP32", [1], [1], id="abc", **more))
+    answer = answer_of(y=np.float32([[0.5, 2]]), s=np.array([b"ab"], object))
+    reply = encode_answer(loaded, inference, answer)
+    headers = dict(reply.headers)
+    length = int(headers.get(JSON_LENGTH_HEADER, len(reply.body)))
+    head, raw = json.loads(reply.body[:length]), reply.body[length:]
+    assert (head["model_name"], head["model_version"], head["id"]) == ("ctr", "3", "abc")
+    raws = {"y": np.float32([0.5, 2]).tobytes(), "s": b"\2\0\0\0ab"}
+    assert raw == b"".join(raws[one["name"]] for one in head["outputs"] if one["name"] in binary_names)
+    for output in head["outputs"]:
+        is_binary = output["name"] in binary_names
+        assert is_binary != ("data" in output)
+        assert output.get("parameters") == (
+            {"binary_data_size": len(raws[output["name"]])} if is_binary else None
+        )
+    assert headers[b"content-type"] == (b"application/octet-stream" if binary_names else b"application/json")
+
+
+def test_what_json_cannot_say_is_null() -> None:
+    loaded = echo("FP32")
+    inference = decode(loaded, body("FP32", [3], [1, 2, 3]))
+    answer = answer_of(y=np.float32([np.nan, np.inf, 0.5]))
+    assert msgspec.json.decode(encode_answer(loaded, inference, answer).body)["outputs"][0]["data"] == [
+        None,
+        None,
+        0.5,
+    ]
+
+
+def test_strings_that_are_no_text_are_refused_as_json_with_the_way_out() -> None:
+    loaded = echo("BYTES")
+    inference = decode(loaded, body("BYTES", [1], ["a"]))
+    with pytest.raises(InvalidRequest, match=r"y: the answer is not UTF-8 text.*binary_data"):
+        encode_answer(loaded, inference, answer_of(y=np.array([b"\xff"], object)))
