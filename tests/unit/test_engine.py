@@ -1,0 +1,164 @@
+"""The engine in process: from objects and directories, asynchronous and blocking."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headrace import example
+from headrace.batching.request import Answer, Outcome
+from headrace.config import BatchingPolicy
+from headrace.engine import Engine, ModelSpec
+from headrace.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    FailedPrecondition,
+    InvalidRequest,
+    ModelError,
+    NotFound,
+    Unavailable,
+)
+from headrace.servable import signature_named
+from tests.models import Doubling
+
+ROW = np.array([[1.0, 2.0]], np.float32)
+
+
+def run(scenario: object) -> None:
+    asyncio.run(asyncio.wait_for(scenario, 30))  # type: ignore[arg-type]
+
+
+def test_concurrent_callers_share_batches_and_get_their_own_rows() -> None:
+    async def scenario() -> None:
+        model = Doubling()
+        async with Engine.from_objects({"m": model}) as engine:
+            asked = [np.full((1 + n % 3, 2), n, np.float32) for n in range(40)]
+            model.batches.clear()
+            answers = await asyncio.gather(*(engine.predict("m", {"x": x}) for x in asked))
+            for x, answer in zip(asked, answers, strict=True):
+                np.testing.assert_array_equal(answer["y"], 2 * x)
+            assert len(model.batches) < len(asked)
+        assert model.closed.is_set()
+
+    run(scenario())
+
+
+def test_a_directory_of_models_is_served_from_the_moment_the_engine_is_entered(tmp_path: Path) -> None:
+    example.write(tmp_path)
+
+    async def scenario() -> None:
+        async with Engine(tmp_path) as engine:
+            answer = await engine.predict("half_plus_two", {"x": [1.0, 2.0]})
+            assert answer["y"].tolist() == [2.5, 3.0]
+            by_version = await engine.predict(ModelSpec("half_plus_two", version=1), {"x": [4.0]})
+            assert by_version["y"].tolist() == [4.0]
+
+    run(scenario())
+
+
+def test_wrong_requests_are_refused_with_the_name_of_what_is_wrong() -> None:
+    async def scenario() -> None:
+        async with Engine.from_objects({"m": Doubling()}) as engine:
+            with pytest.raises(NotFound, match="other"):
+                await engine.predict("other", {"x": ROW})
+            with pytest.raises(NotFound, match="99"):
+                await engine.predict(ModelSpec("m", version=99), {"x": ROW})
+            with pytest.raises(NotFound, match="canary"):
+                await engine.predict(ModelSpec("m", label="canary"), {"x": ROW})
+            with pytest.raises(NotFound, match="nothing"):
+                await engine.predict(ModelSpec("m", signature="nothing"), {"x": ROW})
+            with pytest.raises(InvalidRequest, match="'z'"):
+                await engine.predict("m", {"x": ROW}, outputs=["z"])
+            with pytest.raises(InvalidRequest, match="x: expected"):
+                await engine.predict("m", {"x": [[1.0]]})
+            with pytest.raises(ModelError, match="ValueError"):
+                await engine.predict("m", {"x": -ROW})
+            assert (await engine.predict("m", {"x": ROW}, outputs=["y"]))["y"].tolist() == [[2.0, 4.0]]
+
+    run(scenario())
+
+
+def test_a_deadline_that_passes_while_the_model_runs_is_answered_without_it() -> None:
+    async def scenario() -> None:
+        held = threading.Event()
+        held.set()
+        policy = BatchingPolicy(instances=1, inline_seconds=0)
+        model = Doubling(before=lambda: held.wait(10))
+        async with Engine.from_objects({"m": model}, batching=policy) as engine:
+            held.clear()
+            started = time.monotonic()
+            with pytest.raises(DeadlineExceeded):
+                await engine.predict("m", {"x": ROW}, timeout_seconds=0.05)
+            assert time.monotonic() - started < 5
+            held.set()
+            assert (await engine.predict("m", {"x": ROW}))["y"].tolist() == [[2.0, 4.0]]
+
+    run(scenario())
+
+
+def test_the_cheapest_form_answers_by_callback_exactly_once() -> None:
+    async def scenario() -> None:
+        async with Engine.from_objects({"m": Doubling()}) as engine:
+            loaded = engine.loaded("m")
+            checked = signature_named(loaded.signatures, "").check({"x": ROW})
+            outcomes: list[Outcome] = []
+            answered = asyncio.Event()
+
+            def respond(outcome: Outcome) -> None:
+                outcomes.append(outcome)
+                answered.set()
+
+            engine.submit(loaded, checked, respond)
+            await answered.wait()
+            (outcome,) = outcomes
+            assert isinstance(outcome, Answer)
+            assert outcome.tensor("y").tolist() == [[2.0, 4.0]]
+
+    run(scenario())
+
+
+def test_threads_call_the_blocking_form_and_share_batches() -> None:
+    model = Doubling()
+    with Engine.in_thread(objects={"m": model}) as engine:
+        answers: dict[int, object] = {}
+
+        def ask(number: int) -> None:
+            answers[number] = engine.predict_blocking("m", {"x": ROW * number})["y"].tolist()
+
+        threads = [threading.Thread(target=ask, args=(number,)) for number in range(16)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert answers == {number: [[2.0 * number, 4.0 * number]] for number in range(16)}
+    assert model.closed.is_set()
+
+
+def test_the_blocking_form_refuses_to_block_the_serving_thread() -> None:
+    async def scenario() -> None:
+        async with Engine.from_objects({"m": Doubling()}) as engine:
+            with pytest.raises(FailedPrecondition, match="await"):
+                engine.predict_blocking("m", {"x": ROW})
+
+    run(scenario())
+
+
+def test_a_closed_engine_says_that_it_is_stopping() -> None:
+    async def scenario() -> None:
+        engine = Engine.from_objects({"m": Doubling()})
+        await engine.start()
+        await engine.close()
+        with pytest.raises(Unavailable, match="stopping"):
+            await engine.predict("m", {"x": ROW})
+
+    run(scenario())
+
+
+def test_nothing_to_serve_is_an_error_at_once() -> None:
+    with pytest.raises(ConfigError, match="nothing to serve"):
+        Engine()
