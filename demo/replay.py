@@ -69,7 +69,7 @@ async def reached(condition: Callable[[], bool], what: str, seconds: float) -> N
     deadline = time.perf_counter() + seconds
     while not condition():
         if time.perf_counter() > deadline:
-            raise SystemExit(f"the demonstration waited {seconds:.0f} s for {what}, in vain")
+            raise TimeoutError(f"waited {seconds:.0f} s for {what}, in vain")
         await asyncio.sleep(0.05)
 
 

@@ -10,6 +10,7 @@ import asyncio
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import grpc
@@ -55,12 +56,19 @@ def callers(server: Server, channel: grpc.aio.Channel, rows: Rows) -> Callers:
     return made, tallies
 
 
+async def until(tally: Tally, condition: Callable[[], bool], what: str) -> None:
+    """Wait until something is so; give up with what failed meanwhile."""
+    try:
+        await reached(condition, what, PATIENCE_SECONDS)
+    except TimeoutError as error:
+        failed = "\n".join(f"{count} × {line}" for line, count in tally.failures.most_common(3))
+        raise SystemExit(f"the demonstration {error}\n{failed}") from None
+
+
 async def phase(tally: Tally, version: int) -> None:
     """Let a version answer for a while, and every held-out row at least once."""
     await asyncio.sleep(PHASE_SECONDS)
-    await reached(
-        lambda: tally.share(version) == 1.0, f"version {version} to answer every row", PATIENCE_SECONDS
-    )
+    await until(tally, lambda: tally.share(version) == 1.0, f"version {version} to answer every row")
 
 
 async def replay(
@@ -78,8 +86,8 @@ async def replay(
             renamed = time.perf_counter()
             training.publish(models, MODEL, 2, candidates[2])
             say("published version 2 under the load")
-            await reached(
-                lambda: any(2 in one.requests for one in tallies.values()), "version 2", PATIENCE_SECONDS
+            await until(
+                tallies[GRPC], lambda: any(2 in one.requests for one in tallies.values()), "version 2"
             )
             swap_seconds = time.perf_counter() - renamed
             say("version 2 answers")
