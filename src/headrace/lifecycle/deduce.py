@@ -108,31 +108,32 @@ def deduce_model(before: Deduced, model: ModelListing, overrides: Table, look_at
     if not numbers and (there or before.wanted.versions):
         missing = f"none of the versions {sorted(policy.numbers)} is there"
         return _keep(now, problem or (missing if there else "its versions are still being written"))
-    return _want(
-        now, {number: look_at(model.versions[number]) for number in sorted(numbers)}, model.pin, problem
-    )
+    return _want(now, model, numbers, look_at, problem)
 
 
-def _want(now: Deduced, looks: Mapping[int, Look], pin: int | None, problem: str) -> Deduced:
+def _want(
+    now: Deduced, model: ModelListing, numbers: frozenset[int], look_at: LookAt, problem: str
+) -> Deduced:
+    """Want these versions, each told as changed only when two looks in a row saw the same."""
     config = now.config or ModelConfig()
-    labels = {
-        label: number for label, number in config.versions.labels.items() if pin is None or number <= pin
-    }
+    versions = {number: model.versions[number] for number in sorted(numbers)}
+    seen = {number: look_at(path).fingerprint for number, path in versions.items()}
     told = now.wanted.fingerprints
-    fingerprints = {
-        number: look.fingerprint
-        if now.seen.get(number, look.fingerprint) == look.fingerprint
-        else told.get(number)
-        for number, look in looks.items()
-    }
     wanted = Wanted(
-        versions={number: look.path for number, look in looks.items()},
+        versions=versions,
         config=config,
-        labels=labels,
-        fingerprints=fingerprints,
+        labels={
+            label: number
+            for label, number in config.versions.labels.items()
+            if model.pin is None or number <= model.pin
+        },
+        fingerprints={
+            number: found if now.seen.get(number, found) == found else told.get(number)
+            for number, found in seen.items()
+        },
         problem=problem,
     )
-    return replace(now, wanted=wanted, seen={number: look.fingerprint for number, look in looks.items()})
+    return replace(now, wanted=wanted, seen=seen)
 
 
 def _keep(was: Deduced, problem: str) -> Deduced:

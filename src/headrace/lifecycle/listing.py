@@ -56,12 +56,10 @@ class Look:
     """One version directory, looked at.
 
     Attributes:
-        path: Where it really lies, links resolved.
-        fingerprint: What changes when a file in it does.
+        fingerprint: What changes when a file in it does, or when it is a link and leads elsewhere.
         has_manifest: Whether a manifest tells what belongs to it.
     """
 
-    path: Path
     fingerprint: Hashable
     has_manifest: bool
 
@@ -90,7 +88,7 @@ def list_models(root: Path | None, elsewhere: Mapping[str, Path]) -> Listing:
 
 def look(version_directory: Path) -> Look:
     """Look at one version directory: names, sizes and times of its files, not their content."""
-    path = Path(os.path.realpath(version_directory))
+    path = os.path.realpath(version_directory)
     files = []
     for folder, _, names in os.walk(path):
         for name in names:
@@ -100,7 +98,8 @@ def look(version_directory: Path) -> Look:
                 files.append((folder, name, -1, -1))
             else:
                 files.append((folder, name, status.st_size, status.st_mtime_ns))
-    return Look(path, hash(tuple(sorted(files))), (path / MANIFEST_FILE).exists())
+    has_manifest = os.path.exists(os.path.join(path, MANIFEST_FILE))
+    return Look(hash((path, *sorted(files))), has_manifest)
 
 
 def _model_directories(root: Path) -> tuple[dict[str, Path], dict[str, str]]:

@@ -139,15 +139,21 @@ def test_models_may_lie_elsewhere(tmp_path: Path, root: Path) -> None:
         assert watch.now["near"] == [3]
 
 
-def test_links_are_followed_and_resolved(tmp_path: Path, root: Path) -> None:
+def test_links_are_followed_and_one_that_leads_elsewhere_is_a_change(tmp_path: Path, root: Path) -> None:
     put(tmp_path / "far" / "3")
-    put(tmp_path / "release-a")
+    for release in ("release-a", "release-b"):
+        put(tmp_path / release)
+    link = root / "ctr" / "5"
     os.symlink(tmp_path / "far", root / "linked")
-    os.symlink(tmp_path / "release-a", root / "ctr" / "5")
+    os.symlink(tmp_path / "release-a", link)
     watch = Watch(root)
     watch.start()
-    assert watch.said[-1]["linked"].versions == {3: tmp_path / "far" / "3"}
-    assert watch.said[-1]["ctr"].versions == {5: tmp_path / "release-a"}
+    assert watch.now == {"ctr": [5], "linked": [3], "rank": [7]}
+    told = watch.said[-1]["ctr"].fingerprints
+    link.unlink()
+    os.symlink(tmp_path / "release-b", link)
+    watch.look(2)
+    assert watch.said[-1]["ctr"].fingerprints != told
 
 
 def test_with_no_poll_it_looks_once(root: Path) -> None:
