@@ -128,8 +128,8 @@ def _version_statistics(loaded: LoadedVersion, counted: VersionStatistics) -> De
             "fail": _duration(counted.failures, counted.failure_seconds),
             "queue": _duration(counted.requests, counted.queue_seconds),
             "compute_input": nothing,
-            # Counted per batch, not per request as in Triton: the quotient is what one call takes.
-            "compute_infer": _duration(counted.batches, counted.compute_seconds),
+            # Per request, as clients expect: each counts its whole batch's time, from the start to the answer.
+            "compute_infer": _duration(counted.requests, counted.request_seconds - counted.queue_seconds),
             "compute_output": nothing,
             "cache_hit": nothing,
             "cache_miss": nothing,
