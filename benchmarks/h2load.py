@@ -131,7 +131,7 @@ class H2load:
         for process in self._started:
             if process.poll() is None:
                 process.kill()
-                process.wait()
+                process.communicate()
 
 
 def found(pattern: str, said: str) -> str:
