@@ -126,4 +126,5 @@ PYTHON = RuntimeUnderTest(
     ),
     failing=Example("negative", save(FAILING), lambda rows: {"x": np.full(rows, -1.0)}, (), _ALLOWED),
     large=Example("large", save(LARGE), lambda rows: {"x": np.arange(rows)}, (), _ALLOWED),
+    knows_options=False,
 )

@@ -48,6 +48,7 @@ class RuntimeUnderTest:
         examples: Models that work.
         failing: A model whose ``inputs`` make it fail, and only those.
         large: A model that holds at least a megabyte.
+        knows_options: Whether the runtime has options of its own, rather than handing them to the model.
     """
 
     kind: str
@@ -56,3 +57,4 @@ class RuntimeUnderTest:
     examples: tuple[Example, ...]
     failing: Example
     large: Example
+    knows_options: bool = True

@@ -204,5 +204,6 @@ def _columns(maps: Sequence[Mapping[object, float]]) -> Array:
 def _text(error: Exception) -> str:
     """What ONNX Runtime says, without its prefix, its source files and the machine's paths."""
     said = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", str(error))
+    said = re.sub(r"^Load model from .*? failed: ?", "", said)
     said = re.sub(r"(?<!\S)(?:[A-Za-z]:)?[/\\]\S+", "", said)
     return " ".join(said.split())

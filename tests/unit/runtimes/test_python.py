@@ -1,0 +1,260 @@
+"""Models that are Python code: when they run, how far they see, and how they fail."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headrace.errors import FailedPrecondition, InvalidRequest, LoadError, ModelError, Overloaded
+from headrace.runtimes.registry import RuntimeOptions, load
+from headrace.servable import Servable
+from headrace.tensors import Tensors
+
+HEAD = """
+import numpy as np
+from headrace.errors import InvalidRequest
+
+class Model:
+    inputs = [("x", "FP64", [])]
+    outputs = [("y", "FP64", [])]
+"""
+PREDICT = "    def predict(self, inputs): ...\n"
+X = {"x": np.array([1.0, 2.0])}
+
+
+def loaded(directory: Path, body: str, head: str = HEAD, **options: object) -> Servable:
+    directory.mkdir(exist_ok=True)
+    (directory / "model.py").write_text(head + body)
+    return load(directory, RuntimeOptions(**{"allow_code": True, **options}))
+
+
+def answering(directory: Path, expression: str) -> Servable:
+    return loaded(directory, f"    def predict(self, inputs): return {expression}\n")
+
+
+def test_code_is_not_run_unless_the_operator_allows_it(tmp_path: Path) -> None:
+    witness = tmp_path / "ran"
+    with pytest.raises(LoadError, match="--allow-code"):
+        loaded(tmp_path, "", head=f"open({str(witness)!r}, 'w')\n", allow_code=False)
+    assert not witness.exists()
+
+
+def test_two_versions_have_modules_of_their_own(tmp_path: Path) -> None:
+    servables = []
+    for version in ("1", "2"):
+        directory = tmp_path / version
+        directory.mkdir()
+        (directory / "helper.py").write_text(f"VALUE = {version}.0\n")
+        body = "    def predict(self, inputs): return {'y': inputs['x'] * helper.VALUE}\n"
+        servables.append(loaded(directory, body, head="from . import helper\n" + HEAD))
+    assert [servable.predict(X)["y"].tolist() for servable in servables] == [[1.0, 2.0], [2.0, 4.0]]
+    for servable in servables:
+        servable.close()
+
+
+def test_loading_and_closing_leave_no_trace(tmp_path: Path) -> None:
+    """Neither in the interpreter nor in the version directory."""
+    before = set(sys.modules), list(sys.path), list(sys.meta_path), set(sys.path_importer_cache)
+    directory = tmp_path / "1"
+    directory.mkdir()
+    (directory / "helper.py").write_text("VALUE = 1.0\n")
+    body = "    def predict(self, inputs): return {'y': inputs['x'] * helper.VALUE}\n"
+    servable = loaded(directory, body, head="from . import helper\n" + HEAD)
+    assert any(name.endswith(".helper") for name in set(sys.modules) - before[0])
+    assert sys.path == before[1]
+    servable.close()
+    assert (set(sys.modules), list(sys.path), list(sys.meta_path), set(sys.path_importer_cache)) == before
+    assert sorted(path.name for path in directory.iterdir()) == ["helper.py", "model.py"]
+
+
+def test_a_failed_load_leaves_no_trace_either(tmp_path: Path) -> None:
+    before = set(sys.modules), set(sys.path_importer_cache)
+    with pytest.raises(LoadError, match="ZeroDivisionError"):
+        loaded(tmp_path, "1 / 0\n", head="")
+    assert (set(sys.modules), set(sys.path_importer_cache)) == before
+
+
+def test_importing_a_neighbour_as_if_it_were_installed_says_how_to_write_it(tmp_path: Path) -> None:
+    (tmp_path / "helper.py").write_text("")
+    with pytest.raises(LoadError, match=r"ModuleNotFoundError.*write `from \. import helper`"):
+        loaded(tmp_path, "", head="import helper\n" + HEAD)
+
+
+def test_the_model_is_freed_when_its_version_closes(tmp_path: Path) -> None:
+    servable = loaded(
+        tmp_path,
+        "    def predict(self, inputs): return {'y': inputs['x']}\n    def __del__(self): FREED.append(1)\n",
+        head="import headrace.runtimes.python as p\nFREED = p.__dict__.setdefault('freed_by_test', [])\n"
+        + HEAD,
+    )
+    servable.close()
+    gc.collect()
+    from headrace.runtimes import python
+
+    assert vars(python).pop("freed_by_test") == [1]
+
+
+def test_load_is_given_the_directory_the_threads_and_the_options(tmp_path: Path) -> None:
+    body = """
+    def load(self, path, context):
+        self.value = float((path / "value.txt").read_text()) * context.options["factor"] + context.threads
+
+    def predict(self, inputs):
+        return {"y": inputs["x"] + self.value}
+"""
+    (tmp_path / "value.txt").write_text("100")
+    servable = loaded(tmp_path, body, options={"factor": 2.0}, threads=3)
+    assert servable.predict(X)["y"].tolist() == [204.0, 205.0]
+    servable.close()
+
+
+CALLING = """
+    def load(self, path, context):
+        self.context = context
+
+    def predict(self, inputs):
+        return {"y": self.context.predict("inner", {"z": inputs["x"]})["out"]}
+"""
+
+
+def test_a_model_may_call_another(tmp_path: Path) -> None:
+    def call(name: str, inputs: Tensors) -> Tensors:
+        assert name == "inner"
+        return {"out": inputs["z"] * 10}
+
+    servable = loaded(tmp_path, CALLING, call=call)
+    assert servable.predict(X)["y"].tolist() == [10.0, 20.0]
+    servable.close()
+
+
+def test_the_refusal_of_an_inner_model_comes_out_as_it_is(tmp_path: Path) -> None:
+    def call(name: str, inputs: Tensors) -> Tensors:
+        raise Overloaded("inner is full", retry_after_seconds=3)
+
+    servable = loaded(tmp_path, CALLING, call=call)
+    with pytest.raises(Overloaded, match="inner is full"):
+        servable.predict(X)
+    servable.close()
+
+
+def test_there_is_nobody_to_call_outside_of_an_engine(tmp_path: Path) -> None:
+    servable = loaded(tmp_path, CALLING)
+    with pytest.raises(FailedPrecondition, match="'inner'"):
+        servable.predict(X)
+    servable.close()
+
+
+def test_a_model_that_may_wait_says_so(tmp_path: Path) -> None:
+    servable = answering(tmp_path, "{'y': inputs['x']}")
+    assert getattr(servable, "may_block", False)
+    servable.close()
+
+
+def test_the_traceback_is_logged_and_not_sent(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    servable = loaded(tmp_path, "    def predict(self, inputs): raise KeyError('colour')\n")
+    with caplog.at_level(logging.ERROR), pytest.raises(ModelError) as raised:
+        servable.predict(X)
+    assert raised.value.message == "the model raised KeyError: 'colour'"
+    assert "raise KeyError('colour')" in caplog.text
+    assert caplog.records[0].name == "headrace.runtimes.python"
+    servable.close()
+
+
+def test_a_model_may_blame_the_request(tmp_path: Path) -> None:
+    servable = loaded(
+        tmp_path, "    def predict(self, inputs): raise InvalidRequest('too long', field='x')\n"
+    )
+    with pytest.raises(InvalidRequest, match="x: too long"):
+        servable.predict(X)
+    servable.close()
+
+
+def test_inputs_cannot_be_written_to(tmp_path: Path) -> None:
+    servable = loaded(
+        tmp_path,
+        "    def predict(self, inputs):\n        inputs['x'] += 1\n        return {'y': inputs['x']}\n",
+    )
+    with pytest.raises(ModelError, match="read-only"):
+        servable.predict(X)
+    assert X["x"].tolist() == [1.0, 2.0]
+    servable.close()
+
+
+@pytest.mark.parametrize(
+    ("expression", "said"),
+    [
+        ("None", "outputs y, and answered with NoneType"),
+        ("{}", "outputs y, and answered with none"),
+        ("{'y': [1.0, 2.0], 'z': [1.0, 2.0]}", "answered with y, z"),
+        ("{'y': 1.0}", r"declares y FP64 \[rows\], and answered with FP64 \[\]"),
+        ("{'y': [[1.0], [2.0]]}", r"answered with FP64 \[2, 1\]"),
+        ("{'y': [1j, 2j]}", "answered with complex128"),
+        ("{'y': ['a', 'b']}", "answered with"),
+        ("{'y': [[1.0], [2.0, 3.0]]}", "ValueError"),
+    ],
+)
+def test_an_answer_that_was_not_declared_is_the_models_fault(
+    tmp_path: Path, expression: str, said: str
+) -> None:
+    servable = answering(tmp_path, expression)
+    with pytest.raises(ModelError, match=said):
+        servable.predict(X)
+    servable.close()
+
+
+def test_lists_and_narrower_numbers_are_taken_as_declared(tmp_path: Path) -> None:
+    servable = answering(tmp_path, "{'y': [1, 2]}")
+    assert servable.predict(X)["y"].dtype == np.float64
+    servable.close()
+
+
+def test_text_that_is_neither_text_nor_bytes_is_the_models_fault(tmp_path: Path) -> None:
+    head = "class Model:\n    inputs = [('x', 'FP64', [])]\n    outputs = [('y', 'BYTES', [])]\n"
+    servable = loaded(tmp_path, "    def predict(self, inputs): return {'y': [b'a', 1]}\n", head=head)
+    with pytest.raises(ModelError, match="not text or bytes"):
+        servable.predict(X)
+    servable.close()
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("Model = 3\n", "expected a class Model"),
+        ("class Model: inputs = outputs = [('x', 'FP64', [])]\n", r"needs a method predict"),
+        (
+            "class Model:\n    def predict(self, inputs): ...\n",
+            r"needs inputs = \[\(name, datatype, row shape\), …\]",
+        ),
+        (HEAD.replace("FP64", "float") + PREDICT, "expected .*FP32.* got"),
+        (
+            HEAD.replace('("x", "FP64", [])', '"x"') + PREDICT,
+            "Model.inputs: .* got 'x'",
+        ),
+        (
+            HEAD.replace("[])]", "[]), ('y', 'BOOL', [])]") + PREDICT,
+            "declared twice",
+        ),
+        (
+            HEAD + PREDICT + "    def load(self, path, context): raise OSError('gone')\n",
+            "gone",
+        ),
+    ],
+)
+def test_a_class_that_is_not_as_it_should_be_is_a_load_error(tmp_path: Path, source: str, said: str) -> None:
+    with pytest.raises(LoadError, match=said):
+        loaded(tmp_path, "", head=source)
+
+
+def test_a_model_is_closed_with_its_version_even_when_that_fails(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    body = "    def predict(self, inputs): ...\n    def close(self): raise OSError('stuck')\n"
+    servable = loaded(tmp_path, body)
+    with caplog.at_level(logging.ERROR):
+        servable.close()
+    assert "stuck" in caplog.text

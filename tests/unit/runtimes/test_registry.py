@@ -1,0 +1,92 @@
+"""Which runtime loads which file, and what is said when none can."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headrace import example
+from headrace.errors import LoadError
+from headrace.runtimes import registry
+from headrace.runtimes.registry import Runtime, RuntimeOptions, SignatureSettings, find
+
+
+@pytest.mark.parametrize(
+    ("names", "kind", "runtime", "file"),
+    [
+        (["model.onnx"], "", "onnx", "model.onnx"),
+        (["model.onnx", "model.onnx.data", "warm_up.jsonl"], "", "onnx", "model.onnx"),
+        (["ctr.onnx", "labels.txt"], "", "onnx", "ctr.onnx"),
+        (["model.skops"], "", "sklearn", "model.skops"),
+        (["forest.skops"], "", "sklearn", "forest.skops"),
+        (["model.py", "helper.py"], "", "python", "model.py"),
+        # A runtime's own file name settles it, whatever lies beside it.
+        (["encoder.onnx", "model.py"], "", "python", "model.py"),
+        (["model.onnx", "other.onnx"], "", "onnx", "model.onnx"),
+        (["model.onnx", "model.py"], "onnx", "onnx", "model.onnx"),
+        (["model.onnx", "model.py"], "python", "python", "model.py"),
+    ],
+)
+def test_a_directory_is_recognised_by_its_files(names: list[str], kind: str, runtime: str, file: str) -> None:
+    found, name = find(names, kind)
+    assert (found.kind, name) == (runtime, file)
+
+
+@pytest.mark.parametrize(
+    ("names", "kind", "said"),
+    [
+        ([], "", r"expected model.onnx, \*.onnx, model.skops, \*.skops, model.py; .* no files"),
+        (["README.txt"], "", "the directory holds README.txt"),
+        (["model.onnx.part"], "", "no model found"),
+        (["model.py"], "onnx", r"expected model.onnx, \*.onnx; the directory holds model.py"),
+        (["a.onnx", "b.onnx"], "", "found a.onnx, b.onnx: which is the model.* call it model.onnx"),
+        (["model.onnx", "model.skops"], "", "set runtime.kind"),
+        (["a.onnx", "a.skops"], "", "which is the model"),
+        (["model.pkl"], "", "runs whatever code is in it"),
+        (["model.joblib"], "sklearn", "skops.io.dump"),
+        (["model.onnx"], "tensorflow", "runtime.kind: expected onnx, sklearn, python, got 'tensorflow'"),
+    ],
+)
+def test_what_is_not_recognised_is_listed_with_what_would_be(names: list[str], kind: str, said: str) -> None:
+    with pytest.raises(LoadError, match=said):
+        find(names, kind)
+
+
+def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    row = Runtime("sklearn", "headrace.runtimes.not_there", "model.skops", "*.skops", extra="sklearn")
+    monkeypatch.setattr(registry, "find", lambda *_: (row, "model.skops"))
+    with pytest.raises(LoadError, match=r"pip install 'headrace\[sklearn\]'"):
+        registry.load(tmp_path, RuntimeOptions())
+
+
+def test_a_directory_that_cannot_be_read_is_a_load_error(tmp_path: Path) -> None:
+    with pytest.raises(LoadError, match="cannot read the version directory"):
+        registry.load(tmp_path / "missing", RuntimeOptions())
+
+
+@pytest.mark.parametrize("setting", ["scores", "classes"])
+def test_signature_settings_must_name_outputs(tmp_path: Path, setting: str) -> None:
+    version = example.write(tmp_path) / "1"
+    with pytest.raises(LoadError, match=rf"signature\.{setting}: the model has no output 'p'; it has y"):
+        registry.load(version, RuntimeOptions(signature=SignatureSettings(**{setting: "p"})))
+
+
+def test_the_kind_of_signature_is_as_configured(tmp_path: Path) -> None:
+    version = example.write(tmp_path) / "1"
+    options = RuntimeOptions(signature=SignatureSettings(kind="regress", scores="y"))
+    servable = registry.load(version, options)
+    assert servable.signatures["serving_default"].kind == "regress"
+    assert servable.predict({"x": np.zeros(1, np.float32)})["y"].tolist() == [2.0]
+    servable.close()
+
+
+def test_no_framework_is_imported_before_it_is_needed() -> None:
+    program = "import sys, headrace.runtimes.registry; print(*sys.modules)"
+    modules = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, check=True, text=True
+    ).stdout
+    assert not {"onnxruntime", "sklearn", "skops", "threadpoolctl"} & set(modules.split())
