@@ -114,7 +114,16 @@ def mosec(batch: int, wait_milliseconds: int) -> Side:
 
 
 class Contender:
-    """A running side with the requests that it gets, each of which it has answered rightly once."""
+    """A running side with the requests that it gets, each of which it has answered rightly once.
+
+    Attributes:
+        side: What runs.
+        server: The running server.
+        requests: The distinct requests.
+        bodies: The same as they travel.
+        answer_bytes: The size of a gRPC answer with its frame.
+        ready_at: When the first answer came, on the monotonic clock.
+    """
 
     def __init__(self, side: Side, server: Server, rows: int) -> None:
         """Ask for every distinct request once, and compare the answers with ONNX Runtime's.
@@ -134,11 +143,11 @@ class Contender:
         encode: dict[Wire, Callable[[Rows], bytes]] = {"grpc": grpc_body, "json": json_body, "raw": raw_body}
         self.bodies = [encode[side.wire](request) for request in self.requests]
         self.answer_bytes = 0
-        self._wait_until_ready()
+        self.ready_at = self._wait_until_ready()
         self._check()
 
-    def _wait_until_ready(self) -> None:
-        """A server may listen before its model is loaded."""
+    def _wait_until_ready(self) -> float:
+        """When the first answer came, on the monotonic clock: a server may listen before its model is loaded."""
         import grpc  # noqa: PLC0415  # A heavy package of the harness alone.
 
         deadline = time.monotonic() + START_SECONDS
@@ -150,7 +159,7 @@ class Contender:
                     raise
                 time.sleep(0.01)
             else:
-                return
+                return time.monotonic()
 
     def _check(self) -> None:
         reference = Reference(Path(model_path()))
