@@ -147,7 +147,7 @@ class Contender:
         self._check()
 
     def _wait_until_ready(self) -> float:
-        """When the first answer came, on the monotonic clock: a server may listen before its model is loaded."""
+        """When the first answer came, on the monotonic clock: a server may listen without a model."""
         import grpc  # noqa: PLC0415  # A heavy package of the harness alone.
 
         deadline = time.monotonic() + START_SECONDS
