@@ -10,7 +10,9 @@ import pytest
 
 from headrace.config import (
     BatchingPolicy,
+    Limits,
     ModelConfig,
+    RuntimeConfig,
     ServerConfig,
     SignatureConfig,
     VersionPolicy,
@@ -204,3 +206,30 @@ def test_flags_win_over_the_file_and_are_checked() -> None:
 def test_settings_survive_a_round_trip_through_json() -> None:
     config = parse_model_config(FULL_MODEL)
     assert msgspec.json.decode(msgspec.json.encode(config), type=ModelConfig) == config
+
+
+# ---- The documentation ----
+
+SECTIONS = {
+    "[versions]": VersionPolicy,
+    "[batching]": BatchingPolicy,
+    "[warm_up]": WarmUpPolicy,
+    "[runtime]": RuntimeConfig,
+    "[signature]": SignatureConfig,
+    "Top level": ServerConfig,
+    "[limits]": Limits,
+}
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_the_documentation_lists_every_setting_with_its_default(section: str) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text("utf-8")
+    text = page.split(f"\n## {section}\n")[1].split("\n## ")[0]
+    listed = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", text, re.MULTILINE))
+    defaults = SECTIONS[section]()
+    expected = {
+        name: "–" if value is None else f"`{msgspec.json.encode(value).decode()}`"
+        for name in defaults.__struct_fields__
+        if not isinstance(value := getattr(defaults, name), msgspec.Struct) and name != "models"
+    }
+    assert listed == expected

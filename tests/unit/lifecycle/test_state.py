@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from pathlib import Path
 
 import pytest
 
@@ -45,3 +46,8 @@ def test_the_diagram_has_one_arrow_a_transition() -> None:
     assert len(arrows) == len(LEGAL)
     for (state, _), to in LEGAL.items():
         assert any(line.strip().startswith(f"{state.value} --> {to.value}: ") for line in arrows)
+
+
+def test_the_documentation_shows_exactly_this_table() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "versions.md").read_text("utf-8")
+    assert f"```mermaid\n{diagram()}\n```" in page
