@@ -1,1 +1,1 @@
-
+"""TensorFlow Serving's API, over REST and gRPC."""

@@ -1,0 +1,94 @@
+"""What both protocols say about models: their signatures, and the states of their versions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headrace.errors import NotFound
+from headrace.frontends import protos
+from headrace.frontends.tfserving.specs import ModelChoice
+from headrace.lifecycle.state import State, VersionStatus
+from headrace.servable import Signature, TensorSpec
+from headrace.tensors import BY_DTYPE
+
+if TYPE_CHECKING:
+    from headrace.frontends.service import Service
+
+METHODS = {kind: f"tensorflow/serving/{kind}" for kind in ("predict", "classify", "regress")}
+"""What SignatureDefs call the kinds of signatures."""
+
+# TensorFlow Serving has no state for a version that failed: it is at its end, with an error.
+_STATES = {
+    State.NEW: "START",
+    State.LOADING: "LOADING",
+    State.WARMING: "LOADING",
+    State.READY: "AVAILABLE",
+    State.DRAINING: "UNLOADING",
+    State.UNLOADED: "END",
+    State.FAILED: "END",
+}
+
+
+def signature_def(signature: Signature) -> dict[str, object]:
+    """A signature as the fields of a SignatureDef."""
+    return {
+        "inputs": {spec.name: _tensor_info(signature, spec) for spec in signature.inputs},
+        "outputs": {spec.name: _tensor_info(signature, spec) for spec in signature.outputs},
+        "method_name": METHODS[signature.kind],
+    }
+
+
+def _tensor_info(signature: Signature, spec: TensorSpec) -> dict[str, object]:
+    sizes = (signature.rows or -1, *(-1 if size is None else size for size in spec.shape))
+    return {
+        "dtype": BY_DTYPE[spec.dtype].tensorflow_name,
+        "tensor_shape": {"dim": [{"size": size, "name": ""} for size in sizes], "unknown_rank": False},
+        "name": f"{spec.name}:0",
+    }
+
+
+def version_statuses(service: Service, chosen: ModelChoice) -> list[dict[str, object]]:
+    """The states of the versions that a request means, as the fields of ModelVersionStatus.
+
+    Args:
+        service: The door.
+        chosen: A model, and perhaps one version of it.
+
+    Raises:
+        NotFound: There is no such model, version or label.
+    """
+    statuses = service.status(chosen.model)
+    version = chosen.version
+    if chosen.label is not None:
+        version = service.labels(chosen.model).get(chosen.label)
+        if version is None:
+            raise NotFound(f"model {chosen.model!r} has no label {chosen.label!r}")
+    if version is not None:
+        statuses = [status for status in statuses if status.version == version]
+        if not statuses:
+            raise NotFound(f"Could not find version {version} of model {chosen.model}")
+    return [_status(status) for status in statuses]
+
+
+def _status(status: VersionStatus) -> dict[str, object]:
+    code = "UNKNOWN" if status.error else "OK"
+    return {
+        "version": status.version,
+        "state": _STATES[status.state],
+        "status": {"error_code": code, "error_message": status.error},
+    }
+
+
+def as_json(value: object) -> object:
+    """The fields of a message as protobuf's JSON has them: 64-bit integers are strings.
+
+    Every integer in the messages described here has 64 bits.
+    """
+    if isinstance(value, dict):
+        return {key: as_json(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [as_json(one) for one in value]
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+SignatureDefMap = protos.message("tensorflow.serving.SignatureDefMap")
