@@ -82,7 +82,7 @@ class LoadedVersion:
             policy,
             clock,
             instances=instances(policy),
-            inline_seconds=_inline_seconds(policy),
+            inline_seconds=_inline_seconds(policy, servable),
             name=f"{name}/{version}",
         )
 
@@ -115,7 +115,11 @@ def instances(policy: BatchingPolicy) -> int:
     return policy.instances or cpus.available()
 
 
-def _inline_seconds(policy: BatchingPolicy) -> float:
+def _inline_seconds(policy: BatchingPolicy, servable: Servable) -> float:
+    if getattr(
+        servable, "may_block", False
+    ):  # waiting in the serving thread would stop everything, itself too
+        return 0.0
     if policy.inline_seconds is not None:
         return policy.inline_seconds
     return _INLINE_SECONDS_ON_ONE_CORE if cpus.available() == 1 else _INLINE_SECONDS
