@@ -1,0 +1,102 @@
+"""A request larger than a batch: cut, answered in parts, and joined as if nothing had happened."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from headrace.batching.request import NO_DEADLINE, Answer, BatchOutputs, Outcome, Request, Timings
+from headrace.batching.splitting import split
+from headrace.errors import DeadlineExceeded, ModelError
+from headrace.tensors import Array
+from tests.unit.batching.stage import SUMS
+
+
+class Whole:
+    """A request of the rows 0, 1, 2, …, and what it was answered with."""
+
+    def __init__(self, rows: int, deadline: float = NO_DEADLINE) -> None:
+        self.outcomes: list[Outcome] = []
+        self.values = np.arange(rows, dtype=np.float32).reshape(-1, 1)
+        layout, columns, _ = SUMS.check({"x": self.values})
+        self.request = Request(layout, columns, rows, self.outcomes.append, deadline=deadline)
+
+    @property
+    def outcome(self) -> Outcome:
+        (outcome,) = self.outcomes
+        return outcome
+
+
+def answer(part: Request, outputs: Mapping[str, Array] | None = None) -> Answer:
+    if outputs is None:
+        outputs = {"y": np.array(part.columns[0])[:, 0]}
+    return Answer(BatchOutputs(outputs), 0, part.rows, Timings(0.0, part.rows, 1))
+
+
+@pytest.mark.parametrize(("rows", "limit", "sizes"), [(10, 4, [4, 4, 2]), (8, 4, [4, 4]), (3, 1, [1, 1, 1])])
+def test_parts_hold_all_rows_in_order(rows: int, limit: int, sizes: list[int]) -> None:
+    whole = Whole(rows, deadline=7.0)
+    parts = split(whole.request, limit)
+    assert [part.rows for part in parts] == sizes
+    assert {part.deadline for part in parts} == {7.0}
+    assert np.concatenate([part.columns[0] for part in parts]).tolist() == whole.values.tolist()
+
+
+def test_the_answer_is_joined_in_the_order_of_rows_not_of_answers() -> None:
+    whole = Whole(10)
+    parts = split(whole.request, 4)
+    for part in (parts[2], parts[0]):
+        part.settle(answer(part))
+        assert whole.outcomes == []
+    parts[1].settle(answer(parts[1]))
+    assert isinstance(whole.outcome, Answer)
+    assert whole.outcome.rows == 10
+    assert whole.outcome.tensor("y").tolist() == list(range(10))
+    assert whole.outcome.raw("y", 4) == whole.values.tobytes()
+
+
+def test_the_first_error_is_the_answer_and_the_other_parts_are_not_wanted_any_more() -> None:
+    whole = Whole(10)
+    first, second, third = split(whole.request, 4)
+    first.settle(answer(first))
+    second.settle(DeadlineExceeded("too late"))
+    assert isinstance(whole.outcome, DeadlineExceeded)
+    assert not third.wanted
+    assert third.settle(answer(third)) is False
+
+
+def test_parts_of_a_request_that_was_abandoned_are_not_wanted() -> None:
+    whole = Whole(10)
+    parts = split(whole.request, 4)
+    assert all(part.wanted for part in parts)
+    whole.request.abandon()
+    assert not any(part.wanted for part in parts)
+
+
+def settle_with_lengths(whole: Whole, *, fill: bool, shapes: list[tuple[int, ...]]) -> None:
+    for part, shape in zip(split(whole.request, 1, fill=fill), shapes, strict=True):
+        text = np.full((1, *shape), b"t", object)
+        part.settle(answer(part, {"y": np.ones((1, *shape), np.float32), "t": text}))
+
+
+def test_parts_answered_with_different_lengths_are_filled_up_where_the_policy_fills() -> None:
+    whole = Whole(2)
+    settle_with_lengths(whole, fill=True, shapes=[(1, 2), (2, 1)])
+    assert isinstance(whole.outcome, Answer)
+    assert whole.outcome.tensor("y").tolist() == [[[1, 1], [0, 0]], [[1, 0], [1, 0]]]
+    assert whole.outcome.tensor("t").tolist() == [[[b"t", b"t"], [b"", b""]], [[b"t", b""], [b"t", b""]]]
+
+
+@pytest.mark.parametrize(
+    ("fill", "shapes"), [(False, [(1,), (2,)]), (True, [(1,), (1, 1)])], ids=["no filling", "other ranks"]
+)
+def test_parts_whose_answers_do_not_fit_together_are_an_error_not_an_exception(
+    fill: bool, shapes: list[tuple[int, ...]]
+) -> None:
+    whole = Whole(2)
+    settle_with_lengths(whole, fill=fill, shapes=shapes)
+    assert isinstance(whole.outcome, ModelError)
+    assert "'y'" in whole.outcome.message
+    assert "fewer rows" in whole.outcome.message
