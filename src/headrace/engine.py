@@ -163,9 +163,8 @@ class Engine:
             self._settled.set()
 
     def _is_settled(self, model: str) -> bool:
-        """Whether something of a model is ready or has failed, or nothing of it is wanted."""
-        statuses = self.manager.status(model)
-        return not statuses or any(status.state in _SETTLED for status in statuses)
+        """Whether each version of a model is ready, or has failed once; so labels point somewhere."""
+        return all(status.state in _SETTLED or status.attempts > 1 for status in self.manager.status(model))
 
     async def settle(self, timeout_seconds: float) -> bool:
         """Wait until every model has been loaded, or has failed to, once.
@@ -298,9 +297,8 @@ class Engine:
             HeadraceError: Why there is no answer.
         """
         future: asyncio.Future[Outcome] = self._loop.create_future()
-        request = Request(
-            inputs[0], inputs[1], inputs[2], future.set_result, deadline=deadline, waiter=future
-        )
+        layout, columns, rows = inputs
+        request = Request(layout, columns, rows, future.set_result, deadline=deadline, waiter=future)
         loaded.batcher.submit(request)
         outcome = await future
         if isinstance(outcome, Answer):

@@ -54,6 +54,7 @@ _CONTENTS = {
 }  # fmt: skip
 
 _MICROSECOND = 1e-6
+_tuple = tuple.__new__
 
 
 class Inference(NamedTuple):
@@ -123,8 +124,9 @@ class InferDecoder:
                     columns = columns[1:]
                 if known.reorder is not None:
                     columns = known.reorder(columns)
-                inputs = CheckedInputs(known.layout, columns, known.rows)
-                return Inference(loaded, inputs, known.writer, request_id, deadline)
+                # Named tuples made without their slow constructors: this is every request's way.
+                inputs = _tuple(CheckedInputs, (known.layout, columns, known.rows))
+                return _tuple(Inference, (loaded, inputs, known.writer, request_id, deadline))
         return self._parse(message, deadline)
 
     def _parse(self, message: bytes, deadline: float) -> Inference:
@@ -282,18 +284,24 @@ def writer_for(
     return found
 
 
+def _id_field(request_id: str) -> bytes:
+    """The response's id as it is serialized; last in the message, where any field may stand."""
+    encoded = request_id.encode()
+    return length_prefix(_ID, len(encoded)) + encoded if encoded else b""
+
+
 class _Part(NamedTuple):
     """How one output's raw bytes are written.
 
     Attributes:
         name: The output.
         row_bytes: The size of a row; None for strings, which have no fixed size.
-        prefix: What stands before the bytes; for numbers only.
+        before: What stands before the bytes: the message's head at the first, and a number's length.
     """
 
     name: str
     row_bytes: int | None
-    prefix: bytes
+    before: bytes
 
 
 _Writers = dict[tuple[tuple[str, ...], bool], "AnswerWriter"]
@@ -302,7 +310,7 @@ _Writers = dict[tuple[tuple[str, ...], bool], "AnswerWriter"]
 class AnswerWriter:
     """Writes the ModelInferResponses of one version for one selection of outputs."""
 
-    __slots__ = ("_base", "_heads", "_names", "_specs", "_typed")
+    __slots__ = ("_base", "_fixed", "_names", "_parts", "_specs", "_typed")
 
     def __init__(
         self, loaded: LoadedVersion, signature: Signature, outputs: tuple[str, ...], *, typed: bool
@@ -321,7 +329,8 @@ class AnswerWriter:
         self._typed = typed and all(datatype_name(spec) in _CONTENTS for spec in self._specs)
         base = InferResponse(model_name=loaded.name, model_version=str(loaded.version))
         self._base: bytes = base.SerializeToString()
-        self._heads: dict[tuple[int, tuple[Shape, ...]], tuple[bytes, tuple[_Part, ...]]] = {}
+        self._fixed = all(None not in spec.shape for spec in self._specs)
+        self._parts: dict[object, tuple[_Part, ...]] = {}
 
     def write(self, answer: Answer, request_id: str = "") -> bytes:
         """Serialize an answer.
@@ -330,40 +339,43 @@ class AnswerWriter:
             answer: What the model gave.
             request_id: The request's id, to be echoed.
         """
-        tensors = answer.outputs.tensors
-        key = (answer.stop - answer.start, tuple([tensors[name].shape[1:] for name in self._names]))
-        found = self._heads.get(key)
-        if found is None:
-            found = self._learn(*key)
-        head, parts = found
-        written = [head]
-        if request_id:
-            encoded = request_id.encode()
-            written += (length_prefix(_ID, len(encoded)), encoded)
         if self._typed:
-            return b"".join(written) + self._typed_outputs(answer)
-        for name, row_bytes, prefix in parts:
+            return self._base + self._typed_outputs(answer) + _id_field(request_id)
+        # Where the model fixes the outputs' shapes, the number of rows says all about an answer but its values.
+        key = answer.stop - answer.start if self._fixed else self._shapes(answer)
+        parts = self._parts.get(key) or self._learn(key, answer)
+        if len(parts) == 1 and not request_id:  # what most models and most clients are like
+            name, row_bytes, before = parts[0]
+            if row_bytes is not None:
+                return before + answer.raw(name, row_bytes)
+        written = []
+        for name, row_bytes, before in parts:
+            written.append(before)
             if row_bytes is None:
                 strings = join_strings(answer.tensor(name).ravel().tolist())
                 written += (length_prefix(_RAW_OUTPUTS, len(strings)), strings)
             else:
-                written += (prefix, answer.raw(name, row_bytes))
-        return b"".join(written)
+                written.append(answer.raw(name, row_bytes))
+        return b"".join(written) + _id_field(request_id)
 
-    def _learn(self, rows: int, shapes: tuple[Shape, ...]) -> tuple[bytes, tuple[_Part, ...]]:
+    def _shapes(self, answer: Answer) -> tuple[Shape, ...]:
+        return tuple([answer.tensor(name).shape for name in self._names])
+
+    def _learn(self, key: object, answer: Answer) -> tuple[_Part, ...]:
+        """Write down what comes before each output's values in answers of this answer's shapes."""
         response = InferResponse()
-        parts = []
-        for spec, shape in zip(self._specs, shapes, strict=True):
-            if not self._typed:
-                response.outputs.add(name=spec.name, datatype=datatype_name(spec), shape=(rows, *shape))
+        parts: list[_Part] = []
+        for spec, shape in zip(self._specs, self._shapes(answer), strict=True):
+            response.outputs.add(name=spec.name, datatype=datatype_name(spec), shape=shape)
             if spec.dtype == STRING:
                 parts.append(_Part(spec.name, None, b""))
             else:
-                row_bytes = spec.dtype.itemsize * math.prod(shape)
-                parts.append(_Part(spec.name, row_bytes, length_prefix(_RAW_OUTPUTS, rows * row_bytes)))
-        if len(self._heads) >= _HEADS_KEPT:
-            self._heads.clear()
-        found = self._heads[rows, shapes] = (self._base + response.SerializeToString(), tuple(parts))
+                row_bytes = spec.dtype.itemsize * math.prod(shape[1:])
+                parts.append(_Part(spec.name, row_bytes, length_prefix(_RAW_OUTPUTS, shape[0] * row_bytes)))
+        head = self._base + response.SerializeToString()
+        if len(self._parts) >= _HEADS_KEPT:
+            self._parts.clear()
+        found = self._parts[key] = (parts[0]._replace(before=head + parts[0].before), *parts[1:])
         return found
 
     def _typed_outputs(self, answer: Answer) -> bytes:

@@ -313,7 +313,7 @@ def test_writers_and_heads_do_not_take_endless_memory() -> None:
     writer = fast.decode(request.SerializeToString()).writer
     for width in range(1000):
         writer.write(answer_of(y=np.zeros((1, width), np.float32)))
-    assert len(writer._heads) <= 512
+    assert len(writer._parts) <= 512
 
 
 def test_half_precision_is_answered_raw_even_to_typed_requests() -> None:
