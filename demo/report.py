@@ -23,7 +23,7 @@ class Outcome:
         tallies: What the callers saw, by what they spoke.
         seconds: How long the load lasted.
         server_cpu_seconds: Processor time of the server while it lasted.
-        swap_seconds: From the rename of the second version to its first answer.
+        swap_seconds: From publishing the second version to its first answer.
     """
 
     liked: Numbers
@@ -106,7 +106,7 @@ def text(outcome: Outcome) -> str:
         [
             lay_out(version_rows(outcome)),
             lay_out(protocol_rows(outcome)),
-            f"  Version 2 first answered {outcome.swap_seconds * 1000:,.0f} ms after its rename.\n"
+            f"  Version 2 first answered {outcome.swap_seconds * 1000:,.0f} ms after it was published.\n"
             f"  The server spent {microseconds:.1f} µs of processor time per prediction, "
             f"in {outcome.seconds:.1f} s of load.\n"
             "  The callers are Python too and share the machine: they set the pace, not the server.",

@@ -21,9 +21,8 @@ from demo.clients import Client
 from demo.replay import Load, Tally, reached
 from demo.scores import Numbers
 from demo.server import Server, serving
-from demo.training import Candidate, Rows
+from demo.training import MODEL, Candidate, Rows
 
-MODEL = "films"
 REST, GRPC = "REST, 1 row", "gRPC, 32 rows"
 REST_CALLERS = 16
 GRPC_CALLERS = 8
@@ -84,7 +83,7 @@ async def replay(
             await phase(tallies[GRPC], 1)
             batch_rows[1] = await asyncio.to_thread(server.mean_batch_rows, MODEL, 1)
             renamed = time.perf_counter()
-            training.publish(models, MODEL, 2, candidates[2])
+            training.release(models, candidates[2])
             say("published version 2 under the load")
             await until(
                 tallies[GRPC], lambda: any(2 in one.requests for one in tallies.values()), "version 2"
@@ -118,7 +117,7 @@ async def run() -> int:
     with tempfile.TemporaryDirectory(prefix="headrace-demo-") as folder:
         models = Path(folder) / "models"
         say(f"publishing version 1, a {candidates[1].description}, and starting the server")
-        training.publish(models, MODEL, 1, candidates[1])
+        training.release(models, candidates[1])
         async with serving(models, MODEL, Path(folder) / "server.log") as server:
             say(f"ready after {server.ready_seconds:.2f} s on ports {server.http_port}, {server.grpc_port}")
             outcome = await replay(models, server, candidates, rows, liked)

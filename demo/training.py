@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,9 @@ from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+from headrace.lifecycle.manifest import publish
+
+MODEL = "films"
 INPUT = "features"
 OUTPUT = "probabilities"
 FIRST_SHARE = 0.1
@@ -67,14 +69,10 @@ def second(rows: Rows, liked: Truth) -> Candidate:
     return Candidate(f"network of 64 and 32 units on {end:,} ratings", fit(model, rows[:end], liked[:end]))
 
 
-def publish(models: Path, name: str, version: int, candidate: Candidate) -> Path:
-    """Write a version under a name that no server looks at, then rename it: it appears whole."""
-    target = models / name / str(version)
-    unfinished = target.with_name(f".{version}.unfinished")
-    unfinished.mkdir(parents=True)
-    with (unfinished / "model.onnx").open("wb") as file:
-        file.write(candidate.onnx)
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.rename(target)
-    return target
+def release(models: Path, candidate: Candidate) -> Path:
+    """Publish a model as its next version: it appears whole, with a manifest, or not at all."""
+
+    def write(draft: Path) -> None:
+        (draft / "model.onnx").write_bytes(candidate.onnx)
+
+    return publish(write, models / MODEL, metadata={"description": candidate.description})

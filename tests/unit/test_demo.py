@@ -36,11 +36,8 @@ def test_features_see_the_ratings_before() -> None:
     assert rows[1, 1] > rows[0, 1], "the film was liked once before the second row"
 
 
-def test_a_published_version_appears_whole_and_leaves_nothing_else(tmp_path: Path) -> None:
-    place = training.publish(tmp_path, "films", 1, training.Candidate("any", b"model"))
-    assert place == tmp_path / "films" / "1"
-    assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.onnx")] == [
-        "films/1/model.onnx"
-    ]
-    assert (place / "model.onnx").read_bytes() == b"model"
-    assert [path.name for path in place.parent.iterdir()] == ["1"]
+def test_versions_of_the_model_are_numbered_as_they_come(tmp_path: Path) -> None:
+    for number in (1, 2):
+        place = training.release(tmp_path, training.Candidate("any", b"model"))
+        assert place == tmp_path / "films" / str(number)
+        assert (place / "model.onnx").read_bytes() == b"model"
