@@ -185,7 +185,7 @@ def _untrusted(name: str, unknown: list[str], trusted: tuple[str, ...]) -> str:
         f"{name} holds types that nobody has trusted yet: {', '.join(unknown)}. Loading makes objects of "
         "these types from the file's contents, which may run their code or, with forged contents, crash the "
         "process: trust them only if you know them and who wrote the file. To do so, put into headrace.toml "
-        f"beside the model:\n[runtime]\ntrusted = [{line}]"
+        f"beside the model, under [runtime]: trusted = [{line}]"
     )
 
 

@@ -42,8 +42,8 @@ def test_unknown_types_are_listed_with_the_line_that_trusts_them(tmp_path: Path)
     boosted = HistGradientBoostingClassifier(max_iter=2).fit(FEATURES, TARGET)
     with pytest.raises(LoadError, match=r"predictor\.TreePredictor.*trust them only if") as raised:
         loaded(tmp_path, boosted)
-    pasted = tomllib.loads(raised.value.message.partition("\n")[2])
-    servable = loaded(tmp_path, boosted, trusted=tuple(pasted["runtime"]["trusted"]))
+    pasted = tomllib.loads(raised.value.message.partition("under [runtime]: ")[2])
+    servable = loaded(tmp_path, boosted, trusted=tuple(pasted["trusted"]))
     assert servable.predict({"features": FEATURES})["label"].tolist() == boosted.predict(FEATURES).tolist()
     servable.close()
 
@@ -51,8 +51,8 @@ def test_unknown_types_are_listed_with_the_line_that_trusts_them(tmp_path: Path)
 def test_trusting_another_type_does_not_help_and_is_kept_in_the_line(tmp_path: Path) -> None:
     with pytest.raises(LoadError) as raised:
         loaded(tmp_path, forest(), trusted=("other.Type",))
-    pasted = tomllib.loads(raised.value.message.partition("\n")[2])
-    assert pasted["runtime"]["trusted"] == ["other.Type", TREES]
+    pasted = tomllib.loads(raised.value.message.partition("under [runtime]: ")[2])
+    assert pasted["trusted"] == ["other.Type", TREES]
 
 
 @pytest.mark.parametrize(
