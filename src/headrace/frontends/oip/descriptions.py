@@ -128,7 +128,7 @@ def _version_statistics(loaded: LoadedVersion, counted: VersionStatistics) -> De
             "fail": _duration(counted.failures, counted.failure_seconds),
             "queue": _duration(counted.requests, counted.queue_seconds),
             "compute_input": nothing,
-            # Per request, as clients expect: each counts its whole batch's time, from the start to the answer.
+            # Per request, as clients expect: each counts its whole batch's time, from start to answer.
             "compute_infer": _duration(counted.requests, counted.request_seconds - counted.queue_seconds),
             "compute_output": nothing,
             "cache_hit": nothing,

@@ -27,7 +27,7 @@ ARRAY_CODES = {
     "FP32": "f", "FP64": "d",
 }  # fmt: skip
 
-# Datatypes whose bytes are taken as they are, by NumPy's character: a look-up by dtype would hash it each time.
+# Datatypes whose bytes are taken as they are, by NumPy's character: a look-up by dtype hashes it each time.
 _EXACT = {one.dtype.char: (one.oip, one.dtype.itemsize) for one in DATATYPES if one.dtype.kind in "fiu"}
 
 _LENGTH = Struct("<I")

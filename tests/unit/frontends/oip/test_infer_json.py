@@ -272,6 +272,12 @@ def test_data_and_binary_data_together_are_refused() -> None:
         decode(echo("FP32"), text)
 
 
+@pytest.mark.parametrize("datatype", ["FP16", "FP32"])
+def test_a_number_too_large_for_its_datatype_is_infinity(datatype: str) -> None:
+    dtype = np.float16 if datatype == "FP16" else np.float32
+    assert column(decode(echo(datatype), body(datatype, [1], [1e39]))) == dtype(np.inf).tobytes()
+
+
 def test_shared_memory_is_not_supported() -> None:
     text = (
         b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"parameters":{"shared_memory_region":"r"}}]}'
