@@ -341,7 +341,7 @@ class AnswerWriter:
         """
         if self._typed:
             return self._base + self._typed_outputs(answer) + _id_field(request_id)
-        # Where the model fixes the outputs' shapes, the number of rows says all about an answer but its values.
+        # Where the model fixes the outputs' shapes, the number of rows says all but the values.
         key = answer.stop - answer.start if self._fixed else self._shapes(answer)
         parts = self._parts.get(key) or self._learn(key, answer)
         if len(parts) == 1 and not request_id:  # what most models and most clients are like

@@ -102,7 +102,8 @@ def test_a_model_tells_its_settings_in_tritons_words() -> None:
 def test_statistics_are_those_of_the_versions_asked_for() -> None:
     counted = ctr()
     counted.statistics.requests, counted.statistics.rows, counted.statistics.batches = 4, 40, 2
-    counted.statistics.compute_seconds = 0.5
+    counted.statistics.request_seconds, counted.statistics.queue_seconds = 1.5, 1.0
+    counted.statistics.compute_seconds = 0.25
     counted.statistics.batch_rows[20] = [2, 0.5]
     counted.statistics.last_request_unix_seconds = 1.5
     service = ServiceDouble(counted, echo("FP32"))
