@@ -125,7 +125,7 @@ class Batcher:
             policy: The limits.
             clock: The serving thread's.
             instances: How many batches may run in threads at once.
-            inline_seconds: Batches predicted to take no longer run in the serving thread; 0 for never.
+            inline_seconds: Batches predicted to take less run in the serving thread; 0 for never.
             name: What its threads are called.
         """
         self.statistics = VersionStatistics()
@@ -277,7 +277,7 @@ class Batcher:
             return False if made.expired or made.abandoned else None
         self.queued_rows -= made.rows
         batch = _Batch(lane, made, now)
-        if self.cost.known and self.cost.seconds(batch.padded_rows) <= self._inline_seconds:
+        if self.cost.known and self.cost.seconds(batch.padded_rows) < self._inline_seconds:
             self._compute(batch)
             self._finish(batch)
             return True
