@@ -76,6 +76,23 @@ def classifier() -> bytes:
     return model(nodes, [_float("x", 2)], [_float("scores", 3)], [weights])
 
 
+SLOW = """
+import time
+
+class Model:
+    inputs = [("seconds", "FP32", [])]
+    outputs = [("rows", "INT64", [])]
+
+    def predict(self, inputs):
+        seconds = inputs["seconds"]
+        if (seconds < 0).any():
+            raise ValueError("seconds below zero")
+        time.sleep(float(seconds.max()))
+        return {"rows": [len(seconds)] * len(seconds)}
+"""
+"""Takes as long as the slowest of a batch's rows asks for, fails if one is below 0, and answers the batch's rows."""
+
+
 def write(directory: Path, name: str, version: int, content: bytes | str, settings: str = "") -> Path:
     """Write one version, under another name first: a server may be watching.
 
@@ -104,7 +121,7 @@ def write(directory: Path, name: str, version: int, content: bytes | str, settin
 def write_menagerie(directory: Path) -> None:
     """One model of each kind that clients ask about.
 
-    ``half_plus_two`` has version 1 (label stable: x / 2 + 2) and version 2 (label canary: x / 2 + 3).
+    One of them is code. ``half_plus_two`` has version 1 (label stable: x / 2 + 2) and version 2 (label canary: x / 2 + 3).
     """
     both = '[versions]\npolicy = "all"\nlabels = {stable = 1, canary = 2}\n'
     write(directory, "half_plus_two", 1, affine(0.5, 2.0), both)
@@ -113,6 +130,7 @@ def write_menagerie(directory: Path) -> None:
     write(directory, "words", 1, words())
     flowers = '[signature]\nkind = "classify"\nscores = "scores"\nlabels = ["rose", "tulip", "both"]\n'
     write(directory, "flowers", 1, classifier(), flowers)
+    write(directory, "slow", 1, SLOW)
     write(directory, "price", 1, affine(10.0, 1.0), '[signature]\nkind = "regress"\nscores = "y"\n')
 
 

@@ -44,7 +44,11 @@ class RunningServer:
         self.errors: list[str] = []
         self._ports: queue.Queue[int] = queue.Queue()
         self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "NO_COLOR": "1"}
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "NO_COLOR": "1"},
         )
         self._readers = [
             threading.Thread(target=self._read_output, daemon=True),
@@ -60,8 +64,8 @@ class RunningServer:
             self.grpc_port = self._ports.get(timeout=START_SECONDS)
             self.wait_for(lambda: self.get("/v2/health/ready")[0] == 200, "the server to be ready")
         except BaseException:
-            self.process.kill()
-            self.process.wait()
+            self.kill()
+            print("--- the server did not start ---", *self.output, *self.errors[-60:], sep="\n")
             raise
         return self
 
@@ -100,11 +104,12 @@ class RunningServer:
             self.process.kill()
             self.process.wait()
             raise
-        for reader in self._readers:
-            reader.join(5)
-        for stream in (self.process.stdout, self.process.stderr):
-            if stream is not None:
-                stream.close()
+        finally:
+            for reader in self._readers:
+                reader.join(5)
+            for stream in (self.process.stdout, self.process.stderr):
+                if stream is not None:
+                    stream.close()
         return code
 
     def wait_for(self, condition: Callable[[], bool], what: str, seconds: float = START_SECONDS) -> None:
@@ -139,7 +144,9 @@ class RunningServer:
 
     def post(self, path: str, value: object) -> tuple[int, dict[str, object]]:
         """POST a value as JSON; status and the answer's JSON."""
-        status, body = self.request("POST", path, json.dumps(value).encode(), {"content-type": "application/json"})
+        status, body = self.request(
+            "POST", path, json.dumps(value).encode(), {"content-type": "application/json"}
+        )
         return status, json.loads(body)
 
     def rss_bytes(self) -> int:

@@ -114,7 +114,7 @@ def predict(stub: Any) -> Answers:
     }
     both = ask(predict_request(spec("pair"), **ab), timeout=SECONDS)
     one = ask(predict_request(spec("pair"), ("largest",), **ab), timeout=SECONDS)
-    echo = ask(predict_request(spec("words"), text=strings([b"a", b"\xff\x00"])), timeout=SECONDS)
+    echo = ask(predict_request(spec("words"), text=strings([b"a", "ö".encode()])), timeout=SECONDS)
     by_version = ask(predict_request(spec("half_plus_two", version=1), x=x), timeout=SECONDS)
     by_label = ask(predict_request(spec("half_plus_two", label="stable"), x=x), timeout=SECONDS)
     canary = ask(predict_request(spec("half_plus_two", label="canary"), x=x), timeout=SECONDS)
@@ -133,7 +133,7 @@ def predict(stub: Any) -> Answers:
 def refusals(stub: Any) -> Answers:
     x = floats([1])
     wide = floats([1, 2, 3, 4, 5, 6], [2, 3])
-    lying, negative = floats([1, 2], [3]), floats([1], [-1])
+    lying, negative = floats([1, 2, 3], [2]), floats([1], [-1])
     integers = raw(np.array([1]), types_pb2.DT_INT64)
     here = spec("half_plus_two")
     requests = {
@@ -144,14 +144,15 @@ def refusals(stub: Any) -> Answers:
         "no such input": predict_request(here, z=x),
         "missing input": predict_request(spec("pair"), a=floats([1, 2, 3], [1, 3])),
         "wrong shape": predict_request(here, x=wide),
-        "fewer values than the shape": predict_request(here, x=lying),
+        "more values than the shape": predict_request(here, x=lying),
         "negative dimension": predict_request(here, x=negative),
         "wrong dtype": predict_request(here, x=integers),
         "no such output": predict_request(here, ("z",), x=x),
         "output twice": predict_request(here, ("y", "y"), x=x),
     }
     answers = {name: refusal(stub.Predict, request) for name, request in requests.items()}
-    answers["out of time"] = refusal(stub.Predict, predict_request(here, x=x), timeout=1e-6)
+    slow = predict_request(spec("slow"), seconds=floats([0.5]))
+    answers["out of time"] = refusal(stub.Predict, slow, timeout=0.1)
     classify = classification_pb2.ClassificationRequest(model_spec=spec("price"))
     classify.input.example_list.examples.add().features.feature["x"].float_list.value.append(1)
     answers["regressor asked to classify"] = refusal(stub.Classify, classify)

@@ -142,7 +142,9 @@ async def http_asyncio(address: str) -> Answers:
 
 
 async def gathered(module: ModuleType, client: Any) -> list[list[float]]:
-    asked: list[Awaitable[Any]] = [client.infer("half_plus_two", [x(module, [number])]) for number in range(8)]
+    asked: list[Awaitable[Any]] = [
+        client.infer("half_plus_two", [x(module, [number])]) for number in range(8)
+    ]
     return [one.as_numpy("y").tolist() for one in await asyncio.gather(*asked)]
 
 
@@ -151,16 +153,17 @@ async def grpc(address: str) -> Answers:
     answers = await describe(client, {"as_json": True}) | await infer(over_grpc, client)
     done: queue.Queue[tuple[Any, Any]] = queue.Queue()
     for number in range(8):
-        client.async_infer("half_plus_two", [x(over_grpc, [number])], lambda *one: done.put(one))
+        client.async_infer(
+            "half_plus_two", [x(over_grpc, [number])], lambda result, error: done.put((result, error))
+        )
     results = [done.get(timeout=20) for _ in range(8)]
     answers["async"] = sorted(result.as_numpy("y").tolist() for result, error in results if error is None)
     packed = client.infer("half_plus_two", [x(over_grpc, [1, 2, 5])], compression_algorithm="gzip")
     answers["gzip"] = packed.as_numpy("y").tolist()
     timely = client.infer("half_plus_two", [x(over_grpc, [1])], client_timeout=20.0)
     answers["in time"] = timely.as_numpy("y").tolist()
-    answers["out of time"] = await refusal(
-        lambda: client.infer("half_plus_two", [x(over_grpc, [1])], client_timeout=1e-6)
-    )
+    slow = tensor(over_grpc, "seconds", np.array([0.5], np.float32), "FP32")
+    answers["out of time"] = await refusal(lambda: client.infer("slow", [slow], client_timeout=0.1))
     answers["statistics"] = client.get_inference_statistics("pair", as_json=True)
     client.close()
     return answers

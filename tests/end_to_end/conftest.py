@@ -27,5 +27,5 @@ def menagerie(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session", params=PAIRS, ids=str)
 def server(request: pytest.FixtureRequest, menagerie: Path) -> Iterator[RunningServer]:
     """A running server of them, shared by all tests that leave it as it is."""
-    with RunningServer(menagerie, *PAIRS[request.param]) as running:
+    with RunningServer(menagerie, "--allow-code", *PAIRS[request.param]) as running:
         yield running

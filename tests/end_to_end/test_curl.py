@@ -137,7 +137,7 @@ WRONG = {
     "no body": (MODEL, "", 400, ""),
     "bad base64": ("/v1/models/words", '{"instances": [{"b64": "!!!"}]}', 400, "64"),
     "JSON that is too deep": (MODEL, f'{{"instances": {"[" * 100_000}{"]" * 100_000}}}', 400, ""),
-    "an unknown signature": (MODEL, '{"instances": [1], "signature_name": "no"}', 404, "no"),
+    "an unknown signature": (MODEL, '{"instances": [1], "signature_name": "no"}', 400, "no"),
 }
 
 
@@ -177,11 +177,13 @@ def test_metrics_are_where_tensorflow_serving_has_them(server: RunningServer) ->
     assert b'headrace_requests_total{model="half_plus_two",version="2"}' in text
 
 
-def test_a_deadline_that_cannot_be_met_is_refused(server: RunningServer) -> None:
-    status, answer = predict(
-        server, MODEL, {"instances": [1.0]}, "--header", "X-Request-Timeout-Ms: 0.000001"
-    )
+def test_a_request_ends_at_its_deadline_or_is_refused_before(server: RunningServer) -> None:
+    deadline = ["--header", "X-Request-Timeout-Ms: 100"]
+    status, answer = predict(server, "/v1/models/slow", {"instances": [0.5]}, *deadline)
     assert status in {503, 504}, answer
+    status, answer = predict(server, MODEL, {"instances": [1.0]}, "--header", "X-Request-Timeout-Ms: never")
+    assert status == 400
+    assert "x-request-timeout-ms" in answer["error"]
 
 
 def test_the_line_that_the_server_prints_works_as_it_is(server: RunningServer) -> None:

@@ -48,7 +48,9 @@ def test_metadata_is_complete(answers: dict[str, Any]) -> None:
     metadata = answers["metadata"]
     assert (metadata["name"], metadata["platform"]) == ("pair", "onnxruntime_onnx")
     assert metadata["versions"] == ["7"]
-    inputs = {one["name"]: (one["datatype"], [int(size) for size in one["shape"]]) for one in metadata["inputs"]}
+    inputs = {
+        one["name"]: (one["datatype"], [int(size) for size in one["shape"]]) for one in metadata["inputs"]
+    }
     assert inputs == {"a": ("FP32", [-1, 3]), "b": ("INT64", [-1])}
     assert [one["name"] for one in metadata["outputs"]] == ["total", "largest"]
 
@@ -109,21 +111,20 @@ def test_errors_carry_their_code_and_name_what_is_wrong(
     assert names in message
 
 
-def test_http_takes_json_and_compressed_bodies(kind: str, answers: dict[str, Any]) -> None:
-    if kind.startswith("grpc"):
-        pytest.skip("the other transport's test")
+@pytest.mark.parametrize("kind", ["http", "http-asyncio"], indirect=True, scope="module")
+def test_http_takes_json_and_compressed_bodies(answers: dict[str, Any]) -> None:
     (output,) = answers["as JSON"]
     assert output == {"name": "y", "datatype": "FP32", "shape": [3], "data": [3.5, 4.0, 5.5]}
     assert answers["gzip"] is True
     assert answers["deflate"] is True
 
 
-def test_grpc_takes_compressed_messages_and_keeps_deadlines(kind: str, answers: dict[str, Any]) -> None:
-    if kind != "grpc":
-        pytest.skip("only this client can be asked for it")
+@pytest.mark.parametrize("kind", ["grpc"], indirect=True, scope="module")
+def test_grpc_takes_compressed_messages_and_keeps_deadlines(answers: dict[str, Any]) -> None:
     assert answers["gzip"] == [3.5, 4.0, 5.5]
     assert answers["in time"] == [3.5]
-    assert answers["out of time"][0] == "StatusCode.DEADLINE_EXCEEDED"
+    # Refused at once where it is known how slow the model is.
+    assert answers["out of time"][0] in {"StatusCode.DEADLINE_EXCEEDED", "StatusCode.UNAVAILABLE"}
 
 
 def test_a_stream_goes_on_after_one_of_its_requests_failed(

@@ -78,8 +78,13 @@ class Application:
         self._stream_methods = {method.path: method.stream for method in served if method.stream is not None}
         self._bodies = Bodies(limits or Limits())
 
-    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
-        """Answer one request; or the lifespan protocol, in which there is nothing to do.
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request; or the lifespan protocol, in which there is nothing to do."""
+        # Servers tell the versions of ASGI apart by whether this is a coroutine function.
+        await self.answer(scope, receive, send)
+
+    def answer(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
+        """The same for servers that do not ask what they call.
 
         Not a coroutine itself but a choice between them: one less for every request.
         """

@@ -38,7 +38,7 @@ class H2cornTransport:
         """
         limits = config.limits
         self._server = Server(
-            application,
+            application.answer,
             Config(
                 bind=tuple(f"fd://{one.fileno()}" for one in sockets),
                 grpc=True,
