@@ -61,7 +61,7 @@ def ctr(seed: int) -> onnx.ModelProto:
         numpy_helper.from_array(random.normal(0, 0.05, (BUCKETS, FACTORS)).astype(np.float32), "table"),
         numpy_helper.from_array(np.array([0, FIELDS * FACTORS], np.int64), "flat_shape"),
         numpy_helper.from_array(np.array([1], np.int64), "axis_1"),
-        numpy_helper.from_array(np.float32(0.5), "half"),
+        numpy_helper.from_array(np.array(0.5, np.float32), "half"),
     ]
     nodes.append(helper.make_node("Gather", ["table", "cat"], ["embedded"]))
     _network(nodes, weights, random)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from benchmarks.load import Sample
 from benchmarks.models import ROOT
@@ -29,7 +30,7 @@ class Effort:
     seconds: float = 3.0
 
 
-def interleaved(measures: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list]:
+def interleaved(measures: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[Any]]:
     """Measure A B C A B C …, so that a slow moment of the machine does not hit one side alone.
 
     Args:
@@ -39,7 +40,7 @@ def interleaved(measures: Mapping[str, Callable[[], object]], rounds: int) -> di
     Returns:
         The measurements by name, in the order of the rounds.
     """
-    measured: dict[str, list] = {name: [] for name in measures}
+    measured: dict[str, list[Any]] = {name: [] for name in measures}
     for number in range(rounds):
         for name, measure in measures.items():
             _progress(f"  round {number + 1} of {rounds}: {name}")

@@ -173,7 +173,9 @@ def _report(calls: Calls, windows: list[Window]) -> None:
         for earlier, later in pairwise(whole)
         for part in _slices(calls, earlier.ends, later.begins)
     ]
-    lines = [("", "requests", "p50 ms", "p99 ms", "p99.9 ms", "max ms", "p99 of the middle slice")]
+    lines: list[tuple[str, ...]] = [
+        ("", "requests", "p50 ms", "p99 ms", "p99.9 ms", "max ms", "p99 of the middle slice")
+    ]
     pooled, middles = {}, {}
     for name, parts in (("before", before), ("while a version loads", loading), ("between loads", between)):
         spent = calls.spent[np.logical_or.reduce(parts)] * 1e3

@@ -63,9 +63,7 @@ def run(effort: Effort) -> None:
             f"{spread(share)} of its predictions/s",
         )
         spent = [one.cpu_microseconds / ROWS for one in measured[ours.name]]
-        print(
-            f"  by CPU time per prediction, which a busy machine disturbs less: {spread(ratios(cpu[size], spent))}"
-        )
+        print(f"  by CPU time per prediction, less disturbed: {spread(ratios(cpu[size], spent))}")
 
 
 def stored_rows(rows: Rows) -> Path:
