@@ -1,0 +1,64 @@
+"""The numbers that operators see add up."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.batching.statistics import LATENCY_BUCKETS_SECONDS
+from headrace.config import BatchingPolicy
+from tests.unit.batching.stage import Stage
+
+
+def test_time_is_counted_where_it_was_spent() -> None:
+    with Stage(BatchingPolicy(max_batch_rows=2)) as stage:
+        first = stage.ask([1.0])
+        stage.turn(enter=1)
+        stage.clock.advance(0.002)
+        second, third = stage.ask([2.0]), stage.ask([3.0])
+        stage.clock.advance(0.004)
+        stage.finish(enter=1)
+        stage.clock.advance(0.010)
+        stage.finish()
+        counted = stage.batcher.statistics
+        assert (counted.requests, counted.rows, counted.batches) == (3, 3, 2)
+        assert counted.compute_seconds == pytest.approx(0.006 + 0.010)
+        assert counted.queue_seconds == pytest.approx(2 * 0.004)
+        assert counted.request_seconds == pytest.approx(0.006 + 2 * 0.014)
+        assert counted.batch_rows == {1: [1, pytest.approx(0.006)], 2: [1, pytest.approx(0.010)]}
+        assert sum(counted.releases.values()) == counted.batches
+        assert sum(counted.latency_counts) == counted.requests
+        timings = second.outcome.timings
+        assert timings is third.outcome.timings
+        assert timings.finished - timings.started == pytest.approx(0.010)
+        assert first.outcome.timings.requests == 1
+
+
+def test_latencies_fall_into_the_buckets_that_end_at_or_above_them() -> None:
+    with Stage() as stage:
+        for seconds in (0.0004, 0.0006, 0.04, 11.0):
+            stage.ask([1.0])
+            stage.turn(enter=1)
+            stage.clock.spend(seconds)
+            stage.finish()
+        bounds = [*LATENCY_BUCKETS_SECONDS, "more"]
+        found = {bounds[index]: count for index, count in enumerate(stage.batcher.statistics.latency_counts)}
+        assert {bound: count for bound, count in found.items() if count} == {
+            0.0005: 1, 0.001: 1, 0.05: 1, "more": 1,
+        }  # fmt: skip
+
+
+def test_each_ending_is_counted_once() -> None:
+    with Stage(BatchingPolicy(max_queue_rows=4)) as stage:
+        stage.occupy()
+        late, gone, stays = stage.ask([1.0], within=0.010), stage.ask([2.0]), stage.ask([3.0])
+        refused = stage.ask([4.0] * 9)
+        gone.gone = True
+        stage.clock.advance(0.020)
+        stage.finish(enter=1)
+        stage.finish()
+        counted = stage.batcher.statistics
+        assert (counted.requests, counted.failures, counted.cancelled, counted.refused) == (2, 1, 1, 1)
+        assert counted.failure_seconds == pytest.approx(0.020)
+        assert stays.sums == [3.0]
+        assert late.error
+        assert refused.error
