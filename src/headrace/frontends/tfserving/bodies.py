@@ -30,6 +30,8 @@ _STRINGS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _BRACES = bytes.maketrans(b"{}", b"[]")
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
+_SHORTENED = (np.dtype(np.float16).char, np.dtype(np.float32).char)
+
 _encode = msgspec.json.Encoder().encode
 
 
@@ -340,15 +342,18 @@ def print_predictions(tensors: Iterable[tuple[str, Array]], *, by_row: bool) -> 
 def json_values(name: str, tensor: Array) -> list[Json]:
     """An output as nested lists.
 
+    Strings are printed as base64 if the output's name ends in ``_bytes``, and where they are not UTF-8.
+
     Args:
-        name: Its name: where it ends in ``_bytes``, strings are printed as base64, as what is not UTF-8 always is.
+        name: Its name.
         tensor: Its values.
     """
-    if tensor.dtype == STRING:
+    code = tensor.dtype.char
+    if code == STRING.char:
         printed = np.empty(tensor.size, STRING)
         printed[:] = [_string(value, as_base64=name.endswith(_BYTES_SUFFIX)) for value in tensor.ravel()]
         return cast("list[Json]", printed.reshape(tensor.shape).tolist())
-    if tensor.dtype.kind != "f" or tensor.dtype == np.float64:
+    if code not in _SHORTENED:
         return cast("list[Json]", tensor.tolist())
     if tensor.size == 1:  # the commonest answer of all
         only: Json = float(str(tensor[(0,) * tensor.ndim]))

@@ -30,7 +30,8 @@ def shortest(tensor: Array) -> Doubles:
     narrow = tensor.ravel()
     wide = narrow.astype(np.float64)
     size = np.abs(wide)
-    ordinary = (size >= _SMALLEST) & (size <= _LARGEST)
+    # Numbers below the smallest normal one have fewer digits; there are few of them.
+    ordinary = (size >= max(_SMALLEST, np.finfo(tensor.dtype).smallest_normal)) & (size <= _LARGEST)
     for index in np.flatnonzero(~ordinary & (wide != 0)):
         wide[index] = float(str(narrow[index]))
     pending = np.flatnonzero(ordinary)

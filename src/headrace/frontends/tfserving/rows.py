@@ -39,7 +39,7 @@ class RowsDecoder:
         one = row if len(fields) > 1 else row | fields[0][1]  # a single input needs no name
         body: Any = msgspec.defstruct(
             "Body",
-            [("instances", list[one]), ("signature_name", str, "")],
+            [("instances", list[one]), ("signature_name", str, "")],  # type: ignore[valid-type]
             forbid_unknown_fields=True,
             gc=False,
         )

@@ -1,0 +1,195 @@
+"""TensorFlow Serving's codecs: any bytes decode or are refused, and the fast ways equal the slow ones."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import numpy as np
+from hypothesis import example, given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from headrace.batching.request import Answer, BatchOutputs, Timings
+from headrace.errors import HeadraceError
+from headrace.frontends.oip.tensors import as_array
+from headrace.frontends.tfserving import bodies, rest
+from headrace.frontends.tfserving.decimals import shortest
+from headrace.frontends.tfserving.messages import PredictDecoder, PredictResponse, writer_for
+from headrace.frontends.tfserving.rows import RowsDecoder
+from headrace.frontends.tfserving.tensors import read_tensor, write_tensor
+from headrace.servable import CheckedInputs, Signature
+from headrace.tensors import DATATYPES, STRING, Array
+from tests.unit.frontends.oip.doubles import LoadedDouble, ctr, echo, spec
+from tests.unit.frontends.tfserving.doubles import ServiceDouble
+from tests.unit.frontends.tfserving.test_predict_grpc import request
+
+NUMBERS = [datatype for datatype in DATATYPES if datatype.dtype != STRING]
+SHAPES = arrays.array_shapes(max_dims=3, max_side=4)
+MESSAGES = [request(rows).SerializeToString() for rows in (1, 2)]
+
+
+def columns(inputs: CheckedInputs) -> list[bytes]:
+    """The inputs' bytes, whatever holds them."""
+    return [
+        column if isinstance(column, bytes) else np.asarray(column).tobytes() for column in inputs.columns
+    ]
+
+
+def outcome(decode: Any, data: bytes) -> Any:
+    """What a request means, comparable; or the error's class and text."""
+    try:
+        loaded, inputs, writer = decode(data)
+    except HeadraceError as error:
+        return type(error), error.message
+    return loaded, inputs.layout, columns(inputs), inputs.rows, writer
+
+
+@st.composite
+def mutated(draw: st.DrawFn) -> bytes:
+    data = bytearray(draw(st.sampled_from(MESSAGES)))
+    for _ in range(draw(st.integers(1, 3))):
+        data[draw(st.integers(0, len(data) - 1))] = draw(st.integers(0, 255))
+    return bytes(data)
+
+
+@given(mutated())
+def test_a_message_means_the_same_with_templates_and_without(data: bytes) -> None:
+    service: Any = ServiceDouble(LOADED)
+    decoder = PredictDecoder(service)
+    for known in MESSAGES:
+        decoder.decode(known)
+    fast = outcome(decoder.decode, data)
+    assert fast == outcome(PredictDecoder(service).parse, data)
+    assert outcome(decoder.decode, data) == fast  # once learnt
+
+
+LOADED = ctr()
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_decode_or_are_refused(data: bytes) -> None:
+    outcome(PredictDecoder(ServiceDouble(LOADED)).decode, data)  # type: ignore[arg-type]
+
+
+@given(st.data(), st.sampled_from(DATATYPES), SHAPES)
+def test_tensors_survive_the_way_there_and_back(data: st.DataObject, datatype: Any, shape: Any) -> None:
+    if datatype.dtype == STRING:
+        array: Array = np.empty(int(np.prod(shape)), STRING)
+        array[:] = data.draw(st.lists(st.binary(max_size=3), min_size=array.size, max_size=array.size))
+        array = array.reshape(shape)
+    else:
+        array = data.draw(arrays.arrays(datatype.dtype, shape))
+    back = as_array(read_tensor("x", write_tensor(array), 1 << 20))
+    assert back.dtype == array.dtype
+    np.testing.assert_array_equal(back, array)
+
+
+@given(st.data(), st.sampled_from(NUMBERS), SHAPES, st.sampled_from(NUMBERS))
+def test_answers_written_raw_read_as_written(data: st.DataObject, one: Any, shape: Any, other: Any) -> None:
+    tensors = {
+        "a": data.draw(arrays.arrays(one.dtype, shape)), "b": data.draw(arrays.arrays(other.dtype, shape[:1]))
+    }  # fmt: skip
+    outputs = (spec("a", one.oip, *shape[1:]), spec("b", other.oip))
+    loaded: Any = LoadedDouble(Signature("serving_default", (spec("x", "FP32"),), outputs), dict)
+    writer = writer_for(loaded, loaded.signatures["serving_default"], ())
+    for start, stop in (0, shape[0]), (0, 1):
+        answer = Answer(BatchOutputs(tensors), start, stop, Timings(0, 1, 1))
+        response = PredictResponse.FromString(writer.write(answer))
+        assert response.model_spec.name == loaded.name
+        for name, tensor in tensors.items():
+            back = as_array(read_tensor(name, response.outputs[name], 1 << 20))
+            np.testing.assert_array_equal(back, tensor[start:stop], strict=True)
+
+
+# ---- JSON ----
+
+SCALARS = st.one_of(
+    st.integers(-300, 300),
+    st.integers(-(2**65), 2**65),
+    st.floats(),
+    st.booleans(),
+    st.none(),
+    st.text(max_size=2),
+)
+VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3), max_leaves=6)
+NAMED = st.dictionaries(st.sampled_from(["x", "y", "b64"]), VALUES, max_size=2)
+BODIES = st.fixed_dictionaries(
+    {"instances": st.one_of(st.lists(st.one_of(VALUES, NAMED), max_size=3), VALUES)},
+    optional={
+        "signature_name": st.sampled_from(["", "serving_default", "none", 1]),
+        "other": VALUES,
+        "inputs": VALUES,
+    },
+)
+MODELS = [echo(one.oip, *shape) for one in NUMBERS for shape in ((), (2,), (1, 2))]
+
+
+@given(st.sampled_from(MODELS), BODIES)
+@example(MODELS[0], {"instances": [1, 2.5]})
+@example(MODELS[1], {"instances": [[1, 2.5], [3, -0.0]]})
+@example(MODELS[0], {"instances": [{"x": 1}, {"x": 2}]})
+@example(MODELS[0], {"instances": [1e300]})
+@example(MODELS[0], {"instances": [10**400]})
+def test_a_body_means_the_same_by_type_and_in_general(model: Any, body: Any) -> None:
+    compare(model, json.dumps(body).encode())
+
+
+@given(st.data(), st.sampled_from(MODELS), st.integers(1, 4), st.booleans())
+def test_right_bodies_take_the_fast_way(data: st.DataObject, model: Any, rows: int, named: bool) -> None:
+    (wanted,) = model.signatures["serving_default"].inputs
+    elements = {"allow_nan": False, "allow_infinity": False} if wanted.dtype.kind == "f" else None
+    values = data.draw(arrays.arrays(wanted.dtype, (rows, *wanted.shape), elements=elements))
+    given_rows = [{"x": row} for row in values.tolist()] if named else values.tolist()
+    body = json.dumps({"instances": given_rows}).encode()
+    inputs = RowsDecoder(model.signatures["serving_default"]).decode(body)
+    assert inputs is not None
+    assert inputs.columns == (values.tobytes(),)
+    compare(model, body)
+
+
+@given(st.sampled_from(MODELS), st.binary(max_size=60))
+def test_any_body_decodes_or_is_refused(model: Any, data: bytes) -> None:
+    compare(model, data)
+    compare(model, b'{"instances": [' + data + b"]}")
+
+
+def compare(model: Any, body: bytes) -> None:
+    def meaning(decode: Any) -> Any:
+        try:
+            signature, inputs, by_row = decode(model, body, 64)
+        except HeadraceError as error:
+            return type(error), error.message
+        return signature.name, inputs.layout, columns(inputs), inputs.rows, by_row
+
+    assert meaning(rest.predict_inputs) == meaning(rest.general_predict_inputs)
+
+
+@given(arrays.arrays(st.sampled_from([np.float16, np.float32]), st.sampled_from([1, 5, 100])))
+def test_printed_floats_are_the_same_numbers_and_short(array: Array) -> None:
+    with np.errstate(over="ignore"):
+        np.testing.assert_array_equal(shortest(array).astype(array.dtype), array)
+    for number, printed in zip(array, shortest(array).tolist(), strict=True):
+        # One digit more at a power of two, where the numbers below are closer than those above.
+        assert np.isnan(number) or len(repr(printed)) <= len(repr(float(str(number)))) + 1
+
+
+@given(st.integers(0, 8), st.integers(0, 8))
+def test_depth_is_counted_in_levels(depth: int, limit: int) -> None:
+    body = b'{"[{":' * depth + b'"]}"' + b"}" * depth
+    assert bodies._is_deeper(body, limit) == (depth > limit)
+
+
+@given(arrays.arrays(np.float64, SHAPES))
+def test_printed_json_is_what_the_standard_library_reads(array: Array) -> None:
+    back = json.loads(bodies.print_predictions([("y", array)], by_row=True))["predictions"]
+    np.testing.assert_array_equal(np.array(back), array)
+
+
+def test_types_are_made_for_any_input_name() -> None:
+    signature = Signature(
+        "serving_default", (spec("x:0", "FP32"), spec("class", "INT8", 1)), (spec("y", "FP32"),)
+    )
+    body = msgspec.json.encode({"instances": [{"x:0": 1, "class": [2]}]})
+    assert RowsDecoder(signature).decode(body) is not None

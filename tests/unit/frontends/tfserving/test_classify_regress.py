@@ -1,0 +1,191 @@
+"""Classify, Regress and MultiInference, over both protocols."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headrace.config import SignatureConfig
+from headrace.errors import FailedPrecondition, InvalidRequest, ModelError, Unsupported
+from headrace.frontends import protos
+from headrace.servable import Signature
+from tests.unit.frontends.oip.doubles import LoadedDouble, ctr, spec
+from tests.unit.frontends.tfserving.doubles import ServiceDouble, call, classifier, configured, http, message
+
+CLASSIFY, REGRESS = "tensorflow/serving/classify", "tensorflow/serving/regress"
+EXAMPLES = [{"age": 1.5, "city": "Ulm"}, {"age": [2], "city": {"b64": "Qg=="}, "ignored": [1, 2]}]
+
+
+def example(**features: Any) -> Any:
+    kinds = {float: "float_list", int: "int64_list", bytes: "bytes_list"}
+    made = protos.message("tensorflow.Example")()
+    for name, values in features.items():
+        getattr(made.features.feature[name], kinds[type(values[0])]).value.extend(values)
+    return made
+
+
+def given(*examples: Any, context: Any = None) -> dict[str, Any]:
+    if context is None:
+        return {"example_list": {"examples": examples}}
+    return {"example_list_with_context": {"examples": examples, "context": context}}
+
+
+PEOPLE = given(example(age=[1.5], city=[b"Ulm"]), example(age=[2], city=[b"B"], ignored=[1, 2]))
+
+
+def ask(method: str, model: Any, people: Any = PEOPLE, **model_spec: Any) -> Any:
+    name = "ClassificationRequest" if method == "Classify" else "RegressionRequest"
+    asked = message(name, model_spec={"name": model.name, **model_spec}, input=people)
+    return call(ServiceDouble(model), method, asked)
+
+
+def post(method: str, model: Any, **body: Any) -> Any:
+    return http(ServiceDouble(model), "POST", f"/v1/models/{model.name}:{method}", body)
+
+
+def test_classify_answers_names_and_scores() -> None:
+    response = ask("Classify", classifier())
+    rows = [
+        [(one.label, round(one.score, 6)) for one in row.classes] for row in response.result.classifications
+    ]
+    assert rows == [[("a", 1.5), ("b", 0.15), ("c", 0)], [("a", 2), ("b", 0.2), ("c", 0)]]
+    assert (response.model_spec.version.value, response.model_spec.signature_name) == (3, "serving_default")
+
+
+def test_classify_over_rest_answers_pairs() -> None:
+    answer = post("classify", classifier(), examples=EXAMPLES)
+    assert answer == {"results": [[["a", 1.5], ["b", 0.15], ["c", 0]], [["a", 2], ["b", 0.2], ["c", 0]]]}
+
+
+def test_labels_come_from_the_settings_or_are_empty() -> None:
+    model = classifier(SignatureConfig(labels=("x", "y", "z"), scores="scores"))
+    assert post("classify", model, examples=EXAMPLES[:1]) == {
+        "results": [[["x", 1.5], ["y", 0.15], ["z", 0]]]
+    }
+    assert post("classify", ctr(), examples=[{"cat": [1] * 26, "dense": [0.5] * 13}]) == {
+        "results": [[["", 32.5]]]
+    }
+
+
+def test_regress_answers_one_value_an_example() -> None:
+    response = ask("Regress", classifier())
+    assert [one.value for one in response.result.regressions] == [3, 4]
+    assert response.model_spec.name == "people"
+    assert post("regress", classifier(), examples=EXAMPLES) == {"results": [3, 4]}
+
+
+def test_the_context_holds_for_examples_that_do_not_say_otherwise() -> None:
+    people = given(
+        example(age=[1.5]), example(age=[2.0], city=[b"B"]), context=example(city=[b"Ulm"], age=[9.0])
+    )
+    assert [one.value for one in ask("Regress", classifier(), people).result.regressions] == [3, 4]
+    answer = post("regress", classifier(), context={"city": "Ulm", "age": 9}, examples=[{"age": 1.5}, {}])
+    assert answer == {"results": [3, 18]}
+
+
+@pytest.mark.parametrize(
+    ("people", "text"),
+    [
+        (given(), "at least one example"),
+        ({}, "at least one example"),
+        (given(example(age=[1.0])), r"city: example 0 lacks it"),
+        (
+            given(example(age=[1.0, 2.0], city=[b""])),
+            r"age: expected age FP32 \[rows\], got 2 values in an example",
+        ),
+        (given(example(age=[b"1"], city=[b""])), "age: expected age FP32.*got a list of bytes"),
+        (given(example(age=[1.0], city=[1])), "city: expected city BYTES.*got a list of int"),
+        (given(example(age=[1.0], city=[b""]), example(age=[1.0], city=[b"", b""])), "the same number"),
+    ],
+)
+def test_wrong_examples_are_explained(people: Any, text: str) -> None:
+    with pytest.raises(InvalidRequest, match=text):
+        ask("Classify", classifier(), people)
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ({}, "examples: expected a list of at least one example, got none"),
+        ({"examples": []}, "got none"),
+        ({"examples": {}}, "got an object"),
+        ({"examples": [1]}, r"examples\[0\]: expected an object, got a number"),
+        ({"examples": [{"age": None, "city": ""}]}, r"examples\[0\]\.age: expected a string or .*, got null"),
+        ({"examples": [{"age": [[1]], "city": ""}]}, "got a list"),
+        ({"examples": [{"age": 1, "city": ""}, {"age": "a", "city": ""}]}, "got a list of bytes, int"),
+        ({"examples": [{"age": 1}], "context": 1}, "context: expected an object"),
+    ],
+)
+def test_wrong_examples_over_rest_are_explained(body: Any, text: str) -> None:
+    with pytest.raises(InvalidRequest, match=text):
+        post("classify", classifier(), **body)
+
+
+def test_fractions_are_no_integers() -> None:
+    with pytest.raises(InvalidRequest, match="cat"):
+        post("classify", ctr(), examples=[{"cat": [1.5] * 26, "dense": [0.5] * 13}])
+
+
+def test_a_free_dimension_is_found_out() -> None:
+    signature = Signature("serving_default", (spec("x", "FP32", None, 2),), (spec("y", "FP32"),))
+    model = LoadedDouble(signature, lambda inputs: {"y": inputs["x"].sum(axis=(1, 2))}, name="free")
+    assert post("regress", model, examples=[{"x": [1, 2, 3, 4]}]) == {"results": [10]}
+    with pytest.raises(InvalidRequest, match="got 3 values"):
+        post("regress", model, examples=[{"x": [1, 2, 3]}])
+
+
+def test_a_signature_of_one_kind_refuses_the_other() -> None:
+    assert ask("Classify", classifier(kind="classify")).result.classifications
+    with pytest.raises(InvalidRequest, match="is for classify, not for regress"):
+        ask("Regress", classifier(kind="classify"))
+
+
+def test_outputs_that_do_not_fit_are_for_the_operator_to_name() -> None:
+    signature = Signature("serving_default", (spec("x", "FP32"),), (spec("a", "FP32"), spec("b", "FP32", 1)))
+    model = LoadedDouble(signature, lambda inputs: {"a": inputs["x"], "b": inputs["x"][:, None]}, name="two")
+    with pytest.raises(FailedPrecondition, match=r"only one.*name it in the model's"):
+        post("regress", model, examples=[{"x": 1}])
+    assert post("regress", configured(model, SignatureConfig(scores="a")), examples=[{"x": 1}]) == {
+        "results": [1]
+    }
+    with pytest.raises(FailedPrecondition, match=r"a FP32 \[rows\] is not"):
+        post("classify", model, examples=[{"x": 1}])
+    with pytest.raises(FailedPrecondition, match="name the output 'c'"):
+        post("regress", configured(model, SignatureConfig(scores="c")), examples=[{"x": 1}])
+
+
+def test_the_wrong_number_of_labels_is_the_models_fault() -> None:
+    with pytest.raises(ModelError, match="3 scores a row, but there are 1 labels"):
+        ask("Classify", classifier(SignatureConfig(labels=("x",))))
+
+
+def task(method: str, **model_spec: Any) -> dict[str, Any]:
+    return {"model_spec": {"name": "people", **model_spec}, "method_name": method}
+
+
+def multi(*tasks: Any, people: Any = PEOPLE) -> Any:
+    asked = message("MultiInferenceRequest", tasks=tasks, input=people)
+    return call(ServiceDouble(classifier()), "MultiInference", asked).results
+
+
+def test_several_tasks_are_answered_in_order() -> None:
+    first, second = multi(task(REGRESS), task(CLASSIFY))
+    assert [one.value for one in first.regression_result.regressions] == [3, 4]
+    assert len(second.classification_result.classifications[1].classes) == 3
+    assert (first.model_spec.name, first.model_spec.version.value) == ("people", 3)
+
+
+@pytest.mark.parametrize(
+    ("tasks", "error", "text"),
+    [
+        ((), InvalidRequest, "at least one task"),
+        ((task(REGRESS), task(REGRESS, name="other")), InvalidRequest, "same model"),
+        ((task(REGRESS), task(REGRESS)), InvalidRequest, "asked for twice"),
+        ((task("tensorflow/serving/predict"),), Unsupported, "tensorflow/serving/predict"),
+        ((task(REGRESS, signature_name="none"),), InvalidRequest, "signature 'none' not found"),
+    ],
+)
+def test_wrong_tasks_are_explained(tasks: Any, error: Any, text: str) -> None:
+    with pytest.raises(error, match=text):
+        multi(*tasks)

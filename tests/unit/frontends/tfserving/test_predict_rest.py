@@ -1,0 +1,244 @@
+"""Predict over REST."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headrace.errors import HeadraceError, InvalidRequest, NotFound
+from headrace.servable import Signature
+from headrace.tensors import Tensors
+from tests.unit.frontends.oip.doubles import LoadedDouble, ctr, echo, spec
+from tests.unit.frontends.tfserving.doubles import ServiceDouble, http, http_bytes, rows_model
+
+PATH = "/v1/models/{}:predict"
+
+
+def predict(model: Any, body: Any) -> Any:
+    return http(ServiceDouble(model), "POST", PATH.format(model.name), body)
+
+
+def test_rows_of_objects_are_answered_as_predictions() -> None:
+    rows = [{"cat": [1] * 26, "dense": [0.5] * 13}, {"dense": [1] * 13, "cat": [2] * 26}]
+    assert predict(ctr(), {"instances": rows}) == {"predictions": [[32.5], [65.0]]}
+
+
+def test_rows_of_bare_values_mean_the_only_input() -> None:
+    assert predict(echo("FP32", 2), {"instances": [[1, 2], [3, 0.1]]}) == {"predictions": [[1, 2], [3, 0.1]]}
+    assert predict(echo("INT64"), {"instances": [1, 2]}) == {"predictions": [1, 2]}
+    assert predict(echo("INT64"), {"instances": [{"x": 1}, {"x": 2}]}) == {"predictions": [1, 2]}
+    assert predict(echo("BOOL"), {"instances": [True, False]}) == {"predictions": [True, False]}
+
+
+def test_columns_are_answered_as_outputs() -> None:
+    assert predict(ctr(), {"inputs": {"cat": [[1] * 26], "dense": [[0.5] * 13]}}) == {"outputs": [[32.5]]}
+    assert predict(echo("FP32"), {"inputs": [1, 2]}) == {"outputs": [1, 2]}
+    assert predict(echo("FP32"), {"inputs": {"x": [1, 2]}, "foo": 1}) == {"outputs": [1, 2]}
+
+
+def test_several_outputs_have_names() -> None:
+    model = rows_model(spec("a", "INT32"), spec("b", "FP32", 2))
+    rows = [{"a": 1, "b": [0.1, 2]}, {"a": 2, "b": [3, 4]}]
+    assert predict(model, {"instances": rows}) == {"predictions": rows}
+    columns = {"a": [1, 2], "b": [[0.1, 2], [3, 4]]}
+    assert predict(model, {"inputs": columns}) == {"outputs": columns}
+
+
+def test_dimensions_may_be_free_and_many() -> None:
+    cube = [[[1, 2], [3, 4], [5, 6]]]
+    assert predict(echo("INT16", 3, 2), {"instances": cube}) == {"predictions": cube}
+    assert predict(echo("INT16", None, 2), {"instances": cube}) == {"predictions": cube}
+
+
+def test_strings_are_text_or_base64() -> None:
+    model = echo("BYTES")
+    given = {"instances": ["é", {"b64": "YWI="}, {"b64": "/w=="}]}
+    assert predict(model, given) == {"predictions": ["é", "ab", {"b64": "/w=="}]}
+    assert predict(echo("BYTES", 1), {"inputs": [["a"], ["b"]]}) == {"outputs": [["a"], ["b"]]}
+    assert predict(model, {"instances": [{"x": {"b64": "YWI="}}]}) == {"predictions": ["ab"]}
+
+
+def test_outputs_named_bytes_are_base64() -> None:
+    model = rows_model(spec("x", "BYTES"), outputs=[spec("x_bytes", "BYTES")])
+    assert predict(model, {"instances": ["ab"]}) == {"predictions": [{"b64": "YWI="}]}
+
+
+def test_not_a_number_and_infinities_come_and_go() -> None:
+    body = b'{"instances": [[NaN, 1.5], [Infinity, -Infinity]]}'
+    answer = http_bytes(ServiceDouble(echo("FP32", 2)), "POST", PATH.format("echo"), body)
+    assert answer == b'{"predictions":[[NaN,1.5],[Infinity,-Infinity]]}'
+
+
+def test_float32_is_printed_short() -> None:
+    answer = http_bytes(ServiceDouble(echo("FP32")), "POST", PATH.format("echo"), b'{"instances":[0.1]}')
+    assert answer == b'{"predictions":[0.1]}'
+    answer = http_bytes(
+        ServiceDouble(echo("FP32")), "POST", PATH.format("echo"), b'{"instances":[0.1,0.7,1e-20]}'
+    )
+    assert answer == b'{"predictions":[0.1,0.7,1e-20]}'
+
+
+def test_a_number_too_large_for_float32_is_infinity() -> None:
+    answer = http_bytes(ServiceDouble(echo("FP32")), "POST", PATH.format("echo"), b'{"instances":[1e300]}')
+    assert answer == b'{"predictions":[Infinity]}'
+
+
+def test_the_signature_may_be_named() -> None:
+    def model(inputs: Tensors) -> Tensors:
+        return {"y": inputs["x"]}
+
+    loaded = echo("FP32")
+    loaded.signatures = {
+        **loaded.signatures,
+        "other": Signature("other", (spec("x", "INT32"),), (spec("y", "INT32"),)),
+    }
+    assert predict(loaded, {"signature_name": "other", "instances": [2]}) == {"predictions": [2]}
+    assert predict(loaded, {"signature_name": "serving_default", "instances": [2]}) == {"predictions": [2.0]}
+    with pytest.raises(InvalidRequest, match="'none' not found; the model has 'serving_default', 'other'"):
+        predict(loaded, {"signature_name": "none", "instances": [2]})
+
+
+def test_versions_and_labels_are_in_the_path_in_any_case() -> None:
+    newer = echo("FP32")
+    newer.version = 4
+    service = ServiceDouble(echo("FP32"), newer)
+    for part in "", "/versions/3", "/labels/stable":
+        assert http(service, "POST", f"/V1/Models/echo{part}:Predict", {"instances": [1]}) == {
+            "predictions": [1]
+        }
+
+
+@pytest.mark.parametrize(
+    ("path", "error", "text"),
+    [
+        ("/v1/models/none:predict", NotFound, "none"),
+        ("/v1/models/echo/versions/9:predict", NotFound, "9"),
+        ("/v1/models/echo/labels/canary:predict", NotFound, "canary"),
+        ("/v1/models/echo/versions/x:predict", InvalidRequest, "expected a version's number, got 'x'"),
+        (
+            "/v1/models/echo/versions/99999999999999999999:predict",
+            InvalidRequest,
+            "expected a version's number",
+        ),
+        (
+            "/v1/models/echo/versions/3/labels/stable:predict",
+            InvalidRequest,
+            "both version '3' and label 'stable'",
+        ),
+    ],
+)
+def test_a_wrong_path_is_explained(path: str, error: type[HeadraceError], text: str) -> None:
+    with pytest.raises(error, match=text):
+        http(ServiceDouble(echo("FP32")), "POST", path, {"instances": [1]})
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (b"", "body: expected JSON"),
+        (b"{", "body: expected JSON"),
+        (b'{"instances": [NaN, }', "body: expected JSON"),
+        (b'{"instances": [NaN, 1e400]}', "out of range"),
+        (b'{"instances": [1e400]}', "out of range"),
+        (b"[1]", "expected a JSON object, got a list"),
+        (b'{"instances": ["\xff"]}', "expected UTF-8"),
+        (b"[" * 100_000, "nested at most"),
+        (b'{"instances":' + b"[" * 70 + b"]" * 70 + b"}", "nested at most 64 deep, got deeper"),
+        (b'{"a":' * 70 + b"1" + b"}" * 70, "nested at most 64 deep, got deeper"),
+        (b"{}", "expected either 'instances'.*got neither"),
+        (b'{"instances": [1], "inputs": [1]}', "expected either 'instances'.*got both"),
+        (b'{"instances": 1}', "instances: expected a list of rows, got a number"),
+        (b'{"instances": []}', "instances: expected at least one row"),
+        (b'{"inputs": []}', "at least one row"),
+        (b'{"instances": [1], "signature_name": 2}', "signature_name: expected a string, got a number"),
+        (
+            b'{"instances": [{"x": 1}, 2]}',
+            r"instances\[1\]: expected an object, as the first row is, got a number",
+        ),
+        (
+            b'{"instances": [1, {"x": 1}]}',
+            r"instances\[1\]: expected a value, as the first row is, got an object",
+        ),
+        (b'{"instances": [{"y": 1}]}', r"instances\[0\]: expected the inputs 'x', got 'y'"),
+        (b'{"instances": [{"x": 1, "y": 1}]}', r"instances\[0\]: expected the inputs 'x', got 'x', 'y'"),
+        (b'{"inputs": {"y": [1]}}', "missing input 'x', unknown input 'y'"),
+        (b'{"instances": ["a"]}', r"x: expected x FP32 \[rows\]: Expected `float`, got `str` - at `\$\[0\]`"),
+        (b'{"instances": [true]}', "Expected `float`, got `bool`"),
+        (b'{"instances": [null]}', "Expected `float`, got `null`"),
+        (b'{"instances": [[1]]}', "Expected `float`, got `array`"),
+        (b'{"inputs": 1}', "Expected `array`, got `int`"),
+    ],
+)
+def test_a_wrong_body_is_explained(body: bytes, text: str) -> None:
+    with pytest.raises(InvalidRequest, match=text):
+        predict(echo("FP32"), body)
+
+
+@pytest.mark.parametrize(
+    ("model", "body", "text"),
+    [
+        (echo("FP32", 2), b'{"instances": [[1, 2], [3]]}', "ragged"),
+        (echo("FP32", 2), b'{"instances": [[1, 2, 3]]}', r"expected x FP32 \[rows, 2\], got shape \[1, 3\]"),
+        (echo("INT8"), b'{"instances": [128]}', "x: expected x INT8"),
+        (echo("UINT64"), b'{"instances": [-1]}', "x: expected x UINT64"),
+        (echo("UINT64"), b'{"instances": [18446744073709551616]}', "too large"),
+        (echo("INT32"), b'{"instances": [1.5]}', "Expected `int`, got `float`"),
+        (echo("INT32"), b'{"instances": [true]}', "Expected `int`, got `bool`"),
+        (echo("BYTES"), b'{"instances": [1]}', 'expected a string or {"b64": "…"}, got a number'),
+        (echo("BYTES"), b'{"instances": [{"b64": "a"}]}', "expected base64"),
+        (echo("BYTES"), b'{"instances": [{"b64": "\xc3\xa9"}]}', "expected base64"),
+        (echo("BYTES", 2), b'{"instances": [["a", "b"], ["c"]]}', "ragged or not as deep"),
+        (echo("BYTES", 2), b'{"instances": ["a"]}', "ragged or not as deep"),
+        (
+            ctr(),
+            b'{"instances": [[1]]}',
+            r"instances\[0\]: expected objects with the inputs 'cat', 'dense', got a list",
+        ),
+        (
+            ctr(),
+            b'{"inputs": [[1]]}',
+            "inputs: expected an object with the inputs 'cat', 'dense', got a list",
+        ),
+        (ctr(), b'{"inputs": {"cat": [[1]]}}', "missing input 'dense'"),
+    ],
+)
+def test_wrong_values_are_explained(model: Any, body: bytes, text: str) -> None:
+    with pytest.raises(InvalidRequest, match=text):
+        predict(model, body)
+
+
+def test_the_largest_unsigned_numbers_arrive() -> None:
+    assert predict(echo("UINT64"), {"instances": [2**64 - 1, 5]}) == {"predictions": [2**64 - 1, 5]}
+
+
+def test_brackets_in_strings_nest_nothing() -> None:
+    assert predict(echo("BYTES"), {"instances": ["[" * 100 + '\\"{']}) == {
+        "predictions": ["[" * 100 + '\\"{']
+    }
+
+
+def test_many_rows_do_not_count_as_deep() -> None:
+    assert len(predict(echo("FP32", None), {"instances": [[1, 2]] * 500})["predictions"]) == 500
+
+
+def test_a_key_that_comes_twice_means_its_last_value() -> None:
+    assert predict(echo("FP32"), b'{"instances": [1], "instances": [2]}') == {"predictions": [2]}
+
+
+def test_float64_and_float16_keep_their_own_precision() -> None:
+    assert predict(echo("FP64"), {"instances": [0.1]}) == {"predictions": [0.1]}
+    assert predict(echo("FP16"), {"instances": [0.1, 65504]}) == {"predictions": [0.1, 65500.0]}
+    assert np.float16(65500.0) == np.float16(65504)
+    assert math.isclose(predict(echo("FP64"), {"instances": [math.pi]})["predictions"][0], math.pi, rel_tol=0)
+
+
+def test_a_model_that_counts_rows_gets_them_all() -> None:
+    model = LoadedDouble(
+        Signature("serving_default", (spec("x", "FP32"),), (spec("n", "INT64"),)),
+        lambda inputs: {"n": np.full(len(inputs["x"]), len(inputs["x"]))},
+        name="m",
+    )
+    assert predict(model, {"instances": [1, 2, 3]}) == {"predictions": [3, 3, 3]}
