@@ -12,6 +12,7 @@ import concurrent.futures
 import logging
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -96,8 +97,10 @@ class Engine:
         self._started = False
         self._clock = LoopClock()
         self._threads = background_executor(self.config.load_threads + 1)
+        self._serving_priority = ThreadPoolExecutor(1, "headrace-load")
         loader = VersionLoader(
             self._clock,
+            self._serving_priority,
             allow_code=self.config.allow_code,
             call=self.predict_blocking,
             objects={(name, 1): servable for name, servable in self._objects.items()},
@@ -136,6 +139,8 @@ class Engine:
         self._loop = asyncio.get_running_loop()
         self._serving_thread = threading.get_ident()
         self._clock.bind(self._loop)
+        # A thread has the priority of the one that starts it: this one is started here, not by a loader's first use.
+        self._serving_priority.submit(int)
         self._settled = asyncio.Event()
         self._source: DirectorySource | None = None
         self._started = True
@@ -192,6 +197,7 @@ class Engine:
         self.manager.close(closed.set)
         await closed.wait()
         self._threads.shutdown(wait=False)
+        self._serving_priority.shutdown(wait=False)
 
     async def __aenter__(self) -> Self:
         """Start, and wait until every model has been loaded or has failed to."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -131,12 +132,14 @@ class VersionLoader:
 
     Attributes:
         clock: The serving thread's.
+        serving_priority: A thread of ordinary priority; loader threads have the lowest.
         allow_code: Whether version directories may hold Python code that is run.
         call: Lets a Python model call another model, from its own thread.
         objects: Servables given in process, by model and version.
     """
 
     clock: Clock
+    serving_priority: Executor
     allow_code: bool = False
     call: Callable[[str, Tensors], Tensors] | None = None
     objects: Mapping[tuple[str, int], Servable] = field(default_factory=dict)
@@ -150,7 +153,12 @@ class VersionLoader:
         given = self.objects.get((model, version))
         if given is not None:
             return LoadedVersion(model, version, given, config, self.clock)
-        servable = registry.load(path, self._options(config))
+        options = self._options(config)
+        if options.threads > 1:
+            # A runtime's own threads inherit the priority of the thread that loads it, for good: not the loader's.
+            servable = self.serving_priority.submit(registry.load, path, options).result()
+        else:
+            servable = registry.load(path, options)
         return LoadedVersion(model, version, servable, config, self.clock, path)
 
     def _options(self, config: ModelConfig) -> registry.RuntimeOptions:
@@ -186,4 +194,3 @@ class VersionLoader:
         """Free a version that nobody uses any more, in a loader thread."""
         self.clock.call_soon_threadsafe(loaded.batcher.close)
         loaded.servable.close()
-        _log.info("unloaded", extra={"model": loaded.name, "version": loaded.version})

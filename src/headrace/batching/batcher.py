@@ -479,7 +479,7 @@ def _declared_outputs(signature: Signature, outputs: Tensors, rows: int) -> Tens
             raise ModelError(f"the model did not give its output {spec.name!r}")
         if array.ndim == 0 or len(array) != rows:
             raise ModelError(f"the model gave {describe(array)} as {spec.name!r} for a batch of {rows} rows")
-        if array.dtype != spec.dtype:
+        if array.dtype != spec.dtype or not spec.accepts(array.shape[1:]):
             raise ModelError(
                 f"the model gave {describe(array)} as {spec.name!r}, which it declares as {spec}"
             )
