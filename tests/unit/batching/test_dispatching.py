@@ -192,6 +192,16 @@ def test_with_a_wait_the_first_request_is_held_back_for_company() -> None:
         assert stage.clock.timers == 0
 
 
+def test_who_is_held_back_keeps_its_place() -> None:
+    with Stage(PATIENT, inline=True) as stage:
+        for value in (1.0, 2.0, 3.0, 4.0, 5.0):
+            stage.ask([value])
+            stage.clock.advance(0.001)
+        assert [call[:, 0].tolist() for call in stage.model.calls] == [[1.0, 2.0, 3.0, 4.0]]
+        stage.clock.advance(0.010)
+        assert stage.model.calls[-1].tolist() == [[5.0]]
+
+
 def test_a_full_batch_ends_the_wait() -> None:
     with Stage(PATIENT, inline=True) as stage:
         stage.ask([1.0] * 3)
@@ -252,6 +262,20 @@ def test_rows_of_different_shapes_do_not_share_a_batch_and_the_oldest_goes_first
         stage.finish()
         assert [call.shape for call in stage.model.calls[1:]] == [(2, 2), (1, 3)]
         assert (first.sums, second.sums, third.sums) == ([2.0], [3.0], [4.0])
+
+
+def test_of_several_layouts_the_one_whose_first_request_waits_longest_goes_first() -> None:
+    with Stage(BatchingPolicy(max_batch_rows=2)) as stage:
+        stage.occupy()
+        pairs = [stage.ask([[1.0, 1.0]]) for _ in range(4)]
+        stage.clock.advance(0.001)
+        triple = stage.ask([[1.0, 1.0, 1.0]])
+        stage.clock.advance(0.001)
+        late_pair = stage.ask([[2.0, 2.0]])
+        for enter in (1, 1, 1, 1, 0):
+            stage.finish(enter=enter)
+        assert [call.shape for call in stage.model.calls[1:]] == [(2, 2), (2, 2), (1, 3), (1, 2)]
+        assert all(one.answered_right for one in [*pairs, triple, late_pair])
 
 
 def test_with_pad_variable_length_they_do_share_one() -> None:
@@ -346,7 +370,7 @@ def test_who_is_told_of_the_deadline_may_submit_again_at_once() -> None:
         stage.occupy()
         again = []
         expiring = [
-            stage.ask([1.0], within=0.005, then=lambda: again.append(stage.ask([[2.0, 3.0]], within=0.003)))
+            stage.ask([1.0], within=0.005, then=lambda: again.append(stage.ask([2.0], within=0.003)))
             for _ in range(3)
         ]
         stage.ask([[4.0, 4.0]])

@@ -59,6 +59,18 @@ def test_a_wait_longer_than_the_deadline_is_refused_at_once() -> None:
         assert in_time.sums == [3.0]
 
 
+def test_rows_that_have_been_answered_are_not_ahead_any_more() -> None:
+    with Stage(BatchingPolicy(max_batch_rows=10)) as stage:
+        for _ in range(3):
+            stage.ask([1.0] * 10)
+            stage.turn(enter=1)
+            stage.finish()
+        stage.batcher.cost.a, stage.batcher.cost.b = 0.010, 0.001
+        stage.occupy()
+        # One row ahead costs 11 ms, this one itself 11 ms.
+        assert stage.ask([2.0], within=0.023).outcomes == []
+
+
 def test_more_instances_mean_shorter_waits() -> None:
     with Stage(BatchingPolicy(max_batch_rows=10), instances=2) as stage:
         stage.knows_cost(0.010, 0.001)

@@ -33,6 +33,16 @@ def test_time_is_counted_where_it_was_spent() -> None:
         assert first.outcome.timings.requests == 1
 
 
+def test_the_parts_of_a_split_request_have_waited_since_it_came() -> None:
+    with Stage(BatchingPolicy(max_batch_rows=2)) as stage:
+        stage.occupy()
+        stage.ask([1.0] * 4)
+        stage.clock.advance(0.010)
+        for enter in (1, 1, 0):
+            stage.finish(enter=enter)
+        assert stage.batcher.statistics.queue_seconds == pytest.approx(2 * 0.010)
+
+
 def test_latencies_fall_into_the_buckets_that_end_at_or_above_them() -> None:
     with Stage() as stage:
         for seconds in (0.0004, 0.0006, 0.04, 11.0):
