@@ -41,7 +41,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    """Import what is asked for only then: the command line and the errors need neither NumPy nor the codecs."""
+    """Import what is asked for only then: errors and settings need neither NumPy nor the codecs."""
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'headrace' has no attribute {name!r}")

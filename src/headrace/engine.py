@@ -139,7 +139,7 @@ class Engine:
         self._loop = asyncio.get_running_loop()
         self._serving_thread = threading.get_ident()
         self._clock.bind(self._loop)
-        # A thread has the priority of the one that starts it: this one is started here, not by a loader's first use.
+        # A thread has the priority of the one that starts it: this one is started here, not by a loader.
         self._serving_priority.submit(int)
         self._settled = asyncio.Event()
         self._source: DirectorySource | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
@@ -18,8 +17,6 @@ from headrace.runtimes import registry
 from headrace.servable import Servable, Signature
 from headrace.tensors import Tensors
 from headrace.warmup import warm_up
-
-_log = logging.getLogger(__name__)
 
 # With one core, a batch that runs where it stands saves two switches between threads and delays nobody who
 # could have run meanwhile. With several, only what is cheaper than the switches themselves.
@@ -155,7 +152,7 @@ class VersionLoader:
             return LoadedVersion(model, version, given, config, self.clock)
         options = self._options(config)
         if options.threads > 1:
-            # A runtime's own threads inherit the priority of the thread that loads it, for good: not the loader's.
+            # A runtime's threads have the priority of the one that loads it, for good: not the loader's.
             servable = self.serving_priority.submit(registry.load, path, options).result()
         else:
             servable = registry.load(path, options)

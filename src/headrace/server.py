@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -170,12 +171,24 @@ async def run(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _stop_or_end, stopping, number)
     await server.start()
+    _calm_garbage_collector()
     announced = loop.create_task(announce(server))
     await stopping.wait()
     announced.cancel()
     _log.info("draining", extra={"seconds": config.drain_seconds})
     await server.stop()
     _log.info("stopped")
+
+
+def _calm_garbage_collector() -> None:
+    """Collect less often, and never what is there for good.
+
+    Python looks for cycles after every 700 new objects, which is every few dozen requests, and serving makes
+    none: that was 5 to 8 % of a small request's time.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 50)
 
 
 def _stop_or_end(stopping: asyncio.Event, number: int) -> None:

@@ -40,6 +40,7 @@ from headrace.tensors import Buffer, Tensors, describe
 _log = logging.getLogger(__name__)
 
 _LANES_KEPT = 64
+_EXPIRY_SLACK_SECONDS = 0.0005
 # What a model's own code may raise without harm to others. A model that exits, or lets its own asyncio's
 # cancellation out, fails its request; let through, it would take an instance's thread with it.
 _RAISED_BY_MODELS = (Exception, SystemExit, CancelledError)
@@ -150,6 +151,7 @@ class Batcher:
         self._wake_at = math.inf
         self._expiry: Timer | None = None
         self._expiry_at = math.inf
+        self._expiry_slack = _EXPIRY_SLACK_SECONDS
         self._closed = False
 
     # --- at the door ---
@@ -425,8 +427,8 @@ class Batcher:
         if self._expiry is not None:
             self._expiry.cancel()
         self._expiry_at = deadline
-        # Half a millisecond later, so that requests which arrived together expire in one sweep.
-        self._expiry = self._clock.call_later(max(deadline - now, 0.0) + 0.0005, self._expire)
+        # A little later, so that requests which arrived together expire in one sweep.
+        self._expiry = self._clock.call_later(max(deadline - now, 0.0) + self._expiry_slack, self._expire)
 
     def _expire(self) -> None:
         """Answer every request whose deadline has passed, also those whose batch is running."""
@@ -440,6 +442,8 @@ class Batcher:
                 expired.append(request)
             elif request.deadline < earliest:
                 earliest = request.deadline
+        # Sweeping a long queue again and again would keep the serving thread from shortening it.
+        self._expiry_slack = max(_EXPIRY_SLACK_SECONDS, 4 * (self._now() - now))
         if earliest != math.inf:
             self._watch_deadline(earliest, now)
         for request in expired:  # last, because whoever is answered may submit again

@@ -6,7 +6,7 @@ a version go when it is unloaded.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Literal
@@ -140,7 +140,7 @@ def _family(metric: Metric) -> Any:  # prometheus_client's families share no typ
 
 
 def _counters(versions: Iterable[LoadedVersion]) -> Iterator[Family]:
-    values = (
+    values: tuple[tuple[Metric, Callable[[LoadedVersion], float]], ...] = (
         (REQUESTS, lambda loaded: loaded.statistics.requests),
         (ROWS, lambda loaded: loaded.statistics.rows),
         (FAILURES, lambda loaded: loaded.statistics.failures),
@@ -192,7 +192,7 @@ def _labels(loaded: LoadedVersion) -> list[str]:
 
 
 def _triton(versions: Iterable[LoadedVersion]) -> Iterator[Family]:
-    values = {
+    values: dict[str, Callable[[VersionStatistics], float]] = {
         "nv_inference_request_success": lambda statistics: statistics.requests,
         "nv_inference_request_failure": lambda statistics: statistics.failures + statistics.refused,
         "nv_inference_count": lambda statistics: statistics.rows,
