@@ -1,0 +1,168 @@
+"""Ten thousand good and bad requests over REST and gRPC: each gets its status, and the server lives."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import socket
+import threading
+from collections import Counter
+from pathlib import Path
+
+import grpc
+import pytest
+
+from tests.faults.hostile import CUTS_OF_GRPC, CUTS_OF_HTTP, Attack, grpc_attacks, gzip_bomb, http_attacks
+from tests.faults.still_serves import connect, does_it_still_serve, grpc_calls
+from tests.running_server import RunningServer
+
+PAIRS = {
+    "h2corn": (10_000, ()),
+    "uvicorn and grpcio": (1_000, ("--http-server", "uvicorn", "--grpc-server", "grpcio")),
+}
+THREADS = 4
+# Rare because they are slow to send, not because they are rare in life.
+EVERY_SO_MANY = {"too large": 400, "too deep": 20, "too deep for the other protocol": 20}
+MOST_GROWTH_BYTES = 150 * 2**20
+
+
+class Rest:
+    """One client's connection, opened anew whenever the server has closed it."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._socket: socket.socket | None = None
+
+    def send(self, attack: Attack) -> int | None:
+        """The status that was answered, or None if the connection was closed without one."""
+        for _ in range(2):
+            fresh = self._socket is None
+            connection = self._socket = self._socket or connect(self._port)
+            try:
+                connection.sendall(attack.content)
+                status = self._read(connection)
+            except (ConnectionError, BrokenPipeError):
+                status = self._leftover(connection)
+            if status is None or None in attack.expected or attack.name == "announced too large":
+                self.close()
+            if status is not None or fresh:
+                return status
+        return None
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def _read(self, connection: socket.socket) -> int | None:
+        received = b""
+        while b"\r\n\r\n" not in received:
+            chunk = connection.recv(65536)
+            if not chunk:
+                return None
+            received += chunk
+        head, _, body = received.partition(b"\r\n\r\n")
+        headers = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:])
+        missing = int(headers.get(b"content-length", b"0")) - len(body)
+        while missing > 0:
+            missing -= len(connection.recv(65536)) or missing
+        if headers.get(b"connection") == b"close":
+            self.close()
+        return int(head.split(b" ", 2)[1])
+
+    def _leftover(self, connection: socket.socket) -> int | None:
+        """What was answered before the server closed the connection in the middle of our sending."""
+        try:
+            return self._read(connection)
+        except ConnectionError:
+            return None
+
+
+def grpc_status(call: grpc.UnaryUnaryMultiCallable, message: bytes) -> str:
+    try:
+        call(message, timeout=30)
+    except grpc.RpcError as error:
+        return str(error.code().name)
+    return "OK"
+
+
+class Storm:
+    """Several clients that send attacks in a random order until all requests are sent."""
+
+    def __init__(self, server: RunningServer, requests: int) -> None:
+        self._server = server
+        self._numbers = itertools.count()
+        self._requests = requests
+        self.wrong: Counter[str] = Counter()
+        self.sent: Counter[str] = Counter()
+
+    def rage(self) -> None:
+        threads = [threading.Thread(target=self._client, args=(seed,)) for seed in range(THREADS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(110)
+
+    def _client(self, seed: int) -> None:
+        chosen = random.Random(seed)
+        http, over_grpc = http_attacks(), grpc_attacks()
+        rest = Rest(self._server.http_port)
+        with grpc_calls(self._server) as call:
+            while next(self._numbers) < self._requests:
+                kind = chosen.random()
+                if kind < 0.5:
+                    self._send(chosen, http, lambda attack: rest.send(attack))
+                elif kind < 0.95:
+                    self._send(chosen, over_grpc, lambda attack: grpc_status(call, attack.content))
+                elif kind < 0.975:
+                    chosen.choice(CUTS_OF_HTTP)(self._server.http_port)
+                    self.sent["cut"] += 1
+                else:
+                    chosen.choice(CUTS_OF_GRPC)(self._server.grpc_port)
+                    self.sent["cut"] += 1
+        rest.close()
+
+    def _send(self, chosen: random.Random, attacks: list[Attack], send: object) -> None:
+        attack = chosen.choice(attacks)
+        if chosen.random() * EVERY_SO_MANY.get(attack.name, 1) > 1:
+            attack = attacks[0]
+        status = send(attack)  # type: ignore[operator]
+        self.sent[attack.name] += 1
+        if status not in attack.expected:
+            self.wrong[f"{attack.name}: {status}, not {attack.expected}"] += 1
+
+
+@pytest.mark.parametrize(("requests", "options"), PAIRS.values(), ids=PAIRS)
+def test_thousands_of_mixed_requests_leave_the_server_serving(
+    models: Path, requests: int, options: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with RunningServer(models, *options) as server:
+        for attack in http_attacks():  # first each by itself, so that a failure has a name
+            rest = Rest(server.http_port)
+            assert rest.send(attack) in attack.expected, attack.name
+            rest.close()
+            assert server.process.poll() is None, attack.name
+        before = server.rss_bytes()
+        storm = Storm(server, requests)
+        storm.rage()
+        assert storm.wrong == {}
+        assert sum(storm.sent.values()) == requests
+        does_it_still_serve(server)
+        after = server.rss_bytes()
+        with capsys.disabled():
+            print(f"\n[{requests} requests: {before / 2**20:.0f} MB before, {after / 2**20:.0f} MB after] ", end="")
+        assert after - before < MOST_GROWTH_BYTES
+        assert not any("Traceback" in line for line in server.errors), server.errors[-40:]
+        assert server.stop() == 0
+
+
+def test_a_gzip_bomb_is_refused_in_little_memory(models: Path) -> None:
+    bomb = gzip_bomb()
+    with RunningServer(models) as server:
+        before = server.rss_bytes()
+        for _ in range(3):
+            rest = Rest(server.http_port)
+            assert rest.send(bomb) == 413
+            rest.close()
+        assert server.rss_bytes() - before < MOST_GROWTH_BYTES
+        does_it_still_serve(server)
