@@ -21,9 +21,9 @@ from __future__ import annotations
 import logging
 import math
 from asyncio import CancelledError
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
+from headrace.batching.batch import Batch, Lane, declared_outputs
 from headrace.batching.cost import BatchCost
 from headrace.batching.instances import Instances
 from headrace.batching.joining import join, join_padding_rows, padded_size
@@ -34,8 +34,8 @@ from headrace.batching.statistics import VersionStatistics
 from headrace.clock import Clock, Timer
 from headrace.config import BatchingPolicy
 from headrace.errors import DeadlineExceeded, HeadraceError, ModelError, Overloaded, Unavailable
-from headrace.servable import RowLayout, Servable, Signature
-from headrace.tensors import Buffer, Tensors, describe
+from headrace.servable import RowLayout, Servable
+from headrace.tensors import Buffer
 
 _log = logging.getLogger(__name__)
 
@@ -45,58 +45,6 @@ _EXPIRY_SLACK_SECONDS = 0.0005
 # cancellation out, fails its request; let through, it would take an instance's thread with it.
 _RAISED_BY_MODELS = (Exception, SystemExit, CancelledError)
 _EXPIRED = "the deadline passed before the model had answered"
-
-
-class _Lane:
-    """The queue of requests that can share a batch, in the order of their arrival."""
-
-    __slots__ = ("allowed", "max_rows", "queue", "signature")
-
-    def __init__(self, signature: Signature, policy: BatchingPolicy) -> None:
-        self.signature = signature
-        self.queue: deque[Request] = deque()
-        self.allowed: Sequence[int] = policy.allowed_batch_rows
-        self.max_rows = self.allowed[-1] if self.allowed else policy.max_batch_rows
-        if signature.rows is not None:
-            self.allowed, self.max_rows = (signature.rows,), signature.rows
-
-    def rows_within(self, seconds: float, cost: BatchCost) -> int:
-        """The most rows of a batch predicted to stay within a time: with allowed sizes, one of those."""
-        rows = cost.rows_within(seconds, self.max_rows)
-        if rows >= self.max_rows or not self.allowed:
-            return rows
-        return max((size for size in self.allowed if size <= rows), default=self.allowed[0])
-
-
-class _Batch:
-    """Requests that are computed together; made in the serving thread, filled by whoever computes it."""
-
-    __slots__ = (
-        "allowed",
-        "columns",
-        "layouts",
-        "outcomes",
-        "padded_rows",
-        "release",
-        "requests",
-        "rows",
-        "signature",
-        "timings",
-    )
-
-    def __init__(self, lane: _Lane, made: Plan[Request], now: float) -> None:
-        self.signature = lane.signature
-        self.allowed = lane.allowed
-        self.requests = made.run
-        self.rows = made.rows
-        self.padded_rows = padded_size(made.rows, lane.allowed)
-        self.release = made.release or Release.IDLE
-        # A settled request lets go of its columns in the serving thread, so the batch keeps its own
-        # references.
-        self.layouts = [request.layout for request in made.run]
-        self.columns = [request.columns for request in made.run]
-        self.timings = Timings(now, made.rows, len(made.run))
-        self.outcomes: BatchOutputs | list[Outcome] = []
 
 
 class Batcher:
@@ -142,9 +90,9 @@ class Batcher:
         self._now = clock.now
         self._inline_seconds = inline_seconds
         self._instance_count = instances
-        self._threads: Instances[_Batch] = Instances(name, instances, self._compute_in_thread)
-        self._lanes: dict[object, _Lane] = {}
-        self._running: set[_Batch] = set()
+        self._threads: Instances[Batch] = Instances(name, instances, self._compute_in_thread)
+        self._lanes: dict[object, Lane] = {}
+        self._running: set[Batch] = set()
         self._running_rows = 0
         self._scheduled = False
         self._wake: Timer | None = None
@@ -217,12 +165,12 @@ class Batcher:
         max_rows = lane.rows_within(self._policy.max_batch_seconds, self.cost)
         return self.cost.wait_seconds(rows_ahead, max_rows, self._instance_count)
 
-    def _open_lane(self, layout: RowLayout) -> _Lane:
-        lane = _Lane(self._signatures[layout.signature], self._policy)
+    def _open_lane(self, layout: RowLayout) -> Lane:
+        lane = Lane(self._signatures[layout.signature], self._policy)
         self._lanes[layout.signature if self._pads else layout] = lane
         return lane
 
-    def _enqueue_parts(self, lane: _Lane, request: Request) -> None:
+    def _enqueue_parts(self, lane: Lane, request: Request) -> None:
         for part in split(request, lane.max_rows, fill=self._pads):
             part.enqueued = request.enqueued
             lane.queue.append(part)
@@ -250,7 +198,7 @@ class Batcher:
                         self._schedule()
                     return
 
-    def _lanes_by_age(self) -> Sequence[_Lane]:
+    def _lanes_by_age(self) -> Sequence[Lane]:
         if len(self._lanes) == 1:
             return tuple(self._lanes.values())
         if len(self._lanes) > _LANES_KEPT:  # as many shapes as clients care to send
@@ -259,7 +207,7 @@ class Batcher:
         lanes.sort(key=lambda lane: lane.queue[0].enqueued)
         return lanes
 
-    def _release(self, lane: _Lane) -> bool | None:
+    def _release(self, lane: Lane) -> bool | None:
         """Apply one plan to a lane.
 
         Returns:
@@ -278,7 +226,7 @@ class Batcher:
                 self._wake_by(made.wake_at, now)
             return False if made.expired or made.abandoned else None
         self.queued_rows -= made.rows
-        batch = _Batch(lane, made, now)
+        batch = Batch(lane, made, now)
         if self.cost.known and self.cost.seconds(batch.padded_rows) < self._inline_seconds:
             self._compute(batch)
             self._finish(batch)
@@ -307,11 +255,11 @@ class Batcher:
 
     # --- computing ---
 
-    def _compute_in_thread(self, batch: _Batch) -> None:
+    def _compute_in_thread(self, batch: Batch) -> None:
         self._compute(batch)
         self._clock.call_soon_threadsafe(self._finish_in_thread, batch)
 
-    def _compute(self, batch: _Batch) -> None:
+    def _compute(self, batch: Batch) -> None:
         """Call the Servable; if the batch fails and has neighbours in it, call it for each of them alone."""
         timings = batch.timings
         timings.started = self._now()
@@ -324,7 +272,7 @@ class Batcher:
                 batch.outcomes = [self._compute_alone(batch, index) for index in range(len(batch.requests))]
         timings.finished = self._now()
 
-    def _compute_alone(self, batch: _Batch, index: int) -> Outcome:
+    def _compute_alone(self, batch: Batch, index: int) -> Outcome:
         """Call the Servable for one request of a batch that failed, if somebody still waits for it.
 
         Asking whether somebody does only reads, so it may be asked from an instance's thread; what is decided
@@ -346,7 +294,7 @@ class Batcher:
 
     def _call(
         self,
-        batch: _Batch,
+        batch: Batch,
         layouts: Sequence[RowLayout],
         columns: Sequence[Sequence[Buffer]],
         rows: int,
@@ -359,11 +307,11 @@ class Batcher:
         else:
             inputs = join(layout, columns, rows, padded_rows)
         outputs = self._servable.predict(inputs, layout.signature)
-        return BatchOutputs(_declared_outputs(batch.signature, outputs, padded_rows))
+        return BatchOutputs(declared_outputs(batch.signature, outputs, padded_rows))
 
     # --- answering ---
 
-    def _finish_in_thread(self, batch: _Batch) -> None:
+    def _finish_in_thread(self, batch: Batch) -> None:
         """Back in the serving thread: the next batch starts before this one's answers are sent."""
         self._running.discard(batch)
         self._running_rows -= batch.rows
@@ -371,7 +319,7 @@ class Batcher:
             self._dispatch()
         self._finish(batch)
 
-    def _finish(self, batch: _Batch) -> None:
+    def _finish(self, batch: Batch) -> None:
         timings, outcomes, now = batch.timings, batch.outcomes, self._now()
         if isinstance(outcomes, BatchOutputs):
             self._count_call(batch.padded_rows, timings, batch.release)
@@ -389,7 +337,7 @@ class Batcher:
             self.statistics.count_answered(answered, timings, self._now())
         self._let_go(len(batch.requests))
 
-    def _finish_singly(self, batch: _Batch, outcomes: list[Outcome], now: float) -> list[Request]:
+    def _finish_singly(self, batch: Batch, outcomes: list[Outcome], now: float) -> list[Request]:
         answered = []
         for request, outcome in zip(batch.requests, outcomes, strict=True):
             if isinstance(outcome, Answer):
@@ -472,23 +420,6 @@ class Batcher:
         if waiting:
             self._let_go(len(waiting))
         self._threads.stop()
-
-
-def _declared_outputs(signature: Signature, outputs: Tensors, rows: int) -> Tensors:
-    """The outputs of the signature, checked; whatever else the model gave is nobody's."""
-    declared = {}
-    for spec in signature.outputs:
-        array = outputs.get(spec.name)
-        if array is None:
-            raise ModelError(f"the model did not give its output {spec.name!r}")
-        if array.ndim == 0 or len(array) != rows:
-            raise ModelError(f"the model gave {describe(array)} as {spec.name!r} for a batch of {rows} rows")
-        if array.dtype != spec.dtype or not spec.accepts(array.shape[1:]):
-            raise ModelError(
-                f"the model gave {describe(array)} as {spec.name!r}, which it declares as {spec}"
-            )
-        declared[spec.name] = array
-    return declared
 
 
 def _as_headrace_error(error: BaseException) -> HeadraceError:

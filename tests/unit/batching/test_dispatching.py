@@ -202,6 +202,18 @@ def test_who_is_held_back_keeps_its_place() -> None:
         assert stage.model.calls[-1].tolist() == [[5.0]]
 
 
+def test_who_is_held_back_keeps_its_place_before_who_comes_back_from_the_door() -> None:
+    """A request that expires while the batch is formed, and is asked again at once, goes to the end."""
+    with Stage(PATIENT, inline=True) as stage:
+        stage.ask([1.0], within=0.001, then=lambda: stage.ask([3.0]))
+        stage.ask([2.0])
+        stage.clock.spend(0.002)
+        stage.turn()
+        stage.ask([4.0, 5.0])
+        stage.turn()
+        assert [call[:, 0].tolist() for call in stage.model.calls] == [[2.0, 3.0, 4.0, 5.0]]
+
+
 def test_a_full_batch_ends_the_wait() -> None:
     with Stage(PATIENT, inline=True) as stage:
         stage.ask([1.0] * 3)

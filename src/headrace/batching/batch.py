@@ -1,0 +1,115 @@
+"""What waits together, and what is computed together."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from headrace.batching.cost import BatchCost
+from headrace.batching.joining import padded_size
+from headrace.batching.plan import Plan, Release
+from headrace.batching.request import BatchOutputs, Outcome, Request, Timings
+from headrace.config import BatchingPolicy
+from headrace.errors import ModelError
+from headrace.servable import Signature
+from headrace.tensors import Tensors, describe
+
+
+class Lane:
+    """The queue of requests that can share a batch, in the order of their arrival.
+
+    Attributes:
+        signature: How they all call the model.
+        queue: The requests.
+        allowed: The only sizes that a batch may have; empty for any.
+        max_rows: The most rows of a batch.
+    """
+
+    __slots__ = ("allowed", "max_rows", "queue", "signature")
+
+    def __init__(self, signature: Signature, policy: BatchingPolicy) -> None:
+        """Open an empty queue."""
+        self.signature = signature
+        self.queue: deque[Request] = deque()
+        self.allowed: Sequence[int] = policy.allowed_batch_rows
+        self.max_rows = self.allowed[-1] if self.allowed else policy.max_batch_rows
+        if signature.rows is not None:
+            self.allowed, self.max_rows = (signature.rows,), signature.rows
+
+    def rows_within(self, seconds: float, cost: BatchCost) -> int:
+        """The most rows of a batch predicted to stay within a time: with allowed sizes, one of those."""
+        rows = cost.rows_within(seconds, self.max_rows)
+        if rows >= self.max_rows or not self.allowed:
+            return rows
+        return max((size for size in self.allowed if size <= rows), default=self.allowed[0])
+
+
+class Batch:
+    """Requests that are computed together; made in the serving thread, filled by whoever computes it.
+
+    Attributes:
+        signature: How they call the model.
+        allowed: The only sizes that the model may see; empty for any.
+        requests: In the order of their arrival.
+        rows: Their rows together.
+        padded_rows: The rows that the model sees.
+        release: Why the batch went.
+        layouts: How each request's rows lie in memory.
+        columns: Each request's inputs.
+        timings: Where its time went.
+        outcomes: What came of it: for all together, or for each request.
+    """
+
+    __slots__ = (
+        "allowed",
+        "columns",
+        "layouts",
+        "outcomes",
+        "padded_rows",
+        "release",
+        "requests",
+        "rows",
+        "signature",
+        "timings",
+    )
+
+    def __init__(self, lane: Lane, made: Plan[Request], now: float) -> None:
+        """Make the batch that was planned."""
+        self.signature = lane.signature
+        self.allowed = lane.allowed
+        self.requests = made.run
+        self.rows = made.rows
+        self.padded_rows = padded_size(made.rows, lane.allowed)
+        self.release = made.release or Release.IDLE
+        # A settled request lets go of its columns in the serving thread, so the batch keeps its own
+        # references.
+        self.layouts = [request.layout for request in made.run]
+        self.columns = [request.columns for request in made.run]
+        self.timings = Timings(now, made.rows, len(made.run))
+        self.outcomes: BatchOutputs | list[Outcome] = []
+
+
+def declared_outputs(signature: Signature, outputs: Tensors, rows: int) -> Tensors:
+    """The outputs of a signature, checked; whatever else the model gave is nobody's.
+
+    Args:
+        signature: How the model was called.
+        outputs: What it gave.
+        rows: How many rows it was given.
+
+    Raises:
+        ModelError: An output is missing, or is not of its dtype, its shape or that many rows.
+    """
+    declared = {}
+    for spec in signature.outputs:
+        array = outputs.get(spec.name)
+        if array is None:
+            raise ModelError(f"the model did not give its output {spec.name!r}")
+        if array.ndim == 0 or len(array) != rows:
+            raise ModelError(f"the model gave {describe(array)} as {spec.name!r} for a batch of {rows} rows")
+        if array.dtype != spec.dtype or not spec.accepts(array.shape[1:]):
+            raise ModelError(
+                f"the model gave {describe(array)} as {spec.name!r}, which it declares as {spec}"
+            )
+        declared[spec.name] = array
+    return declared
