@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import time
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, MutableMapping
@@ -56,6 +57,7 @@ _GRPC_OK = {"type": "http.response.trailers", "headers": [(b"grpc-status", b"0")
 _NO_BODY = {"type": "http.response.body", "body": b"", "more_body": False}
 _TIMEOUT_HEADER = b"x-request-timeout-ms"
 _GZIP_FROM_BYTES = 8192
+_GZIP_UNWANTED = re.compile(rb"gzip\s*;\s*q=0(\.0*)?\s*(,|$)")
 _INTERNAL = "internal error; the server's log says more"
 
 
@@ -117,7 +119,10 @@ class Application:
             call, encoding = _grpc_call(headers)
             body = await bodies.read(receive)
             held = len(body)
-            reply = await handler(one_message(body, encoding, bodies.limits.max_message_bytes), call)
+            message = one_message(body, encoding, bodies.limits.max_message_bytes)
+            if encoding:
+                held = bodies.grow(held, len(message))
+            reply = await handler(message, call)
         except HeadraceError as error:
             await _send_grpc_error(send, error)
             return
@@ -152,11 +157,19 @@ class Application:
         await send({"type": "http.response.trailers", "headers": trailers, "more_trailers": False})
 
     async def _messages(self, receive: Receive, encoding: bytes) -> AsyncIterator[bytes]:
-        reader = MessageReader(encoding, self._bodies.limits.max_message_bytes)
-        async for chunk in self._bodies.chunks(receive):
-            for message in reader.feed(chunk):
-                yield message
-        reader.finish()
+        bodies, held = self._bodies, 0
+        reader = MessageReader(encoding, bodies.limits.max_message_bytes)
+        try:
+            async for chunk in bodies.chunks(receive):
+                bodies.hold_of_stream(len(chunk))
+                held += len(chunk)
+                for message in reader.feed(chunk):
+                    yield message
+                bodies.release(held - reader.buffered_bytes)
+                held = reader.buffered_bytes
+            reader.finish()
+        finally:
+            bodies.release(held)
 
     # --- REST ---
 
@@ -191,24 +204,30 @@ class Application:
         call.query = scope["query_string"]
         if method != "POST":
             return await match.handler(call)
-        body = await self._bodies.read(receive)
+        compressed = _read_headers(call)
+        bodies = self._bodies
+        call.body = await bodies.read(receive)
+        held = len(call.body)
         try:
-            call.body = body
-            self._read_headers(call)
+            if compressed:
+                call.body = decompress(call.body, bodies.limits.max_message_bytes)
+                held = bodies.grow(held, len(call.body))
             return await match.handler(call)
         finally:
-            self._bodies.release(len(body))
+            bodies.release(held)
 
-    def _read_headers(self, call: HttpCall) -> None:
-        for name, value in call.headers:
-            if name == b"content-encoding" and value.lower() not in {b"", b"identity"}:
-                if value.lower() not in {b"gzip", b"x-gzip", b"deflate"}:
-                    raise Unsupported(
-                        f"content-encoding {value.decode('latin-1')!r} is not supported; use gzip"
-                    )
-                call.body = decompress(call.body, self._bodies.limits.max_message_bytes)
-            elif name == _TIMEOUT_HEADER:
-                call.deadline = _deadline(_milliseconds(value))
+
+def _read_headers(call: HttpCall) -> bool:
+    """Take the deadline from the headers, which runs from now on, and say whether the body is compressed."""
+    compressed = False
+    for name, value in call.headers:
+        if name == b"content-encoding" and value.lower() not in {b"", b"identity"}:
+            if value.lower() not in {b"gzip", b"x-gzip", b"deflate"}:
+                raise Unsupported(f"content-encoding {value.decode('latin-1')!r} is not supported; use gzip")
+            compressed = True
+        elif name == _TIMEOUT_HEADER:
+            call.deadline = _deadline(_milliseconds(value))
+    return compressed
 
 
 def _is_grpc(headers: Headers) -> bool:
@@ -250,7 +269,10 @@ def _milliseconds(value: bytes) -> float:
 
 
 def _accepts_gzip(headers: Headers) -> bool:
-    return any(name == b"accept-encoding" and b"gzip" in value for name, value in headers)
+    return any(
+        name == b"accept-encoding" and b"gzip" in value and not _GZIP_UNWANTED.search(value)
+        for name, value in headers
+    )
 
 
 def _gzipped(body: bytes) -> bytes:

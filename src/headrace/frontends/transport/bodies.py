@@ -36,23 +36,53 @@ class Bodies:
             event = await receive()
             # Most clients send the end mark apart from the only chunk; anything else is gathered.
             if event.get("more_body") or event.get("body") or event["type"] != "http.request":
-                body = await self._gather(receive, body, event)
+                return await self._gather(receive, body, event)
         elif event["type"] != "http.request":
             raise Cancelled("the client left before its request had arrived")
         self.hold(len(body))
         return body
 
-    def hold(self, size: int) -> None:
-        """Count bytes as held.
+    def hold(self, size: int, before: int = 0) -> None:
+        """Count bytes of one body as held.
+
+        Args:
+            size: How many.
+            before: How many of the same body are held already.
 
         Raises:
             TooLarge: They are more than one body may have.
             Overloaded: All bodies together would have too many.
         """
-        if size > self.limits.max_message_bytes:
+        if before + size > self.limits.max_message_bytes:
             raise TooLarge(
-                f"the body has {size} bytes; this server takes at most {self.limits.max_message_bytes}"
+                f"the body has {before + size} bytes or more; "
+                f"this server takes at most {self.limits.max_message_bytes}"
             )
+        self.hold_of_stream(size)
+
+    def grow(self, held: int, size: int) -> int:
+        """Count a body as large as it has become, decompressed.
+
+        Args:
+            held: What is held for it.
+            size: Its bytes now.
+
+        Returns:
+            What is held for it now.
+
+        Raises:
+            Overloaded: All bodies together would have too many.
+        """
+        if size > held:
+            self.hold(size - held, held)
+        return max(size, held)
+
+    def hold_of_stream(self, size: int) -> None:
+        """Count bytes of a stream as held: a stream has no end, its messages are limited one by one.
+
+        Raises:
+            Overloaded: All bodies together would have too many.
+        """
         if self.held_bytes + size > self.limits.max_inflight_bytes and self.held_bytes:
             raise Overloaded(
                 f"requests of {self.held_bytes} bytes are being answered; {size} more would pass "
@@ -65,19 +95,24 @@ class Bodies:
         self.held_bytes -= size
 
     async def _gather(self, receive: Receive, first: bytes, event: Event) -> bytes:
-        """Read what follows the first chunk, beginning with the event that came after it."""
-        chunks, size = [first], len(first)
+        """Read what follows the first chunk, beginning with the event that came after it.
+
+        What has arrived is held while the rest is on its way: many slow bodies cost as much as many at once.
+        """
+        chunks, size, complete = [first], 0, False
         try:
+            self.hold(len(first))
+            size = len(first)
             async with asyncio.timeout(self.limits.body_timeout_seconds):
                 while True:
                     if event["type"] == "http.disconnect":
                         raise Cancelled("the client left before its request had arrived")
                     chunk: bytes = event.get("body", b"")
-                    chunks.append(chunk)
+                    self.hold(len(chunk), size)
                     size += len(chunk)
-                    self.hold(size)  # only a check: what is held is counted once, by the caller
-                    self.release(size)
+                    chunks.append(chunk)
                     if not event.get("more_body"):
+                        complete = True
                         return b"".join(chunks)
                     event = await receive()
         except TimeoutError:
@@ -85,6 +120,9 @@ class Bodies:
                 f"the body had not arrived after {self.limits.body_timeout_seconds:g} s; "
                 f"{size} bytes of it had"
             ) from None
+        finally:
+            if not complete:
+                self.release(size)
 
     async def chunks(self, receive: Receive) -> AsyncIterator[bytes]:
         """The chunks of a body that may go on for as long as its sender likes.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import struct
 import zlib
+from collections.abc import Iterator
 from urllib.parse import quote
 
 from headrace.errors import HeadraceError, InvalidRequest, TooLarge, Unsupported
@@ -18,6 +19,10 @@ PREFIX_BYTES = 5
 _PREFIX = struct.Struct(">BI")
 _TIMEOUT_UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 _LONGEST_MESSAGE = 2000
+# Clients refuse trailers beyond 8 KiB or so, and then say that instead of what went wrong.
+_LONGEST_ENCODED_MESSAGE = 4096
+_TWELVE_BYTES_A_CHARACTER = 12
+_PLAIN = " !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
 _GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
 
 Header = tuple[bytes, bytes]
@@ -63,15 +68,19 @@ class MessageReader:
         self._max_bytes = max_bytes
         self._buffer = bytearray()
 
-    def feed(self, chunk: bytes) -> list[bytes]:
-        """Take a chunk, and give the messages that it completes.
+    @property
+    def buffered_bytes(self) -> int:
+        """How much of a message that is not complete is kept."""
+        return len(self._buffer)
+
+    def feed(self, chunk: bytes) -> Iterator[bytes]:
+        """Take a chunk, and give the messages that it completes one by one: those before a wrong one, too.
 
         Raises:
-            TooLarge: A message announces more bytes than are allowed; nothing of it is kept.
+            TooLarge: A message announces more bytes than are allowed; it is not waited for.
             Unsupported: A message is compressed in a way that is not known here.
         """
         self._buffer += chunk
-        messages = []
         while len(self._buffer) >= PREFIX_BYTES:
             compressed, length = _PREFIX.unpack_from(self._buffer)
             if length > self._max_bytes:
@@ -81,8 +90,7 @@ class MessageReader:
                 break
             payload = bytes(memoryview(self._buffer)[PREFIX_BYTES:end])
             del self._buffer[:end]
-            messages.append(_opened(compressed, payload, self._encoding, self._max_bytes))
-        return messages
+            yield _opened(compressed, payload, self._encoding, self._max_bytes)
 
     def finish(self) -> None:
         """Check that the stream did not end within a message.
@@ -109,7 +117,7 @@ def decompress(payload: bytes, max_bytes: int) -> bytes:
     """Open gzip or zlib data, never holding more than ``max_bytes`` of it.
 
     Raises:
-        InvalidRequest: It is not gzip or zlib, or it is cut short.
+        InvalidRequest: It is not gzip or zlib, it is cut short, or something follows it.
         TooLarge: It opens to more than ``max_bytes``.
     """
     opener = zlib.decompressobj(_GZIP_OR_ZLIB)
@@ -123,6 +131,8 @@ def decompress(payload: bytes, max_bytes: int) -> bytes:
         )
     if not opener.eof:
         raise InvalidRequest("the compressed body is cut short")
+    if opener.unused_data:
+        raise InvalidRequest("the compressed body goes on after its end; send it as one gzip member")
     return opened
 
 
@@ -146,10 +156,13 @@ def timeout_seconds(value: bytes) -> float:
 
 def error_headers(error: HeadraceError) -> list[Header]:
     """The trailers that say what went wrong."""
-    message = error.message[:_LONGEST_MESSAGE]
+    message = quote(error.message[:_LONGEST_MESSAGE], _PLAIN, errors="replace")
+    if len(message) > _LONGEST_ENCODED_MESSAGE:
+        shortened = error.message[: _LONGEST_ENCODED_MESSAGE // _TWELVE_BYTES_A_CHARACTER]
+        message = quote(shortened, _PLAIN, errors="replace")
     headers = [
         (b"grpc-status", str(codes(error).grpc).encode()),
-        (b"grpc-message", quote(message, safe=" !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~").encode()),
+        (b"grpc-message", message.encode()),
     ]
     retry_after = getattr(error, "retry_after_seconds", None)
     if retry_after is not None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 
-from headrace.config import ServerConfig
-from headrace.errors import ConfigError
-from headrace.frontends.transport.asgi import Application
+from headrace.config import Limits, ServerConfig
+from headrace.errors import ConfigError, DeadlineExceeded, TooLarge
+from headrace.frontends.transport.asgi import Application, Scope, Send
+from headrace.frontends.transport.bodies import Event, Receive
 
 try:
     import uvicorn
@@ -29,7 +31,7 @@ class UvicornTransport:
         self._listener = listener
         self._server = _Embedded(
             uvicorn.Config(
-                application,
+                _Guarded(application, config.limits),
                 log_config=None,
                 access_log=False,
                 lifespan="off",
@@ -50,6 +52,47 @@ class UvicornTransport:
         self._server.should_exit = True
         if self._serving is not None:
             await self._serving
+
+
+class _Guarded:
+    """The application behind what uvicorn lacks: limits of how long and how large a body may become."""
+
+    def __init__(self, application: Application, limits: Limits) -> None:
+        self._application = application
+        self._limits = limits
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            receive = _Body(scope, receive, self._limits).receive
+        await self._application(scope, receive, send)
+
+
+class _Body:
+    """The receiving end of one request, with the time and the size of its body limited."""
+
+    def __init__(self, scope: Scope, receive: Receive, limits: Limits) -> None:
+        self._receive = receive
+        self._limits = limits
+        self._until = time.monotonic() + limits.body_timeout_seconds
+        self._announced = max(
+            (int(value) for name, value in scope["headers"] if name == b"content-length"), default=0
+        )
+        self._arrived = False
+
+    async def receive(self) -> Event:
+        most = self._limits.max_message_bytes
+        if self._announced > most:
+            raise TooLarge(f"the body is to have {self._announced} bytes; this server takes at most {most}")
+        if self._arrived:
+            return await self._receive()
+        try:
+            async with asyncio.timeout(self._until - time.monotonic()):
+                event = await self._receive()
+        except TimeoutError:
+            seconds = self._limits.body_timeout_seconds
+            raise DeadlineExceeded(f"the body had not arrived after {seconds:g} s") from None
+        self._arrived = not event.get("more_body", False)
+        return event
 
 
 class _Embedded(uvicorn.Server):

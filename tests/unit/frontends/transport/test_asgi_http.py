@@ -1,0 +1,305 @@
+"""REST: bodies in and out, and what is answered when something is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import logging
+import time
+import zlib
+
+import pytest
+
+from headrace.batching.request import NO_DEADLINE
+from headrace.config import Limits
+from headrace.errors import Overloaded, Unsupported
+from tests.unit.frontends.transport.wire import LEFT, SMALL, Event, Response, Server, Wire, body, part
+
+
+@pytest.fixture
+def server() -> Server:
+    return Server()
+
+
+def error_of(response: Response) -> str:
+    assert response.headers[b"content-type"] == b"application/json"
+    assert response.headers[b"content-length"] == str(len(response.body)).encode()
+    said = json.loads(response.body)
+    assert list(said) == ["error"]
+    return said["error"]
+
+
+@pytest.mark.parametrize(
+    "events",
+    [body(b"hello"), [part(b"hello"), *body(b"")], body(b"he", b"", b"llo"), [part(b""), *body(b"hello")]],
+    ids=["one chunk", "the end apart", "three chunks", "nothing first"],
+)
+def test_a_body_is_handed_over_whole_however_it_comes(server: Server, events: list[Event]) -> None:
+    response = server.http("POST", "/echo/a b", events)
+    assert (response.status, response.body) == (200, b"hello")
+    assert response.headers == {b"content-type": b"text/x", b"content-length": b"5"}
+    (call,) = server.http_calls
+    assert (call.method, call.path, call.query) == ("POST", "/echo/a b", b"q=1")
+    assert call.parameters == {"name": "a b"}
+    assert call.deadline == NO_DEADLINE
+    assert server.held_bytes == 0
+
+
+@pytest.mark.parametrize("method", ["GET", "DELETE"])
+def test_other_methods_do_not_read_a_body(server: Server, method: str) -> None:
+    server.answer = b"thing"
+    assert server.http(method, "/things/x").body == b"thing"
+
+
+def test_head_is_get_without_the_body(server: Server) -> None:
+    server.answer = b"thing"
+    response = server.http("HEAD", "/things/x")
+    assert response.status == 200
+    assert response.headers[b"content-length"] == b"5"
+    assert response.body == b""
+    assert server.http_calls[0].method == "GET"
+
+
+def test_an_unknown_path_is_not_found(server: Server) -> None:
+    response = server.http("GET", "/nowhere/" + "x" * 5000)
+    assert response.status == 404
+    assert "/nowhere/" in error_of(response)
+    assert len(response.body) < 500
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [("GET", "/echo/x", b"POST"), ("POST", "/things/x", b"DELETE, GET"), ("OPTIONS", "/echo/x", b"POST")],
+)
+def test_another_method_is_not_allowed(server: Server, method: str, path: str, allowed: bytes) -> None:
+    response = server.http(method, path, body(b"x"))
+    assert response.status == 405
+    assert response.headers[b"allow"] == allowed
+    assert method in error_of(response)
+
+
+def test_below_a_root_path_the_routes_are_the_same(server: Server) -> None:
+    scope = server.scope("POST", "/mounted/echo/x")
+    scope["root_path"] = "/mounted"
+    assert asyncio.run(server.exchange(scope, body(b"hi"))).body == b"hi"
+
+
+# --- compression ---
+
+
+@pytest.mark.parametrize("encoding", [b"gzip", b"GZIP", b"x-gzip", b"deflate"])
+def test_compressed_bodies_are_opened(server: Server, encoding: bytes) -> None:
+    packed = zlib.compress(b"a" * 900) if encoding == b"deflate" else gzip.compress(b"a" * 900)
+    assert server.http("POST", "/echo/x", body(packed), {b"content-encoding": encoding}).body == b"a" * 900
+    assert server.held_bytes == 0
+
+
+def test_identity_is_no_compression(server: Server) -> None:
+    assert server.http("POST", "/echo/x", body(b"a"), {b"content-encoding": b"identity"}).body == b"a"
+
+
+@pytest.mark.parametrize(
+    ("packed", "encoding", "status"),
+    [
+        (b"not gzip", b"gzip", 400),
+        (gzip.compress(b"abc")[:-1], b"gzip", 400),
+        (gzip.compress(b"a" * 1001), b"gzip", 413),
+        (gzip.compress(b"\x00" * 5_000_000)[:1000], b"gzip", 413),
+        (b"abc", b"br", 501),
+        (gzip.compress(gzip.compress(b"abc")), b"gzip, gzip", 501),
+    ],
+    ids=["not gzip", "cut short", "too large", "a bomb", "unknown", "twice"],
+)
+def test_compression_that_is_wrong_has_its_code(
+    server: Server, packed: bytes, encoding: bytes, status: int
+) -> None:
+    response = server.http("POST", "/echo/x", body(packed), {b"content-encoding": encoding})
+    assert response.status == status
+    assert error_of(response)
+    assert server.http_calls == []
+    assert server.held_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("accepted", "size", "packed"),
+    [
+        (b"gzip, deflate", 10_000, True),
+        (b"br;q=1.0, gzip;q=0.5", 10_000, True),
+        (b"gzip", 100, False),
+        (b"br", 10_000, False),
+        (b"gzip;q=0", 10_000, False),
+        (b"gzip; q=0.000, br", 10_000, False),
+        (b"", 10_000, False),
+    ],
+)
+def test_large_answers_are_compressed_for_who_accepts_it(
+    server: Server, accepted: bytes, size: int, packed: bool
+) -> None:
+    server.answer = b"ab" * (size // 2)
+    response = server.http("GET", "/things/x", headers={b"accept-encoding": accepted})
+    assert (response.headers.get(b"content-encoding") == b"gzip") is packed
+    assert response.headers[b"content-length"] == str(len(response.body)).encode()
+    assert (gzip.decompress(response.body) if packed else response.body) == server.answer
+    assert (b"vary" in response.headers) is packed
+
+
+# --- limits ---
+
+
+@pytest.mark.parametrize(
+    "events",
+    [body(b"a" * 1001), [part(b"a" * 600), part(b"a" * 600), part(b"never")], [part(b"a" * 2000), part(b"")]],
+    ids=["at once", "in pieces", "the first chunk"],
+)  # fmt: skip
+def test_a_body_over_the_limit_is_too_large_as_soon_as_that_is_known(
+    server: Server, events: list[Event]
+) -> None:
+    response = server.http("POST", "/echo/x", events)
+    assert response.status == 413
+    assert "1000" in error_of(response)
+    assert server.held_bytes == 0
+
+
+def test_a_body_at_the_limit_is_taken(server: Server) -> None:
+    assert server.http("POST", "/echo/x", body(b"a" * 500, b"a" * 500)).status == 200
+
+
+def test_a_body_that_trickles_is_given_up() -> None:
+    server = Server(Limits(max_message_bytes=1000, max_inflight_bytes=2000, body_timeout_seconds=0.02))
+    response = server.http("POST", "/echo/x", [part(b"a"), part(b"b")])
+    assert response.status == 504
+    assert "2 bytes" in error_of(response)
+    assert server.held_bytes == 0
+
+
+def test_a_client_that_leaves_within_its_body_costs_nothing(server: Server) -> None:
+    for events in ([LEFT], [part(b"a"), LEFT], [part(b"a"), part(b"b"), LEFT]):
+        assert server.http("POST", "/echo/x", events).status == 499
+        assert server.held_bytes == 0
+    assert server.http_calls == []
+
+
+def test_bodies_on_their_way_count_in_the_budget() -> None:
+    """Many slow bodies must not hold more than many at once may."""
+    server = Server(SMALL)
+
+    async def crowd() -> None:
+        wires = [Wire([part(b"a" * 500), part(b"a" * 400)]) for _ in range(3)]
+        calls = []
+        for wire in wires:
+            scope = server.scope("POST", "/echo/x")
+            calls.append(asyncio.create_task(server.application(scope, wire.receive, wire.send)))
+        async with asyncio.timeout(10):
+            await calls[2]
+            assert wires[2].sent[0]["status"] == 503
+            assert dict(wires[2].sent[0]["headers"])[b"retry-after"] == b"1"
+            assert server.held_bytes == 1800
+            wires[0].more.put_nowait(body(b"b")[0])
+            await calls[0]
+            assert wires[0].sent[0]["status"] == 200
+            calls[1].cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
+        assert server.held_bytes == 0
+
+    asyncio.run(crowd())
+
+
+def test_a_decompressed_body_counts_as_large_as_it_is() -> None:
+    server = Server(SMALL)
+    packed = gzip.compress(b"a" * 1000)
+
+    async def crowd() -> None:
+        server.release = asyncio.Event()
+        wires = [Wire(body(packed)) for _ in range(3)]
+        calls = []
+        for wire in wires:
+            scope = server.scope("POST", "/echo/x", [(b"content-encoding", b"gzip")])
+            calls.append(asyncio.create_task(server.application(scope, wire.receive, wire.send)))
+        async with asyncio.timeout(10):
+            await calls[2]
+            assert wires[2].sent[0]["status"] == 503
+            assert server.held_bytes == 2000
+            server.release.set()
+            await asyncio.gather(*calls)
+        assert [wire.sent[0]["status"] for wire in wires] == [200, 200, 503]
+        assert server.held_bytes == 0
+
+    asyncio.run(crowd())
+
+
+# --- deadlines and errors ---
+
+
+def test_a_timeout_header_is_a_deadline_that_runs_from_the_requests_arrival() -> None:
+    server = Server(SMALL)
+
+    async def slowly() -> None:
+        wire = Wire([part(b"a"), part(b"b")])
+        scope = server.scope("POST", "/echo/x", [(b"x-request-timeout-ms", b"1000")])
+        before = time.monotonic()
+        call = asyncio.create_task(server.application(scope, wire.receive, wire.send))
+        await asyncio.sleep(0)
+        started = time.monotonic()
+        await asyncio.sleep(0.02)  # the body takes its time, and the deadline does not wait for it
+        wire.more.put_nowait(body(b"c")[0])
+        async with asyncio.timeout(10):
+            await call
+        assert before + 0.995 <= server.http_calls[0].deadline <= started + 0.995
+
+    asyncio.run(slowly())
+
+
+@pytest.mark.parametrize("value", [b"soon", b"-1", b"0", b"nan", b""])
+def test_what_is_not_a_timeout_is_refused_by_its_name(server: Server, value: bytes) -> None:
+    response = server.http("POST", "/echo/x", body(b"x"), {b"x-request-timeout-ms": value})
+    assert response.status == 400
+    assert error_of(response).startswith("x-request-timeout-ms: ")
+
+
+def test_an_endless_timeout_is_no_deadline(server: Server) -> None:
+    server.http("POST", "/echo/x", body(b"x"), {b"x-request-timeout-ms": b"inf"})
+    assert server.http_calls[0].deadline == NO_DEADLINE
+
+
+def test_a_typed_error_has_its_status_and_says_why(server: Server) -> None:
+    server.answer = Unsupported('no "such" feature')
+    response = server.http("POST", "/echo/x", body(b"x"))
+    assert response.status == 501
+    assert error_of(response) == 'no "such" feature'
+    assert server.held_bytes == 0
+
+
+def test_a_refusal_says_when_to_come_back_in_whole_seconds(server: Server) -> None:
+    server.answer = Overloaded("full", retry_after_seconds=1.2)
+    response = server.http("POST", "/echo/x", body(b"x"))
+    assert (response.status, response.headers[b"retry-after"]) == (503, b"2")
+
+
+def test_a_bug_is_an_internal_error_without_internals_and_is_logged(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.answer = RuntimeError("secret")
+    with caplog.at_level(logging.ERROR):
+        response = server.http("POST", "/echo/x", body(b"x"))
+    assert response.status == 500
+    assert "secret" not in error_of(response)
+    assert "secret" in caplog.text
+    assert server.held_bytes == 0
+
+
+# --- not requests ---
+
+
+def test_the_lifespan_protocol_is_answered(server: Server) -> None:
+    scope: Event = {"type": "lifespan"}
+    events = [{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}]
+    response = asyncio.run(server.exchange(scope, events))
+    assert [event["type"] for event in response.sent] == [
+        "lifespan.startup.complete", "lifespan.shutdown.complete",
+    ]  # fmt: skip
+
+
+def test_a_websocket_is_not_answered(server: Server) -> None:
+    with pytest.raises(NotImplementedError, match="websocket"):
+        asyncio.run(server.exchange({"type": "websocket"}, []))

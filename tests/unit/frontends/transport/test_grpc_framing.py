@@ -1,0 +1,166 @@
+"""gRPC's framing: whatever arrives in whatever pieces, the same messages or the same error."""
+
+from __future__ import annotations
+
+import gzip
+import math
+import zlib
+from urllib.parse import unquote
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from headrace.errors import HeadraceError, InvalidRequest, NotFound, Overloaded, TooLarge, Unsupported
+from headrace.frontends.transport.grpc_framing import (
+    MessageReader,
+    decompress,
+    error_headers,
+    frame,
+    one_message,
+    timeout_seconds,
+)
+from tests.unit.frontends.transport.wire import message
+
+MOST = 100
+
+
+@given(st.binary(max_size=MOST))
+def test_what_is_framed_is_one_message(payload: bytes) -> None:
+    assert one_message(frame(payload), b"", MOST) == payload
+
+
+@pytest.mark.parametrize("encoding", [b"gzip", b"deflate"])
+def test_a_compressed_message_is_opened(encoding: bytes) -> None:
+    payload = b"a" * MOST
+    packed = gzip.compress(payload) if encoding == b"gzip" else zlib.compress(payload)
+    body = b"\x01" + len(packed).to_bytes(4, "big") + packed
+    assert one_message(body, encoding, MOST) == payload
+
+
+def test_a_message_may_be_uncompressed_although_others_are_not() -> None:
+    assert one_message(message(b"plain"), b"gzip", MOST) == b"plain"
+
+
+@pytest.mark.parametrize(
+    ("body", "encoding", "error"),
+    [
+        (b"", b"", InvalidRequest),
+        (b"\x00\x00\x00", b"", InvalidRequest),
+        (message(b"abc")[:-1], b"", InvalidRequest),
+        (message(b"abc") + b"x", b"", InvalidRequest),
+        (message(b"abc") * 2, b"", InvalidRequest),
+        (message(b"a" * (MOST + 1)), b"", TooLarge),
+        (message(b"a" * (MOST + 1), compressed=True), b"gzip", TooLarge),
+        (message(b"abc", compressed=True), b"snappy", Unsupported),
+        (message(b"abc", compressed=True), b"", Unsupported),
+        (b"\x01\x00\x00\x00\x03abc", b"gzip", InvalidRequest),
+    ],
+    ids=[
+        "nothing", "half a prefix", "cut short", "too long", "two messages", "too large", "a bomb",
+        "unknown compression", "compression not named", "not compressed",
+    ],
+)  # fmt: skip
+def test_what_is_not_one_message_is_refused(body: bytes, encoding: bytes, error: type[HeadraceError]) -> None:
+    with pytest.raises(error):
+        one_message(body, encoding, MOST)
+
+
+def read(chunks: list[bytes]) -> list[bytes | type[HeadraceError]]:
+    """The messages of a stream, and the error that it ended in."""
+    reader = MessageReader(b"gzip", MOST)
+    found: list[bytes | type[HeadraceError]] = []
+    try:
+        for chunk in chunks:
+            for one in reader.feed(chunk):
+                found.append(one)
+        reader.finish()
+    except HeadraceError as error:
+        found.append(type(error))
+    return found
+
+
+payloads = st.binary(max_size=MOST + 10)
+wellformed = st.builds(lambda payload, packed: message(payload, compressed=packed), payloads, st.booleans())
+streams = st.lists(wellformed | st.binary(max_size=12), max_size=6).map(b"".join)
+
+
+@given(streams, st.lists(st.integers(1, 40)))
+@example(message(b"good") + message(b"a" * (MOST + 1)), [])
+@example(message(b"good") + message(b"cut short")[:-1], [])
+def test_a_stream_is_the_same_however_it_is_cut(stream: bytes, sizes: list[int]) -> None:
+    pieces, rest = [], stream
+    for size in sizes:
+        pieces.append(rest[:size])
+        rest = rest[size:]
+    expected = read([stream])
+    assert read([*pieces, rest]) == expected
+    assert read([stream[index : index + 1] for index in range(len(stream))]) == expected
+
+
+@given(st.lists(st.binary(max_size=MOST), max_size=6))
+def test_a_stream_of_messages_gives_them_all(sent: list[bytes]) -> None:
+    assert read([b"".join(map(frame, sent))]) == sent
+
+
+def test_a_message_announced_too_large_is_not_waited_for() -> None:
+    reader = MessageReader(b"", MOST)
+    with pytest.raises(TooLarge):
+        list(reader.feed(b"\x00" + (MOST + 1).to_bytes(4, "big")))
+
+
+def test_no_more_than_the_limit_is_ever_decompressed() -> None:
+    bomb = gzip.compress(b"\x00" * 10_000_000)
+    with pytest.raises(TooLarge):
+        decompress(bomb, MOST)
+    assert decompress(gzip.compress(b"a" * MOST), MOST) == b"a" * MOST
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [b"", gzip.compress(b"abc")[:-1], gzip.compress(b"abc") + b"x", gzip.compress(b"abc") * 2, b"abc"],
+    ids=["nothing", "cut short", "something after it", "two in a row", "not compressed"],
+)
+def test_compressed_data_is_one_whole_piece(packed: bytes) -> None:
+    with pytest.raises(InvalidRequest):
+        decompress(packed, MOST)
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [(b"2H", 7200.0), (b"3M", 180.0), (b"4S", 4.0), (b"250m", 0.25), (b"50u", 5e-5), (b"99999999n", 0.1)],
+)  # fmt: skip
+def test_timeouts(value: bytes, seconds: float) -> None:
+    assert timeout_seconds(value) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    "value", [b"", b"S", b"5", b"5s", b"-5S", b"1.5S", b" 5S", b"123456789S", b"\xb2S", b"0x1S"]
+)
+def test_what_is_not_a_timeout_is_refused_by_its_name(value: bytes) -> None:
+    with pytest.raises(InvalidRequest, match="grpc-timeout"):
+        timeout_seconds(value)
+
+
+def test_an_error_becomes_trailers() -> None:
+    assert error_headers(NotFound("no model m")) == [
+        (b"grpc-status", b"5"),
+        (b"grpc-message", b"no model m"),
+    ]
+
+
+def test_a_refusal_says_when_to_come_back() -> None:
+    trailers = dict(error_headers(Overloaded("full", retry_after_seconds=0.0123)))
+    assert trailers[b"grpc-retry-pushback-ms"] == b"13"
+    assert dict(error_headers(Overloaded("full", retry_after_seconds=0.0)))[b"grpc-retry-pushback-ms"] == b"1"
+
+
+@given(st.text(max_size=300) | st.text("模%\n\x00\ud800é", min_size=500, max_size=3000))
+def test_any_message_becomes_a_header_that_clients_accept(text: str) -> None:
+    encoded = dict(error_headers(NotFound(text)))[b"grpc-message"]
+    assert len(encoded) <= 4096
+    assert all(0x20 <= byte <= 0x7E for byte in encoded)
+    said = unquote(encoded.decode())
+    known = text.encode(errors="replace").decode()
+    assert known.startswith(said)
+    assert len(said) >= min(len(known), math.floor(4096 / 12))

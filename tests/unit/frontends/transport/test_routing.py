@@ -1,0 +1,80 @@
+"""From a method and a path to a handler."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.frontends.calls import HttpCall, HttpReply, HttpRoute
+from headrace.frontends.transport.routing import Router
+
+
+async def predict(call: HttpCall) -> HttpReply:
+    raise NotImplementedError
+
+
+async def status(call: HttpCall) -> HttpReply:
+    raise NotImplementedError
+
+
+async def delete(call: HttpCall) -> HttpReply:
+    raise NotImplementedError
+
+
+ROUTER = Router(
+    [
+        HttpRoute("POST", "/v1/models/{model}:predict", predict),
+        HttpRoute("POST", "/v1/models/{model}/versions/{version}:predict", predict),
+        HttpRoute("GET", "/v1/models/{model}", status),
+        HttpRoute("DELETE", "/v1/models/{model}", delete),
+        HttpRoute("GET", "/v1/models/{other}", predict),
+        HttpRoute("GET", "/a.b", status),
+    ]
+)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "handler", "parameters"),
+    [
+        ("POST", "/v1/models/m:predict", predict, {"model": "m"}),
+        ("POST", "/V1/MODELS/Mixed.Case-1:PREDICT", predict, {"model": "Mixed.Case-1"}),
+        ("POST", "/v1/models/m/versions/7:predict", predict, {"model": "m", "version": "7"}),
+        ("GET", "/v1/models/m", status, {"model": "m"}),
+        ("DELETE", "/v1/models/m", delete, {"model": "m"}),
+        ("GET", "/v1/models/a b%2F€", status, {"model": "a b%2F€"}),
+        ("GET", "/a.b", status, {}),
+    ],
+)
+def test_known_paths_are_found_the_first_time_and_the_next(
+    method: str, path: str, handler: object, parameters: dict[str, str]
+) -> None:
+    for _ in range(2):
+        match = ROUTER.match(method, path)
+        assert match.handler is handler
+        assert match.parameters == parameters
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/models/", "/v1/models//", "/v1/models/m/", "/v1/models/a/b", "/v1/models/a:b:predict", "/aXb",
+        "", "//v1/models/m", "/v1/models/m/versions/:predict",
+    ],
+)  # fmt: skip
+def test_unknown_paths_are_not_found(path: str) -> None:
+    match = ROUTER.match("GET", path)
+    assert match.handler is None
+    assert match.allowed == ()
+
+
+def test_a_known_path_with_another_method_says_which_it_takes() -> None:
+    match = ROUTER.match("PUT", "/v1/models/m")
+    assert match.handler is None
+    assert match.allowed == ("DELETE", "GET")
+
+
+def test_what_clients_make_up_is_not_remembered_for_ever() -> None:
+    for index in range(3000):
+        assert ROUTER.match("GET", f"/v1/models/m{index}").handler is status
+        assert ROUTER.match("GET", f"/nothing/{index}").handler is None
+    assert len(ROUTER._seen) <= 1024
+    assert ROUTER.match("GET", "/v1/models/late").parameters == {"model": "late"}
