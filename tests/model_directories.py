@@ -1,4 +1,4 @@
-"""Writes directories of small models for tests with real servers: each answers something easy to check by hand."""
+"""Writes directories of small models for tests with real servers: what they answer is easy to check."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Model:
         time.sleep(float(seconds.max()))
         return {"rows": [len(seconds)] * len(seconds)}
 """
-"""Takes as long as the slowest of a batch's rows asks for, fails if one is below 0, and answers the batch's rows."""
+"""Takes as long as the slowest row of a batch asks for, fails if one is below 0, answers the batch's rows."""
 
 
 def write(directory: Path, name: str, version: int, content: bytes | str, settings: str = "") -> Path:
@@ -121,7 +121,8 @@ def write(directory: Path, name: str, version: int, content: bytes | str, settin
 def write_menagerie(directory: Path) -> None:
     """One model of each kind that clients ask about.
 
-    One of them is code. ``half_plus_two`` has version 1 (label stable: x / 2 + 2) and version 2 (label canary: x / 2 + 3).
+    One of them is code. ``half_plus_two`` has version 1 (label stable: x / 2 + 2) and version 2 (label
+    canary: x / 2 + 3).
     """
     both = '[versions]\npolicy = "all"\nlabels = {stable = 1, canary = 2}\n'
     write(directory, "half_plus_two", 1, affine(0.5, 2.0), both)

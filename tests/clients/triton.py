@@ -1,6 +1,6 @@
-"""Drives a server with tritonclient and prints what it answered, as JSON; run by tests in the clients' environment.
+"""Drives a server with tritonclient and prints what it answered, as JSON.
 
-Usage: triton.py http|grpc|http-asyncio|grpc-asyncio|grpc-stream HOST:PORT
+Run by tests in the clients' environment. Usage: triton.py http|grpc|http-asyncio|grpc-asyncio|grpc-stream HOST:PORT
 """
 
 from __future__ import annotations

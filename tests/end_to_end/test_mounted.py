@@ -1,4 +1,4 @@
-"""The REST part mounted in a FastAPI and in a Starlette application, under uvicorn, as docs/serve.md shows it."""
+"""The REST part mounted in FastAPI and in Starlette applications, under uvicorn, as docs/serve.md has it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol, asked with tritonclient: HTTP, gRPC, both with asyncio, and the gRPC stream."""
+"""The Open Inference Protocol, asked with tritonclient: HTTP, gRPC, both with asyncio, and a stream."""
 
 from __future__ import annotations
 

@@ -69,9 +69,7 @@ def http_request(path: str, body: bytes, *headers: str, method: str = "POST") ->
 
 def predict_request(model: str, value: object, *headers: str) -> bytes:
     """One TensorFlow Serving request as it goes over the wire."""
-    return http_request(
-        f"/v1/models/{model}:predict", json.dumps({"instances": value}).encode(), *headers
-    )
+    return http_request(f"/v1/models/{model}:predict", json.dumps({"instances": value}).encode(), *headers)
 
 
 def hang_up(connection: socket.socket) -> None:

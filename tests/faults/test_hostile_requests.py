@@ -7,6 +7,7 @@ import random
 import socket
 import threading
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import grpc
@@ -111,7 +112,7 @@ class Storm:
             while next(self._numbers) < self._requests:
                 kind = chosen.random()
                 if kind < 0.5:
-                    self._send(chosen, http, lambda attack: rest.send(attack))
+                    self._send(chosen, http, rest.send)
                 elif kind < 0.95:
                     self._send(chosen, over_grpc, lambda attack: grpc_status(call, attack.content))
                 elif kind < 0.975:
@@ -122,11 +123,11 @@ class Storm:
                     self.sent["cut"] += 1
         rest.close()
 
-    def _send(self, chosen: random.Random, attacks: list[Attack], send: object) -> None:
+    def _send(self, chosen: random.Random, attacks: list[Attack], send: Callable[[Attack], object]) -> None:
         attack = chosen.choice(attacks)
         if chosen.random() * EVERY_SO_MANY.get(attack.name, 1) > 1:
             attack = attacks[0]
-        status = send(attack)  # type: ignore[operator]
+        status = send(attack)
         self.sent[attack.name] += 1
         if status not in attack.expected:
             self.wrong[f"{attack.name}: {status}, not {attack.expected}"] += 1
@@ -150,7 +151,10 @@ def test_thousands_of_mixed_requests_leave_the_server_serving(
         does_it_still_serve(server)
         after = server.rss_bytes()
         with capsys.disabled():
-            print(f"\n[{requests} requests: {before / 2**20:.0f} MB before, {after / 2**20:.0f} MB after] ", end="")
+            print(
+                f"\n[{requests} requests: {before / 2**20:.0f} MB before, {after / 2**20:.0f} MB after] ",
+                end="",
+            )
         assert after - before < MOST_GROWTH_BYTES
         assert not any("Traceback" in line for line in server.errors), server.errors[-40:]
         assert server.stop() == 0

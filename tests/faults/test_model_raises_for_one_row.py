@@ -24,7 +24,9 @@ class Model:
             sys.exit("the model wants to end the process")
         return {"y": inputs["x"]}
 """
-LOSING_ROWS = EXITING.replace('sys.exit("the model wants to end the process")', 'return {"y": inputs["x"][1:]}')
+LOSING_ROWS = EXITING.replace(
+    'sys.exit("the model wants to end the process")', 'return {"y": inputs["x"][1:]}'
+)
 
 
 def test_only_the_request_with_the_bad_row_fails(models: Path) -> None:

@@ -89,7 +89,9 @@ def test_no_request_fails_while_versions_are_swapped(
             for number in range(2, 2 + SWAPS):
                 content = affine(0.0, float(number), BALLAST_BYTES)
                 publish(
-                    lambda path, content=content: (path / "model.onnx").write_bytes(content), models / "m", number
+                    lambda path, content=content: (path / "model.onnx").write_bytes(content),
+                    models / "m",
+                    number,
                 )
                 server.wait_for(lambda number=number: load.latest == number, f"version {number}")
         versions = range(1, 2 + SWAPS)
@@ -113,8 +115,10 @@ def test_old_versions_are_unloaded_once_nobody_uses_them(models: Path) -> None:
     with RunningServer(models) as server:
         write(models, "m", 2, affine(0.0, 2.0))
         server.wait_for(
-            lambda: server.get("/v2/models/m/versions/2/ready")[0] == 200
-            and server.get("/v2/models/m/versions/1/ready")[0] != 200,
+            lambda: (
+                server.get("/v2/models/m/versions/2/ready")[0] == 200
+                and server.get("/v2/models/m/versions/1/ready")[0] != 200
+            ),
             "the old version to go",
         )
         until = time.monotonic() + 20
