@@ -41,7 +41,8 @@ class Servable(Protocol):
             signature: Which way to call it.
 
         Returns:
-            Every output of the signature, each with as many rows as the inputs.
+            Every output of the signature, each with as many rows as the inputs. Answers are views of these
+            arrays, so they are not written to again: not even by the next call.
         """
 
     def close(self) -> None:
@@ -295,7 +296,10 @@ def _as_bytes(spec: TensorSpec, element: object) -> bytes:
     if isinstance(element, bytes):
         return element
     if isinstance(element, str):
-        return element.encode()
+        try:
+            return element.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(f"text that is not Unicode: {error.reason}", field=spec.name) from error
     raise InvalidRequest(
         f"expected text or bytes, got {type(element).__name__} {element!r:.40}", field=spec.name
     )
@@ -305,12 +309,14 @@ def _cast(spec: TensorSpec, array: Array, exact: bool) -> Array:
     wanted = BY_DTYPE[spec.dtype].oip
     if array.dtype not in BY_DTYPE and array.dtype.newbyteorder("=") not in BY_DTYPE:
         raise InvalidRequest(f"expected {wanted}, got a mix of types ({array.dtype})", field=spec.name)
-    if not np.can_cast(array.dtype, spec.dtype, "safe" if exact else "same_kind"):
+    # Where no dtype was declared, integers only have to be in range: [1] arrives as INT64 for UINT8, too.
+    integers = spec.dtype.kind in "iu" and array.dtype.kind in "iu"
+    if (exact or not integers) and not np.can_cast(array.dtype, spec.dtype, "safe" if exact else "same_kind"):
         raise InvalidRequest(
             f"expected {spec}, got {describe(array)}; convert it before sending, nothing is lost silently",
             field=spec.name,
         )
-    if spec.dtype.kind in "iu" and array.dtype.kind in "iu" and array.size:
+    if integers and array.size:
         limits = np.iinfo(spec.dtype)
         lowest, highest = array.min(), array.max()
         if int(lowest) < limits.min or int(highest) > limits.max:
