@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self, TypeVar
 
-from headrace.batching.request import NO_DEADLINE, Answer, Outcome, Request, Waiter
+from headrace.batching.request import NO_DEADLINE, Answer, AwaitedRequest, Outcome, Request, Waiter
 from headrace.clock import LoopClock
 from headrace.config import BatchingPolicy, ModelConfig, ServerConfig
 from headrace.errors import ConfigError, FailedPrecondition
@@ -289,27 +289,22 @@ class Engine:
         loaded.batcher.submit(request)
         return request
 
-    async def answer(
+    def answer(
         self, loaded: LoadedVersion, inputs: CheckedInputs, deadline: float = NO_DEADLINE
-    ) -> Answer:
-        """Predict and await the Answer; leaving (cancellation) means that it is not computed.
+    ) -> asyncio.Future[Answer]:
+        """Predict; await the future for the Answer. Cancelling it means that it is not computed.
 
         Args:
             loaded: From ``loaded``, got in the same turn of the event loop.
             inputs: Checked inputs.
             deadline: On the monotonic clock, in seconds.
 
-        Raises:
-            HeadraceError: Why there is no answer.
+        Returns:
+            A future of this engine's loop; its exception is the HeadraceError why there is no answer.
         """
-        future: asyncio.Future[Outcome] = self._loop.create_future()
-        layout, columns, rows = inputs
-        request = Request(layout, columns, rows, future.set_result, deadline=deadline, waiter=future)
-        loaded.batcher.submit(request)
-        outcome = await future
-        if isinstance(outcome, Answer):
-            return outcome
-        raise outcome
+        future: asyncio.Future[Answer] = self._loop.create_future()
+        loaded.batcher.submit(AwaitedRequest(inputs, future, deadline))
+        return future
 
     async def predict(
         self,

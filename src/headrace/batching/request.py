@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from typing import Protocol, cast
 
 from headrace.errors import HeadraceError
-from headrace.servable import RowLayout
+from headrace.servable import CheckedInputs, RowLayout
 from headrace.tensors import Array, Buffer, Tensors
 
 _log = logging.getLogger(__name__)
@@ -179,3 +180,41 @@ class Request:
         """Nobody waits any more: never call ``respond``, never compute."""
         self.settled = True
         self.columns = ()
+
+
+class AwaitedRequest(Request):
+    """A Request whose outcome is awaited, as a future's result or exception: the commonest kind."""
+
+    __slots__ = ("_future",)
+
+    def __init__(
+        self, inputs: CheckedInputs, future: asyncio.Future[Answer], deadline: float = NO_DEADLINE
+    ) -> None:
+        """Make a request of checked inputs.
+
+        Args:
+            inputs: The layout, the columns, and how many rows.
+            future: Of the serving thread's loop; cancelled when nobody waits any more.
+            deadline: On the monotonic clock, in seconds.
+        """
+        self.layout, self.columns, self.rows = inputs
+        self.deadline = deadline
+        self.settled = False
+        self._future = future
+
+    @property
+    def wanted(self) -> bool:
+        """Whether somebody still waits for the answer."""
+        return not self.settled and not self._future.done()
+
+    def settle(self, outcome: Outcome) -> bool:
+        """Answer, once; see ``Request.settle``."""
+        wanted = not self.settled and not self._future.done()
+        self.settled = True
+        self.columns = ()
+        if wanted:
+            if type(outcome) is Answer:
+                self._future.set_result(outcome)
+            else:
+                self._future.set_exception(cast("HeadraceError", outcome))
+        return wanted

@@ -107,15 +107,13 @@ class GrpcCall:
     """What comes with a gRPC call besides its messages.
 
     Attributes:
-        headers: The metadata, names in lower case, as it came.
         deadline: When the answer loses its worth, on the monotonic clock.
     """
 
-    __slots__ = ("deadline", "headers")
+    __slots__ = ("deadline",)
 
-    def __init__(self, headers: Headers = (), deadline: float = NO_DEADLINE) -> None:
+    def __init__(self, deadline: float = NO_DEADLINE) -> None:
         """Describe a call."""
-        self.headers = headers
         self.deadline = deadline
 
 

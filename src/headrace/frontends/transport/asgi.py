@@ -38,6 +38,7 @@ from headrace.frontends.transport.grpc_framing import (
     decompress,
     error_headers,
     frame,
+    is_whole,
     one_message,
     timeout_seconds,
 )
@@ -55,6 +56,7 @@ _GRPC_HEADERS = [
 _GRPC_START = {"type": "http.response.start", "status": 200, "headers": _GRPC_HEADERS, "trailers": True}
 _GRPC_OK = {"type": "http.response.trailers", "headers": [(b"grpc-status", b"0")], "more_trailers": False}
 _NO_BODY = {"type": "http.response.body", "body": b"", "more_body": False}
+_PLAIN_CALL = GrpcCall()
 _TIMEOUT_HEADER = b"x-request-timeout-ms"
 _GZIP_FROM_BYTES = 8192
 _GZIP_UNWANTED = re.compile(rb"gzip\s*;\s*q=0(\.0*)?\s*(,|$)")
@@ -91,24 +93,17 @@ class Application:
         Not a coroutine itself but a choice between them: one less for every request.
         """
         if scope["type"] == "http":
-            unary = self._unary_methods.get(scope["path"])
+            path = scope["path"]
+            unary = self._unary_methods.get(path)
             if unary is not None:
                 return self._unary(unary, scope["headers"], receive, send)
-        return self._other(scope, receive, send)
-
-    async def _other(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            stream = self._stream_methods.get(scope["path"])
+            stream = self._stream_methods.get(path)
             if stream is not None:
-                await self._stream(stream, scope["headers"], receive, send)
-            elif scope["method"] == "POST" and _is_grpc(scope["headers"]):
-                await _send_grpc_error(send, Unsupported(f"method {scope['path']} is not served here"))
-            else:
-                await self._http(scope, receive, send)
-        elif scope["type"] == "lifespan":
-            await _live(receive, send)
-        else:
-            raise NotImplementedError(f"headrace answers http, not {scope['type']}")
+                return self._stream(stream, scope["headers"], receive, send)
+            return self._http(scope, receive, send)
+        if scope["type"] == "lifespan":
+            return _live(receive, send)
+        raise NotImplementedError(f"headrace answers http, not {scope['type']}")
 
     # --- gRPC ---
 
@@ -117,7 +112,7 @@ class Application:
         held = 0
         try:
             call, encoding = _grpc_call(headers)
-            body = await bodies.read(receive)
+            body = await bodies.read(receive, is_whole)
             held = len(body)
             message = one_message(body, encoding, bodies.limits.max_message_bytes)
             if encoding:
@@ -175,46 +170,51 @@ class Application:
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         method: str = scope["method"]
-        try:
-            reply = await self._reply(scope, "GET" if method == "HEAD" else method, receive)
-        except HeadraceError as error:
-            reply = error_reply(error)
-        except Exception:  # noqa: BLE001 - the boundary to the network: a bug fails its own request only
-            _log.exception("an HTTP request failed unexpectedly", extra={"path": scope["path"]})
-            reply = error_reply(HeadraceError(_INTERNAL))
-        body = reply.body
-        headers = [*reply.headers, (b"content-length", str(len(body)).encode())]
-        if len(body) >= _GZIP_FROM_BYTES and _accepts_gzip(scope["headers"]):
-            body = _gzipped(body)
-            headers[-1] = (b"content-length", str(len(body)).encode())
-            headers += [(b"content-encoding", b"gzip"), (b"vary", b"accept-encoding")]
-        await send({"type": "http.response.start", "status": reply.status, "headers": headers})
-        await send(
-            {"type": "http.response.body", "body": b"" if method == "HEAD" else body, "more_body": False}
-        )
-
-    async def _reply(self, scope: Scope, method: str, receive: Receive) -> HttpReply:
+        if method == "HEAD":
+            method = "GET"
         path: str = scope["path"]
         if root := scope.get("root_path"):
             path = path.removeprefix(root)
         match = self._router.match(method, path)
-        if match.handler is None:
-            return _no_route(path, method, match.allowed)
-        call = HttpCall(method, path, match.parameters, scope["headers"])
-        call.query = scope["query_string"]
-        if method != "POST":
-            return await match.handler(call)
-        compressed = _read_headers(call)
-        bodies = self._bodies
-        call.body = await bodies.read(receive)
-        held = len(call.body)
+        if match.handler is None and method == "POST" and _is_grpc(scope["headers"]):
+            await _send_grpc_error(send, Unsupported(f"method {path} is not served here"))
+            return
+        bodies, held = self._bodies, 0
         try:
-            if compressed:
-                call.body = decompress(call.body, bodies.limits.max_message_bytes)
-                held = bodies.grow(held, len(call.body))
-            return await match.handler(call)
+            if match.handler is None:
+                reply = _no_route(path, method, match.allowed)
+            else:
+                call = HttpCall(method, path, match.parameters, scope["headers"])
+                call.query = scope["query_string"]
+                if method == "POST":
+                    compressed = _read_headers(call)
+                    call.body = await bodies.read(receive)
+                    held = len(call.body)
+                    if compressed:
+                        call.body = decompress(call.body, bodies.limits.max_message_bytes)
+                        held = bodies.grow(held, len(call.body))
+                reply = await match.handler(call)
+        except HeadraceError as error:
+            reply = error_reply(error)
+        except Exception:  # noqa: BLE001 - the boundary to the network: a bug fails its own request only
+            _log.exception("an HTTP request failed unexpectedly", extra={"path": path})
+            reply = error_reply(HeadraceError(_INTERNAL))
         finally:
             bodies.release(held)
+        await _send_reply(reply, scope, send)
+
+
+async def _send_reply(reply: HttpReply, scope: Scope, send: Send) -> None:
+    body = reply.body
+    headers = [*reply.headers, (b"content-length", b"%d" % len(body))]
+    if len(body) >= _GZIP_FROM_BYTES and _accepts_gzip(scope["headers"]):
+        body = _gzipped(body)
+        headers[-1] = (b"content-length", b"%d" % len(body))
+        headers += [(b"content-encoding", b"gzip"), (b"vary", b"accept-encoding")]
+    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+    if scope["method"] == "HEAD":
+        body = b""
+    await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
 def _read_headers(call: HttpCall) -> bool:
@@ -238,10 +238,10 @@ def _is_grpc(headers: Headers) -> bool:
 
 
 def _grpc_call(headers: Headers) -> tuple[GrpcCall, bytes]:
-    call, encoding = GrpcCall(headers), b""
+    call, encoding = _PLAIN_CALL, b""
     for name, value in headers:
         if name == b"grpc-timeout":
-            call.deadline = _deadline(timeout_seconds(value))
+            call = GrpcCall(_deadline(timeout_seconds(value)))
         elif name == b"grpc-encoding":
             encoding = value
     return call, encoding

@@ -33,6 +33,11 @@ def frame(message: bytes) -> bytes:
     return _PREFIX.pack(0, len(message)) + message
 
 
+def is_whole(body: bytes) -> bool:
+    """Whether a body is one whole message, so that a unary call needs to wait for nothing more."""
+    return len(body) >= PREFIX_BYTES and _PREFIX.unpack_from(body)[1] == len(body) - PREFIX_BYTES
+
+
 def one_message(body: bytes, encoding: bytes, max_bytes: int) -> bytes:
     """The message of a unary call, decompressed.
 

@@ -101,12 +101,8 @@ def _stream(method: GrpcMethod) -> object:
 
 
 def _call(context: aio.ServicerContext) -> GrpcCall:
-    headers = [
-        (name.encode(), value if isinstance(value, bytes) else value.encode())
-        for name, value in context.invocation_metadata()
-    ]
     left = context.time_remaining()
-    return GrpcCall(headers, NO_DEADLINE if left is None else time.monotonic() + left * 0.98)
+    return GrpcCall(NO_DEADLINE if left is None else time.monotonic() + left * 0.98)
 
 
 async def _abort(context: aio.ServicerContext, error: HeadraceError) -> None:
