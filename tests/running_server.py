@@ -60,8 +60,8 @@ class RunningServer:
     def __enter__(self) -> Self:
         """Wait until the ports are open and the models are loaded, or have failed to."""
         try:
-            self.http_port = self._ports.get(timeout=START_SECONDS)
-            self.grpc_port = self._ports.get(timeout=START_SECONDS)
+            self.wait_for(lambda: self._ports.qsize() == 2, "the ports to be printed")
+            self.http_port, self.grpc_port = self._ports.get(), self._ports.get()
             self.wait_for(lambda: self.get("/v2/health/ready")[0] == 200, "the server to be ready")
         except BaseException:
             self.kill()

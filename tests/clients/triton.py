@@ -1,6 +1,7 @@
 """Drives a server with tritonclient and prints what it answered, as JSON.
 
-Run by tests in the clients' environment. Usage: triton.py http|grpc|http-asyncio|grpc-asyncio|grpc-stream HOST:PORT
+Run by tests in the clients' environment.
+Usage: triton.py http|grpc|http-asyncio|grpc-asyncio|grpc-stream HOST:PORT
 """
 
 from __future__ import annotations

@@ -69,8 +69,10 @@ def test_neighbours_of_clients_that_leave_are_answered(models: Path, leave: str)
             else:
                 call_of.cancel()
         neighbours.wait()
-        # Those who left were not computed: the batch held the four neighbours, and the three who stayed.
-        assert neighbours.answers == [(200, {"predictions": [1]})] + [(200, {"predictions": [7]})] * 4
+        # The batch held the four neighbours and the three who stayed. Those who left it did not hold; but
+        # h2corn does not tell when a client of HTTP/1.1 leaves, so these are computed for nobody.
+        rows = 10 if leave == "REST" else 7
+        assert neighbours.answers == [(200, {"predictions": [1]})] + [(200, {"predictions": [rows]})] * 4
         for call_of in leavers if leave == "REST" else ():
             call_of.result(timeout=20)
         for one in sockets if leave == "gRPC" else ():
