@@ -44,6 +44,7 @@ _EXPIRY_SLACK_SECONDS = 0.0005
 # What a model's own code may raise without harm to others. A model that exits, or lets its own asyncio's
 # cancellation out, fails its request; let through, it would take an instance's thread with it.
 _RAISED_BY_MODELS = (Exception, SystemExit, CancelledError)
+_UNLOADED = "the model version was unloaded before the request was computed; try again"
 _EXPIRED = "the deadline passed before the model had answered"
 
 
@@ -411,12 +412,11 @@ class Batcher:
         for timer in (self._wake, self._expiry):
             if timer is not None:
                 timer.cancel()
-        refusal = Unavailable("the model version was unloaded before the request was computed; try again")
         waiting = [request for lane in self._lanes.values() for request in lane.queue]
         self._lanes.clear()
         self.queued_rows = 0
         for request in waiting:
-            request.settle(refusal)
+            request.settle(Unavailable(_UNLOADED))
         if waiting:
             self._let_go(len(waiting))
         self._threads.stop()

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
-from headrace.batching.request import Answer, BatchOutputs, Outcome, Request, Timings
+from headrace.batching.request import Answer, AwaitedRequest, BatchOutputs, Outcome, Request, Timings
+from headrace.config import BatchingPolicy
 from headrace.errors import DeadlineExceeded, HeadraceError
-from tests.unit.batching.stage import SUMS, Asked
+from tests.unit.batching.stage import SUMS, Asked, Stage
 
 LATE = DeadlineExceeded("late")
 
@@ -68,6 +71,59 @@ def test_a_respond_callback_that_raises_harms_nobody_and_is_logged(
     with caplog.at_level(logging.ERROR):
         assert made(asked).settle(LATE) is True
     assert "the caller's own bug" in caplog.text
+
+
+async def awaited(use: Callable[[AwaitedRequest, asyncio.Future[Answer]], object]) -> None:
+    future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+    use(AwaitedRequest(SUMS.check({"x": [[1.0]]}), future, 7.0), future)
+
+
+def test_an_awaited_request_gives_its_future_the_first_outcome_only() -> None:
+    answer = Answer(BatchOutputs({}), 0, 1, Timings(0.0, 1, 1))
+
+    def use(request: AwaitedRequest, future: asyncio.Future[Answer]) -> None:
+        assert (request.rows, request.deadline, request.wanted) == (1, 7.0, True)
+        assert request.settle(answer) is True
+        assert request.settle(LATE) is False
+        assert not request.wanted
+        assert request.columns == ()
+        assert future.result() is answer
+
+    asyncio.run(awaited(use))
+
+
+def test_an_awaited_request_raises_its_error() -> None:
+    def use(request: AwaitedRequest, future: asyncio.Future[Answer]) -> None:
+        assert request.settle(LATE) is True
+        assert future.exception() is LATE
+
+    asyncio.run(awaited(use))
+
+
+@pytest.mark.parametrize("leave", ["cancel", "abandon"])
+def test_an_awaited_request_that_is_left_is_not_wanted_and_not_answered(leave: str) -> None:
+    def use(request: AwaitedRequest, future: asyncio.Future[Answer]) -> None:
+        if leave == "cancel":
+            future.cancel()
+        else:
+            request.abandon()
+        assert not request.wanted
+        assert request.settle(LATE) is False
+        assert future.cancelled() is (leave == "cancel")
+
+    asyncio.run(awaited(use))
+
+
+def test_an_awaited_request_is_split_and_joined_like_any_other() -> None:
+    async def use() -> None:
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        with Stage(BatchingPolicy(max_batch_rows=2), inline=True) as stage:
+            values = np.arange(5, dtype=np.float32).reshape(-1, 1)
+            stage.batcher.submit(AwaitedRequest(SUMS.check({"x": values}), future))
+            stage.turn()
+        assert (await future).tensor("y").tolist() == [0, 1, 2, 3, 4]
+
+    asyncio.run(use())
 
 
 def test_an_answer_is_a_view_of_its_rows() -> None:

@@ -17,6 +17,7 @@ from headrace.frontends.transport.grpc_framing import (
     decompress,
     error_headers,
     frame,
+    is_whole,
     one_message,
     timeout_seconds,
 )
@@ -64,6 +65,18 @@ def test_a_message_may_be_uncompressed_although_others_are_not() -> None:
 def test_what_is_not_one_message_is_refused(body: bytes, encoding: bytes, error: type[HeadraceError]) -> None:
     with pytest.raises(error):
         one_message(body, encoding, MOST)
+
+
+@given(st.binary(max_size=12) | st.binary(max_size=MOST).map(frame))
+def test_a_body_is_whole_exactly_when_it_is_one_message(body: bytes) -> None:
+    whole = is_whole(body)
+    try:
+        one_message(body, b"", MOST)
+        assert whole
+    except Unsupported:  # compressed in an unknown way, but whole all the same
+        assert whole
+    except InvalidRequest:
+        assert not whole
 
 
 def read(chunks: list[bytes]) -> list[bytes | type[HeadraceError]]:
