@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -134,12 +135,12 @@ class Signature:
     rows: int | None = None
     _layouts: dict[tuple[Shape, ...], RowLayout] = field(default_factory=dict, repr=False, compare=False)
 
-    @property
+    @cached_property
     def input_names(self) -> tuple[str, ...]:
         """The names of the inputs, in order."""
         return tuple(spec.name for spec in self.inputs)
 
-    @property
+    @cached_property
     def output_names(self) -> tuple[str, ...]:
         """The names of the outputs, in order."""
         return tuple(spec.name for spec in self.outputs)

@@ -76,15 +76,16 @@ class VersionStatistics:
             timings: Their batch's timings.
             now: When they were answered.
         """
-        buckets, counts = LATENCY_BUCKETS_SECONDS, self.latency_counts
-        arrived = 0.0
-        rows = 0
-        for request in requests:
-            enqueued = request.enqueued
-            arrived += enqueued
-            rows += request.rows
-            counts[bisect_left(buckets, now - enqueued)] += 1
         answered = len(requests)
+        arrivals = [request.enqueued for request in requests]
+        arrived = sum(arrivals)
+        rows = sum([request.rows for request in requests])
+        slowest = bisect_left(LATENCY_BUCKETS_SECONDS, now - min(arrivals))
+        if slowest == bisect_left(LATENCY_BUCKETS_SECONDS, now - max(arrivals)):
+            self.latency_counts[slowest] += answered  # most batches lie in one bucket
+        else:
+            for enqueued in arrivals:
+                self.latency_counts[bisect_left(LATENCY_BUCKETS_SECONDS, now - enqueued)] += 1
         self.requests += answered
         self.rows += rows
         self.queue_seconds += answered * timings.started - arrived

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.errors import InvalidRequest, NotFound
@@ -48,6 +49,7 @@ def choice(request: protos.Message) -> ModelChoice:
     )
 
 
+@lru_cache(1024)  # the paths that clients use are few
 def path_choice(model: str, version: str | None, label: str | None) -> ModelChoice:
     """Read the parts of a path.
 

@@ -49,10 +49,8 @@ _log = logging.getLogger(__name__)
 Scope = MutableMapping[str, Any]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
-_GRPC_HEADERS = [
-    (b"content-type", b"application/grpc"),
-    (b"grpc-accept-encoding", b"identity,gzip,deflate"),
-]
+_GRPC_HEADERS = [(b"content-type", b"application/grpc")]
+_GRPC_ENCODINGS = (b"grpc-accept-encoding", b"identity,gzip,deflate")
 _GRPC_START = {"type": "http.response.start", "status": 200, "headers": _GRPC_HEADERS, "trailers": True}
 _GRPC_OK = {"type": "http.response.trailers", "headers": [(b"grpc-status", b"0")], "more_trailers": False}
 _NO_BODY = {"type": "http.response.body", "body": b"", "more_body": False}
@@ -187,8 +185,8 @@ class Application:
                 call = HttpCall(method, path, match.parameters, scope["headers"])
                 call.query = scope["query_string"]
                 if method == "POST":
-                    compressed = _read_headers(call)
-                    call.body = await bodies.read(receive)
+                    compressed, length = _read_headers(call)
+                    call.body = await bodies.read(receive, lambda body: len(body) == length)
                     held = len(call.body)
                     if compressed:
                         call.body = decompress(call.body, bodies.limits.max_message_bytes)
@@ -217,17 +215,23 @@ async def _send_reply(reply: HttpReply, scope: Scope, send: Send) -> None:
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-def _read_headers(call: HttpCall) -> bool:
-    """Take the deadline from the headers, which runs from now on, and say whether the body is compressed."""
-    compressed = False
+def _read_headers(call: HttpCall) -> tuple[bool, int]:
+    """Take the deadline, which runs from now on, from the headers.
+
+    Returns:
+        Whether the body is compressed, and the length that it is declared to have; -1 if it declares none.
+    """
+    compressed, length = False, -1
     for name, value in call.headers:
-        if name == b"content-encoding" and value.lower() not in {b"", b"identity"}:
+        if name == b"content-length" and value.isdigit():
+            length = int(value)
+        elif name == b"content-encoding" and value.lower() not in {b"", b"identity"}:
             if value.lower() not in {b"gzip", b"x-gzip", b"deflate"}:
                 raise Unsupported(f"content-encoding {value.decode('latin-1')!r} is not supported; use gzip")
             compressed = True
         elif name == _TIMEOUT_HEADER:
             call.deadline = _deadline(_milliseconds(value))
-    return compressed
+    return compressed, length
 
 
 def _is_grpc(headers: Headers) -> bool:
@@ -302,7 +306,7 @@ def _no_route(path: str, method: str, allowed: tuple[str, ...]) -> HttpReply:
 
 async def _send_grpc_error(send: Send, error: HeadraceError) -> None:
     """Answer with an error only: what gRPC calls a trailers-only response."""
-    headers = [*_GRPC_HEADERS, *error_headers(error)]
+    headers = [*_GRPC_HEADERS, _GRPC_ENCODINGS, *error_headers(error)]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send(_NO_BODY)
 
