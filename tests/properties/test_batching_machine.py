@@ -83,7 +83,7 @@ class BatcherMachine(RuleBasedStateMachine):
     )
     def ask(self, rows: int, length: int, within: float, poisoned: bool, again: bool, turn: bool) -> None:
         values = np.full((rows, length), float(next(self.marks)), np.float32)
-        values[:, 1:] = 0.5
+        values[:, 1:] = np.arange(rows).reshape(-1, 1) / 2  # so that rows in another order are noticed
         if poisoned:
             values[-1, -1] = POISON
 
@@ -157,7 +157,9 @@ class BatcherMachine(RuleBasedStateMachine):
             self.settle()
             while self.entered:
                 self.finish()
-            while stage.batcher.queued_rows or self.entered:
+            for _ in range(1000):
+                if not stage.batcher.queued_rows and not self.entered:
+                    break
                 stage.clock.advance(0.005)
                 self.settle()
                 while self.entered:

@@ -251,6 +251,19 @@ def test_of_two_layouts_that_wait_each_is_looked_at_in_its_own_time() -> None:
         assert late.sums == [3.0]
 
 
+def test_a_younger_layout_with_a_deadline_is_looked_at_before_an_older_one_without() -> None:
+    with Stage(PATIENT, inline=True) as stage:
+        patient = stage.ask([[1.0, 1.0]])
+        hasty = stage.ask([[1.0, 1.0, 1.0]], within=0.002)
+        stage.turn()
+        assert stage.clock.timers == 2  # the one for the wait, and the one for the deadline
+        stage.clock.advance(0.0021)
+        assert hasty.outcomes
+        assert patient.outcomes == []
+        stage.clock.advance(0.008)
+        assert patient.sums == [2.0]
+
+
 def test_who_is_gone_when_the_wait_is_over_is_forgotten() -> None:
     with Stage(PATIENT, inline=True) as stage:
         gone = stage.ask([1.0])
