@@ -51,6 +51,35 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(said, default=str)
 
 
+class Sparing(logging.Filter):
+    """Lets the same event through a few times a second: a model that fails on every request must not fill a disk.
+
+    The first record after a pause says how many were left out, in the field ``left_out``.
+    """
+
+    def __init__(self, per_second: int = 5) -> None:
+        """Start a new count.
+
+        Args:
+            per_second: How often the same event is let through in one second.
+        """
+        super().__init__()
+        self._per_second = per_second
+        self._counts: dict[tuple[str, str], tuple[int, int]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether to let a record through."""
+        event, second = (record.name, str(record.msg)), int(record.created)
+        began, count = self._counts.get(event, (second, 0))
+        if second != began:
+            left_out = count - self._per_second
+            if left_out > 0:
+                record.left_out = left_out
+            count = 0
+        self._counts[event] = (second, count + 1)
+        return count < self._per_second
+
+
 def set_up(style: Literal["text", "json"], level: str) -> None:
     """Log what headrace and its libraries say to standard error.
 
@@ -59,5 +88,6 @@ def set_up(style: Literal["text", "json"], level: str) -> None:
         level: The least that is logged: debug, info, warning or error.
     """
     handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(Sparing())
     handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

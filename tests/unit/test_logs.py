@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 
-from headrace.logs import JsonFormatter, TextFormatter
+from headrace.logs import JsonFormatter, Sparing, TextFormatter
 
 
 def record(**fields: object) -> logging.LogRecord:
@@ -40,3 +40,13 @@ def test_an_exception_brings_its_traceback() -> None:
         made = record(exc_info=(ValueError, error, error.__traceback__))
     assert "ValueError: here" in TextFormatter().format(made)
     assert "ValueError: here" in json.loads(JsonFormatter().format(made))["traceback"]
+
+
+def test_the_same_event_is_logged_a_few_times_a_second_and_then_counted() -> None:
+    sparing = Sparing(per_second=2)
+    first = [record(created=100.0 + index / 10) for index in range(7)]
+    assert [sparing.filter(one) for one in first] == [True, True, *[False] * 5]
+    assert sparing.filter(record(created=100.9, msg="something else"))
+    later = record(created=101.0)
+    assert sparing.filter(later)
+    assert "left_out=5" in TextFormatter().format(later)

