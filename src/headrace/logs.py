@@ -52,7 +52,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class Sparing(logging.Filter):
-    """Lets the same event through a few times a second: a model that fails on every request must not fill a disk.
+    """Lets an event through a few times a second: a model that always fails must not fill a disk.
 
     The first record after a pause says how many were left out, in the field ``left_out``.
     """
