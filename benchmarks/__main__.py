@@ -9,7 +9,7 @@ from benchmarks.processes import require
 from benchmarks.rounds import Effort, print_machine
 from benchmarks.stalls import told
 
-NAMES = ("throughput", "grpc_single", "rest_single", "lone", "swap", "batching", "start")
+NAMES = ("throughput", "grpc_single", "rest_single", "lone", "swap", "batching", "start", "transports")
 
 
 def main() -> None:

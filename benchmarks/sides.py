@@ -59,17 +59,20 @@ def model_path() -> str:
     return str(model_directory() / "ctr" / "1" / "model.onnx")
 
 
-def headrace(wire: Wire, directory: Path | None = None, name: str = "headrace") -> Side:
+def headrace(
+    wire: Wire, directory: Path | None = None, name: str = "headrace", options: tuple[str, ...] = ()
+) -> Side:
     """Headrace as it comes: the same command and the default settings in every benchmark.
 
     Args:
         wire: What it is asked over; it speaks both all the time.
         directory: Its model directory; the one with `ctr` alone if not given.
         name: What the tables call it.
+        options: Other options of `headrace serve`, where those are what is compared.
     """
     served = str(directory or model_directory())
     ports = ("--http-port", "0", "--grpc-port", "0")
-    program = (str(Path(sys.executable).with_name("headrace")), "serve", served, *ports)
+    program = (str(Path(sys.executable).with_name("headrace")), "serve", served, *ports, *options)
     announces = (("http", r"REST\s+http://\S+:(\d+)"), ("grpc", r"gRPC\s+\S+:(\d+)"))
     return Side(Command(name, program, announces=announces), wire)
 
