@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
-
-_LOWEST_PRIORITY = 19
 
 
 class Executor(Protocol):
@@ -33,9 +30,14 @@ def background_executor(threads: int, name: str = "headrace-loader") -> ThreadPo
 
 
 def _give_way() -> None:
+    """Run only when nobody else wants the processor.
+
+    SCHED_IDLE and not merely nice 19: a thread that serves preempts an idle one the moment it wakes, and a nice
+    one only at the next tick, milliseconds later.
+    """
     if sys.platform != "linux":  # elsewhere priorities belong to whole processes
         return
     try:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # 0: this thread
     except OSError:  # a sandbox may forbid it; loading works all the same
         return

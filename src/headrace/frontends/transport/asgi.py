@@ -38,8 +38,8 @@ from headrace.frontends.transport.grpc_framing import (
     decompress,
     error_headers,
     frame,
-    is_whole,
     one_message,
+    plain_message,
     timeout_seconds,
 )
 from headrace.frontends.transport.routing import Router
@@ -110,11 +110,16 @@ class Application:
         held = 0
         try:
             call, encoding = _grpc_call(headers)
-            body = await bodies.read(receive, is_whole)
-            held = len(body)
-            message = one_message(body, encoding, bodies.limits.max_message_bytes)
-            if encoding:
+            event = await receive()
+            message = plain_message(event.get("body", b""))
+            if message is None:
+                body = await bodies.read(event, receive)
+                held = len(body)
+                message = one_message(body, encoding, bodies.limits.max_message_bytes)
                 held = bodies.grow(held, len(message))
+            else:
+                bodies.hold(len(message))
+                held = len(message)
             reply = await handler(message, call)
         except HeadraceError as error:
             await _send_grpc_error(send, error)
@@ -186,7 +191,12 @@ class Application:
                 call.query = scope["query_string"]
                 if method == "POST":
                     compressed, length = _read_headers(call)
-                    call.body = await bodies.read(receive, lambda body: len(body) == length)
+                    event = await receive()
+                    call.body = event.get("body", b"")
+                    if len(call.body) == length:
+                        bodies.hold(length)
+                    else:
+                        call.body = await bodies.read(event, receive)
                     held = len(call.body)
                     if compressed:
                         call.body = decompress(call.body, bodies.limits.max_message_bytes)

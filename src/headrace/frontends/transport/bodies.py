@@ -21,12 +21,12 @@ class Bodies:
         self.limits = limits
         self.held_bytes = 0
 
-    async def read(self, receive: Receive, is_whole: Callable[[bytes], bool] | None = None) -> bytes:
+    async def read(self, event: Event, receive: Receive) -> bytes:
         """Read a whole body; the caller gives its bytes back with ``release`` when the request is answered.
 
         Args:
-            receive: Gives ASGI's events.
-            is_whole: Tells whether a first chunk is all there can be: its end mark is not awaited then.
+            event: The first of ASGI's events.
+            receive: Gives those after it.
 
         Raises:
             TooLarge: It is larger than one body may be; reading stops there.
@@ -34,11 +34,10 @@ class Bodies:
             DeadlineExceeded: It took too long to arrive.
             Cancelled: The client left.
         """
-        event = await receive()
         body: bytes = event.get("body", b"")
-        if event.get("more_body") and not (is_whole is not None and is_whole(body)):
+        if event.get("more_body"):
             event = await receive()
-            # Most clients send the end mark apart from the only chunk; anything else is gathered.
+            # Some clients send the end mark apart from the only chunk; anything else is gathered.
             if event.get("more_body") or event.get("body") or event["type"] != "http.request":
                 return await self._gather(receive, body, event)
         elif event["type"] != "http.request":

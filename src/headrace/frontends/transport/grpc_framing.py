@@ -33,9 +33,13 @@ def frame(message: bytes) -> bytes:
     return _PREFIX.pack(0, len(message)) + message
 
 
-def is_whole(body: bytes) -> bool:
-    """Whether a body is one whole message, so that a unary call needs to wait for nothing more."""
-    return len(body) >= PREFIX_BYTES and _PREFIX.unpack_from(body)[1] == len(body) - PREFIX_BYTES
+def plain_message(body: bytes) -> bytes | None:
+    """The message, if a body's first chunk is all of it, uncompressed: a unary call waits for nothing more then."""
+    if len(body) >= PREFIX_BYTES:
+        compressed, length = _PREFIX.unpack_from(body)
+        if not compressed and length == len(body) - PREFIX_BYTES:
+            return body[PREFIX_BYTES:]
+    return None
 
 
 def one_message(body: bytes, encoding: bytes, max_bytes: int) -> bytes:
