@@ -32,8 +32,8 @@ def background_executor(threads: int, name: str = "headrace-loader") -> ThreadPo
 def _give_way() -> None:
     """Run only when nobody else wants the processor.
 
-    SCHED_IDLE and not merely nice 19: a thread that serves preempts an idle one the moment it wakes, and a nice
-    one only at the next tick, milliseconds later.
+    SCHED_IDLE and not merely nice 19: a thread that serves preempts an idle one the moment it wakes, and a
+    nice one only at the next tick, milliseconds later. On one core that is saturated, loading takes minutes.
     """
     if sys.platform != "linux":  # elsewhere priorities belong to whole processes
         return

@@ -34,7 +34,10 @@ def frame(message: bytes) -> bytes:
 
 
 def plain_message(body: bytes) -> bytes | None:
-    """The message, if a body's first chunk is all of it, uncompressed: a unary call waits for nothing more then."""
+    """The message, if the first chunk of a body is all of it: a unary call waits for nothing more then.
+
+    None also for a compressed message, which takes the longer way.
+    """
     if len(body) >= PREFIX_BYTES:
         compressed, length = _PREFIX.unpack_from(body)
         if not compressed and length == len(body) - PREFIX_BYTES:
