@@ -136,6 +136,8 @@ class Engine:
         Raises:
             ConfigError: The directory of models cannot be read, or the configuration is wrong.
         """
+        if self._models is not None and not self._models.is_dir():
+            raise ConfigError(f"models: {self._models} is not a directory")
         self._loop = asyncio.get_running_loop()
         self._serving_thread = threading.get_ident()
         self._clock.bind(self._loop)

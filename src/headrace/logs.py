@@ -68,7 +68,9 @@ class Sparing(logging.Filter):
         self._counts: dict[tuple[str, str], tuple[int, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether to let a record through."""
+        """Whether to let a record through; what versions and models do in good order always is."""
+        if record.levelno < logging.WARNING:
+            return True
         event, second = (record.name, str(record.msg)), int(record.created)
         began, count = self._counts.get(event, (second, 0))
         if second != began:

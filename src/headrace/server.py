@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Protocol
@@ -110,13 +111,21 @@ class Server:
         for transport in self._transports:
             await transport.start()
 
-    async def stop(self) -> None:
-        """Say that it is not ready, answer what was accepted, unload, close the ports."""
+    async def stop(self) -> bool:
+        """Say that it is not ready, answer what was accepted, close the ports, unload.
+
+        Returns:
+            Whether every model has ended; not if one was still at work when the drain time was over.
+        """
         self._service.drain()
         await asyncio.gather(*(transport.stop() for transport in self._transports))
-        await self.engine.close()
         for one in self._sockets:
             one.close()
+        try:
+            await asyncio.wait_for(self.engine.close(), self._config.drain_seconds)
+        except TimeoutError:
+            return False
+        return True
 
 
 def _transports(
@@ -176,8 +185,13 @@ async def run(
     await stopping.wait()
     announced.cancel()
     _log.info("draining", extra={"seconds": config.drain_seconds})
-    await server.stop()
-    _log.info("stopped")
+    if await server.stop():
+        _log.info("stopped")
+        return
+    _log.warning("stopped while a model was still at work", extra={"seconds": config.drain_seconds})
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(0)  # its thread cannot be ended, and would keep the process
 
 
 def _calm_garbage_collector() -> None:

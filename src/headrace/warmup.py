@@ -8,6 +8,7 @@ say nothing about themselves by it, so that is no error.
 
 from __future__ import annotations
 
+import base64
 import json
 import logging
 import time
@@ -17,8 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from headrace.batching.cost import BatchCost
-from headrace.batching.joining import as_array, padded_size
-from headrace.config import ModelConfig
+from headrace.batching.joining import cut, join, padded_size
+from headrace.config import BatchingPolicy, ModelConfig
 from headrace.errors import HeadraceError, LoadError
 from headrace.servable import CheckedInputs, Servable, Signature, signature_named
 from headrace.tensors import STRING, Tensors
@@ -47,7 +48,7 @@ def warm_up(servable: Servable, config: ModelConfig, path: Path | None, cost: Ba
     if not config.warm_up.enabled:
         return
     for recording in _recordings(path, config.warm_up.requests):
-        for number, inputs, signature in _recorded(servable, recording, config.warm_up.max_requests):
+        for number, inputs, signature in _recorded(servable, recording, config):
             try:
                 servable.predict(inputs, signature)
             except Exception as error:  # the boundary to a model's own code
@@ -67,40 +68,52 @@ def _recordings(path: Path | None, names: tuple[str, ...]) -> Iterator[Path]:
             raise LoadError(f"warm-up: there is no {name} in the version directory or beside it")
 
 
-def _recorded(servable: Servable, recording: Path, most: int) -> Iterator[tuple[int, Tensors, str]]:
+def _recorded(servable: Servable, recording: Path, config: ModelConfig) -> Iterator[tuple[int, Tensors, str]]:
     with recording.open("rb") as lines:
         for number, line in enumerate(lines, 1):
-            if number > most:
+            if number > config.warm_up.max_requests:
                 return
             if not line.strip():
                 continue
             try:
-                body = json.loads(line)
+                body = json.loads(line, object_hook=_decoded)
                 signature = signature_named(servable.signatures, body.get("signature_name", ""))
-                checked = signature.check(_columns(body))
+                checked = signature.check(_columns(body, signature))
             except (ValueError, KeyError, TypeError, AttributeError, HeadraceError) as error:
-                raise LoadError(
-                    f"warm-up: line {number} of {recording.name} is not a request: {error}"
-                ) from error
-            yield number, _tensors(checked), signature.name
+                said = f"warm-up: line {number} of {recording.name} is not a request: {error}"
+                raise LoadError(said) from error
+            for inputs in _batches(checked, signature, config.batching):
+                yield number, inputs, signature.name
 
 
-def _columns(body: Mapping[str, object]) -> Mapping[str, object]:
+def _decoded(value: dict[str, object]) -> object:
+    """Bytes where JSON says ``{"b64": "…"}``."""
+    encoded = value.get("b64")
+    return base64.b64decode(encoded, validate=True) if len(value) == 1 and isinstance(encoded, str) else value
+
+
+def _columns(body: Mapping[str, object], signature: Signature) -> Mapping[str, object]:
+    """The inputs of a body in rows or columns; a single input needs no name."""
     inputs = body.get("inputs")
-    if isinstance(inputs, dict):
-        return inputs
+    if inputs is not None:
+        return inputs if isinstance(inputs, dict) else {signature.input_names[0]: inputs}
     rows = body["instances"]
-    if not isinstance(rows, list) or not rows or not isinstance(rows[0], dict):
-        raise ValueError("expected an object `inputs`, or a list of objects `instances`")
-    return {name: [row[name] for row in rows] for name in rows[0]}
+    if not isinstance(rows, list) or not rows:
+        raise ValueError("expected `inputs`, or a list `instances` with at least one row")
+    if isinstance(rows[0], dict):
+        return {name: [row[name] for row in rows] for name in rows[0]}
+    return {signature.input_names[0]: rows}
 
 
-def _tensors(checked: CheckedInputs) -> Tensors:
-    layout = checked.layout
-    return {
-        spec.name: as_array(spec, column, checked.rows, shape)
-        for spec, column, shape in zip(layout.specs, checked.columns, layout.shapes, strict=True)
-    }
+def _batches(checked: CheckedInputs, signature: Signature, policy: BatchingPolicy) -> Iterator[Tensors]:
+    """A request as the model would get it: in parts of allowed sizes, filled up."""
+    layout, columns, rows = checked
+    allowed = (signature.rows,) if signature.rows else policy.allowed_batch_rows
+    most = allowed[-1] if allowed else policy.max_batch_rows
+    for start in range(0, rows, most):
+        stop = min(start + most, rows)
+        part = cut(layout, columns, start, stop)
+        yield join(layout, [part], stop - start, padded_size(stop - start, allowed))
 
 
 def _run_zeros(servable: Servable, config: ModelConfig, cost: BatchCost) -> None:

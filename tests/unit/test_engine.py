@@ -162,3 +162,29 @@ def test_a_closed_engine_says_that_it_is_stopping() -> None:
 def test_nothing_to_serve_is_an_error_at_once() -> None:
     with pytest.raises(ConfigError, match="nothing to serve"):
         Engine()
+
+
+def test_a_directory_that_is_not_there_is_an_error_and_not_a_wait(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        with pytest.raises(ConfigError, match="not a directory"):
+            await Engine(tmp_path / "missing").start()
+
+    run(scenario())
+
+
+def test_a_model_that_raises_what_is_no_exception_fails_its_own_request_only() -> None:
+    def interrupt() -> None:
+        if armed.is_set():
+            armed.clear()
+            raise KeyboardInterrupt
+
+    async def scenario() -> None:
+        policy = BatchingPolicy(inline_seconds=0, instances=1)
+        async with Engine.from_objects({"m": Doubling(before=interrupt)}, batching=policy) as engine:
+            armed.set()
+            with pytest.raises(ModelError, match="KeyboardInterrupt"):
+                await engine.predict("m", {"x": ROW})
+            assert (await engine.predict("m", {"x": ROW}))["y"].tolist() == [[2.0, 4.0]]
+
+    armed = threading.Event()
+    run(scenario())

@@ -10,7 +10,13 @@ from headrace.logs import JsonFormatter, Sparing, TextFormatter
 
 def record(**fields: object) -> logging.LogRecord:
     made = logging.makeLogRecord(
-        {"name": "headrace.x", "levelname": "WARNING", "msg": "loaded %s", "args": ("a\nb",)}
+        {
+            "name": "headrace.x",
+            "levelname": "WARNING",
+            "levelno": logging.WARNING,
+            "msg": "loaded %s",
+            "args": ("a\nb",),
+        }
     )
     made.__dict__.update(fields)
     return made
@@ -47,6 +53,8 @@ def test_the_same_event_is_logged_a_few_times_a_second_and_then_counted() -> Non
     first = [record(created=100.0 + index / 10) for index in range(7)]
     assert [sparing.filter(one) for one in first] == [True, True, *[False] * 5]
     assert sparing.filter(record(created=100.9, msg="something else"))
+    usual = [record(created=100.5, levelno=logging.INFO) for _ in range(9)]
+    assert all(sparing.filter(one) for one in usual)
     later = record(created=101.0)
     assert sparing.filter(later)
     assert "left_out=5" in TextFormatter().format(later)

@@ -84,3 +84,11 @@ def test_warm_up_can_be_switched_off() -> None:
     model = Doubling()
     warm_up(model, ModelConfig(warm_up=WarmUpPolicy(enabled=False)), None, BatchCost())
     assert model.batches == []
+
+
+def test_a_single_input_needs_no_name_and_a_large_request_comes_in_parts_filled_up(tmp_path: Path) -> None:
+    record(tmp_path, {"instances": [[1, 2]] * 5}, {"inputs": [[1, 2]]})
+    model = Doubling()
+    policy = BatchingPolicy(max_batch_rows=4, allowed_batch_rows=(2, 4))
+    warm_up(model, ModelConfig(batching=policy), tmp_path, BatchCost())
+    assert model.batches[:3] == [4, 2, 2]

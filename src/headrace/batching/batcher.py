@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import logging
 import math
-from asyncio import CancelledError
 from collections.abc import Callable, Iterator, Sequence
 
 from headrace.batching.batch import Batch, Lane, declared_outputs
@@ -41,9 +40,6 @@ _log = logging.getLogger(__name__)
 
 _LANES_KEPT = 64
 _EXPIRY_SLACK_SECONDS = 0.0005
-# What a model's own code may raise without harm to others. A model that exits, or lets its own asyncio's
-# cancellation out, fails its request; let through, it would take an instance's thread with it.
-_RAISED_BY_MODELS = (Exception, SystemExit, CancelledError)
 _UNLOADED = "the model version was unloaded before the request was computed; try again"
 _EXPIRED = "the deadline passed before the model had answered"
 
@@ -232,8 +228,11 @@ class Batcher:
             self._compute(batch)
             self._finish(batch)
             return True
+        if not self._threads.give(batch, len(self._running)):
+            self._compute(batch)  # the system has no thread left to give: slower for all, but nobody is lost
+            self._finish(batch)
+            return True
         self._running_rows += batch.rows
-        self._threads.give(batch, len(self._running))
         self._running.add(batch)
         return False
 
@@ -266,7 +265,7 @@ class Batcher:
         timings.started = self._now()
         try:
             batch.outcomes = self._call(batch, batch.layouts, batch.columns, batch.rows, batch.padded_rows)
-        except _RAISED_BY_MODELS as error:
+        except BaseException as error:  # noqa: BLE001 - a model's own code: let through, it would end the thread
             if len(batch.requests) == 1:
                 batch.outcomes = [_as_headrace_error(error)]
             else:
@@ -288,7 +287,7 @@ class Batcher:
         padded = padded_size(rows, batch.allowed)
         try:
             outputs = self._call(batch, [batch.layouts[index]], [batch.columns[index]], rows, padded)
-        except _RAISED_BY_MODELS as error:
+        except BaseException as error:  # noqa: BLE001 - a model's own code: let through, it would end the thread
             return _as_headrace_error(error)
         timings.finished = self._now()
         return Answer(outputs, 0, rows, timings)

@@ -27,21 +27,30 @@ class Instances(Generic[WorkT]):
         self._queue: SimpleQueue[WorkT | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
 
-    def give(self, piece: WorkT, busy: int) -> None:
+    def give(self, piece: WorkT, busy: int) -> bool:
         """Have a piece done by an idle thread.
 
         Args:
             piece: The work.
             busy: How many pieces are being done already; a thread is started when all that there are have
                 one.
+
+        Returns:
+            Whether it will be done; not if the system refuses to start the first thread.
         """
         if busy >= len(self._threads) and len(self._threads) < self._limit:
             thread = threading.Thread(
                 target=self._run, name=f"{self._name}/{len(self._threads)}", daemon=True
             )
-            self._threads.append(thread)
-            thread.start()
+            try:
+                thread.start()
+            except RuntimeError:  # no more threads for this process: those that there are do it in turn
+                if not self._threads:
+                    return False
+            else:
+                self._threads.append(thread)
         self._queue.put(piece)
+        return True
 
     def stop(self) -> None:
         """Let the threads end once they have done what they were given; does not wait."""

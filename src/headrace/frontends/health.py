@@ -65,7 +65,7 @@ class _Health:
         return _serialized(response)
 
     async def watch(self, messages: AsyncIterator[bytes], call: GrpcCall) -> AsyncIterator[bytes]:
-        """Send the status now, and whenever it has changed; ends with the call."""
+        """Send the status now, and whenever it has changed, until the call ends or the server drains."""
         async for message in messages:
             name = protos.parse(_Request, message).service
             break
@@ -77,6 +77,8 @@ class _Health:
             if status != sent:
                 sent = status
                 yield _serialized(_Response(status=status))
+            if self._service.draining:
+                return  # an open watch would keep the server from stopping
             await asyncio.sleep(self._watch_seconds)
 
 

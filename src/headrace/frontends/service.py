@@ -68,6 +68,11 @@ class Service:
                 return status.state is State.READY
         raise NotFound(f"Servable not found for request: Specific({model}, {version})")
 
+    @property
+    def draining(self) -> bool:
+        """Whether the server is stopping."""
+        return self._draining
+
     def drain(self) -> None:
         """From now on say that no more requests should be sent here; those that come are answered."""
         self._draining = True

@@ -312,7 +312,7 @@ class Manager(Generic[LoadedT]):
         try:
             check_manifest(place.path)
             loaded = self._loader.load(model.name, version.number, place.path, place.config)
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # The boundary: a model may raise anything.
+        except BaseException as error:  # noqa: BLE001  # The boundary: a model may raise anything.
             self._clock.call_soon_threadsafe(self._failed, model, version, error)
         else:
             self._clock.call_soon_threadsafe(self._loaded, model, version, loaded)
@@ -333,7 +333,7 @@ class Manager(Generic[LoadedT]):
         """In a loader thread."""
         try:
             self._loader.warm_up(loaded)
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # The boundary, as in `_load`.
+        except BaseException as error:  # noqa: BLE001  # The boundary, as in `_load`.
             self._clock.call_soon_threadsafe(self._failed, model, version, error)
         else:
             self._clock.call_soon_threadsafe(self._warmed, model, version, loaded)
@@ -403,7 +403,7 @@ class Manager(Generic[LoadedT]):
         """In a loader thread."""
         try:
             self._loader.close(loaded)
-        except (Exception, SystemExit):  # noqa: BLE001  # The boundary, as in `_load`; nobody waits.
+        except BaseException:  # noqa: BLE001  # The boundary, as in `_load`; nobody waits.
             _log.exception("%s version %d could not be closed in good order", model, version)
 
     def _closed(self, model: ModelRecord[LoadedT], version: VersionRecord[LoadedT]) -> None:

@@ -158,7 +158,8 @@ class PythonServable:
             raise
         except Exception as error:  # the boundary to the model's own code
             _log.exception("predict of the model in %s failed", self._directory)
-            raise ModelError(f"the model raised {type(error).__name__}: {error}") from error
+            said = f"the model raised {type(error).__name__}; the server's log says more"
+            raise ModelError(said) from error
 
     def close(self) -> None:
         """Let the model free what it holds, and forget its modules."""

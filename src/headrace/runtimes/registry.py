@@ -132,6 +132,8 @@ def _import(runtime: Runtime) -> _Load:
 
 
 def _check_signature(signature: Signature, settings: SignatureSettings) -> None:
+    if not signature.inputs:
+        raise LoadError("the model takes no inputs: requests have rows, and rows are counted by an input")
     for setting, output in (("scores", settings.scores), ("classes", settings.classes)):
         if output and output not in signature.output_names:
             raise LoadError(

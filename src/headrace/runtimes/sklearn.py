@@ -7,6 +7,7 @@ classifiers that have them, ``probabilities``; regressors answer ``prediction``.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from headrace.errors import HeadraceError, InvalidRequest, LoadError, ModelError
 from headrace.runtimes.options import RuntimeOptions
 from headrace.servable import DEFAULT_SIGNATURE, Kind, Signature, TensorSpec
 from headrace.tensors import BY_DTYPE, BY_OIP, STRING, Array, Tensors
+
+_log = logging.getLogger(__name__)
 
 _OPTIONS: dict[str, type] = {"columns": bool, "datatype": str, "outputs": str}
 _OUTPUTS = ("all", "label", "probabilities")
@@ -139,7 +142,9 @@ class SklearnServable:
         except HeadraceError:
             raise
         except Exception as error:  # the boundary to the estimator's own code
-            raise ModelError(f"the estimator failed: {type(error).__name__}: {error}") from error
+            _log.exception("predict of an estimator failed")
+            said = f"the estimator raised {type(error).__name__}; the server's log says more"
+            raise ModelError(said) from error
 
     def close(self) -> None:
         """Free the estimator."""

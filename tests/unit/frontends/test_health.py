@@ -73,6 +73,18 @@ def test_watch_sends_the_status_at_once_and_then_each_change() -> None:
     assert run(scenario()) == [SERVING, NOT_SERVING, SERVING]
 
 
+def test_watch_ends_when_the_server_drains_so_that_it_can_stop() -> None:
+    async def scenario() -> list[int]:
+        service = ServiceDouble()
+        seen = []
+        async for status in _watch(service, ""):
+            seen.append(status)
+            service.draining, service.is_ready = True, False
+        return seen
+
+    assert run(scenario()) in ([SERVING], [SERVING, NOT_SERVING])
+
+
 def test_watch_tells_that_a_service_is_unknown_and_stays() -> None:
     async def scenario() -> int:
         return await anext(_watch(ServiceDouble(), "x.Y"))

@@ -12,6 +12,7 @@ import math
 import re
 import time
 import zlib
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, MutableMapping
 from typing import Any
 
@@ -80,6 +81,11 @@ class Application:
         self._stream_methods = {method.path: method.stream for method in served if method.stream is not None}
         self._bodies = Bodies(limits or Limits())
 
+    @property
+    def stream_paths(self) -> tuple[str, ...]:
+        """The paths whose bodies have no end: their messages are limited one by one, not the whole."""
+        return tuple(self._stream_methods)
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; or the lifespan protocol, in which there is nothing to do."""
         # Servers tell the versions of ASGI apart by whether this is a coroutine function.
@@ -137,9 +143,12 @@ class Application:
     async def _stream(self, handler: StreamHandler, headers: Headers, receive: Receive, send: Send) -> None:
         started = False
         trailers = [(b"grpc-status", b"0")]
+        unanswered: deque[int] = deque()
         try:
             call, encoding = _grpc_call(headers)
-            async for reply in handler(self._messages(receive, encoding), call):
+            async for reply in handler(self._messages(receive, encoding, unanswered), call):
+                if unanswered:
+                    self._bodies.release(unanswered.popleft())
                 if not started:
                     await send(_GRPC_START)
                     started = True
@@ -149,12 +158,23 @@ class Application:
         except Exception:  # noqa: BLE001 - the same boundary
             _log.exception("a gRPC stream failed unexpectedly")
             trailers = error_headers(HeadraceError(_INTERNAL))
+        finally:
+            self._bodies.release(sum(unanswered))
         if not started:
             await send(_GRPC_START)
         await send(_NO_BODY)
         await send({"type": "http.response.trailers", "headers": trailers, "more_trailers": False})
 
-    async def _messages(self, receive: Receive, encoding: bytes) -> AsyncIterator[bytes]:
+    async def _messages(
+        self, receive: Receive, encoding: bytes, unanswered: deque[int]
+    ) -> AsyncIterator[bytes]:
+        """The messages of a stream; each counts as held, as large as it opens, until it has been answered.
+
+        Args:
+            receive: Gives ASGI's events.
+            encoding: The value of ``grpc-encoding``, or empty.
+            unanswered: Gets the size of each message that is handed out, in order.
+        """
         bodies, held = self._bodies, 0
         reader = MessageReader(encoding, bodies.limits.max_message_bytes)
         try:
@@ -162,6 +182,8 @@ class Application:
                 bodies.hold_of_stream(len(chunk))
                 held += len(chunk)
                 for message in reader.feed(chunk):
+                    bodies.hold_of_stream(len(message))
+                    unanswered.append(len(message))
                     yield message
                 bodies.release(held - reader.buffered_bytes)
                 held = reader.buffered_bytes

@@ -52,6 +52,15 @@ class H2cornTransport:
                 h2_initial_connection_window_size=_CONNECTION_WINDOW_BYTES,
                 timeout_graceful_shutdown=config.drain_seconds,
                 request_policies=(
+                    *(
+                        RequestPolicy(
+                            path=path,
+                            max_request_body_size=0,
+                            timeout_request_body_idle=0,
+                            h2_timeout_response_stall=_RESPONSE_STALL_SECONDS,
+                        )
+                        for path in application.stream_paths
+                    ),
                     # Above our own limit, so that what is too large gets our typed error and what is far too
                     # large never reaches Python. Native gRPC is exempt from h2corn's limits unless a policy
                     # names its path.

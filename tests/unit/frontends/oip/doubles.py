@@ -43,6 +43,7 @@ class ServiceDouble:
 
     name = "headrace"
     version = "0.0.0"
+    draining = False
     max_json_depth = 64
     max_message_bytes = 1 << 26
 
