@@ -213,6 +213,7 @@ class Application:
                 call.query = scope["query_string"]
                 if method == "POST":
                     compressed, length = _read_headers(call)
+                    bodies.check(length)
                     event = await receive()
                     call.body = event.get("body", b"")
                     if len(call.body) == length:

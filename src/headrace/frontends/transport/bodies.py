@@ -56,12 +56,20 @@ class Bodies:
             TooLarge: They are more than one body may have.
             Overloaded: All bodies together would have too many.
         """
-        if before + size > self.limits.max_message_bytes:
+        self.check(before + size)
+        self.hold_of_stream(size)
+
+    def check(self, size: int) -> None:
+        """Refuse a body of so many bytes, or more, if it is more than one may have.
+
+        Raises:
+            TooLarge: It is.
+        """
+        if size > self.limits.max_message_bytes:
             raise TooLarge(
-                f"the body has {before + size} bytes or more; "
+                f"the body has {size} bytes or more; "
                 f"this server takes at most {self.limits.max_message_bytes}"
             )
-        self.hold_of_stream(size)
 
     def grow(self, held: int, size: int) -> int:
         """Count a body as large as it has become, decompressed.

@@ -20,7 +20,6 @@ _STREAMS_PER_CONNECTION = 1024
 _RESPONSE_STALL_SECONDS = 60.0
 # Descriptors that are not connections: models, logs, listening sockets, the event loop's own.
 _SPARE_DESCRIPTORS = 64
-_SLACK_BYTES = 1024 * 1024
 
 
 class H2cornTransport:
@@ -61,12 +60,11 @@ class H2cornTransport:
                         )
                         for path in application.stream_paths
                     ),
-                    # Above our own limit, so that what is too large gets our typed error and what is far too
-                    # large never reaches Python. Native gRPC is exempt from h2corn's limits unless a policy
-                    # names its path.
+                    # Sizes are limited where bodies are read, with an error that says so. Native gRPC is
+                    # exempt from h2corn's time limits unless a policy names its path.
                     RequestPolicy(
                         path="/*",
-                        max_request_body_size=limits.max_message_bytes + _SLACK_BYTES,
+                        max_request_body_size=0,
                         timeout_request_body_idle=limits.body_timeout_seconds,
                         h2_timeout_response_stall=_RESPONSE_STALL_SECONDS,
                     ),
