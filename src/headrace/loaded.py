@@ -9,7 +9,6 @@ from pathlib import Path
 
 from headrace import cpus
 from headrace.batching.batcher import Batcher
-from headrace.batching.request import Request
 from headrace.batching.statistics import VersionStatistics
 from headrace.clock import Clock
 from headrace.config import BatchingPolicy, ModelConfig
@@ -102,10 +101,6 @@ class LoadedVersion:
     @on_idle.setter
     def on_idle(self, callback: Callable[[], object] | None) -> None:
         self.batcher.on_idle = callback
-
-    def submit(self, request: Request) -> None:
-        """Hand a checked request to the Batcher. Serving thread only."""
-        self.batcher.submit(request)
 
 
 def instances(policy: BatchingPolicy) -> int:

@@ -173,8 +173,8 @@ def _histograms(versions: Iterable[LoadedVersion]) -> Iterator[Family]:
     yield from (latency, sizes)
 
 
-def _latency_buckets(statistics: VersionStatistics) -> list[tuple[str, float]]:
-    bounds = [*map(str, LATENCY_BUCKETS_SECONDS), "+Inf"]
+def _latency_buckets(statistics: VersionStatistics, units_per_second: float = 1.0) -> list[tuple[str, float]]:
+    bounds = [*(str(bound * units_per_second) for bound in LATENCY_BUCKETS_SECONDS), "+Inf"]
     return list(zip(bounds, accumulate(statistics.latency_counts), strict=True))
 
 
@@ -223,11 +223,6 @@ def _tensorflow(versions: Iterable[LoadedVersion]) -> Iterator[Family]:
         counts.add_metric([model, "Internal"], sum(one.failures for one in statistics))
         counts.add_metric([model, "Unavailable"], sum(one.refused for one in statistics))
         for one in statistics[-1:]:
-            buckets = [(bound, count) for bound, count in _microsecond_buckets(one)]
+            buckets = _latency_buckets(one, units_per_second=1e6)
             latency.add_metric([model, "Predict", "GRPC"], buckets, one.request_seconds * 1e6)
     yield from (counts, latency)
-
-
-def _microsecond_buckets(statistics: VersionStatistics) -> list[tuple[str, float]]:
-    bounds = [*(str(bound * 1e6) for bound in LATENCY_BUCKETS_SECONDS), "+Inf"]
-    return list(zip(bounds, accumulate(statistics.latency_counts), strict=True))

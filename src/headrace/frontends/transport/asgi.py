@@ -83,7 +83,7 @@ class Application:
 
     @property
     def stream_paths(self) -> tuple[str, ...]:
-        """The paths whose bodies have no end: their messages are limited one by one, not the whole."""
+        """The paths of streams, which may be silent for as long as both sides like."""
         return tuple(self._stream_methods)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
