@@ -20,7 +20,7 @@ install: .venv/.installed ## the project and its tools into .venv, when pyprojec
 .venv/.installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "headrace needs Python 3.11 or newer; make PYTHON=python3.x …")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || { echo "cannot make .venv: install python3-venv" >&2; exit 1; }
-	$(BIN)/python -m pip install -q -e '.[sklearn,grpcio,uvicorn,demo,dev]'
+	$(BIN)/python -m pip install -q -e '.[sklearn,grpcio,uvicorn,train,plot,tensorflow,demo,dev]'
 	@touch $@
 
 clients: $(CLIENTS)/.installed ## foreign clients (tritonclient, TensorFlow Serving's stubs) into an environment of their own

@@ -1,0 +1,1 @@
+"""The mathematics of click models: compiled kernels that training and serving share."""

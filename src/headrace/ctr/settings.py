@@ -1,0 +1,147 @@
+"""What a click model is made of and how it learns: every setting with its default and its check."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, get_args
+
+import msgspec
+
+from headrace.errors import ConfigError
+
+Kind = Literal["lr", "fm", "fwfm", "ffm", "deepfm", "deepffm"]
+OptimizerKind = Literal["sgd", "adagrad", "ftrl", "adam", "lazy_adam"]
+
+KINDS: tuple[Kind, ...] = get_args(Kind)
+DEEP: tuple[Kind, ...] = ("deepfm", "deepffm")
+OPTIMIZERS: tuple[OptimizerKind, ...] = get_args(OptimizerKind)
+
+
+class Optimizer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How weights move against their gradients; one for each group of weights.
+
+    Attributes:
+        kind: ``lazy_adam`` moves, and keeps moments, only of rows that a batch touched; ``adam`` moves all of
+            them at each batch; ``ftrl`` is for linear weights only, and makes many of them zero.
+        learning_rate: How far.
+        initial: What Adagrad's sums of squares start from.
+        power: The power of Adagrad's sum that divides a step: 0.5 is the square root.
+        beta1: How much of Adam's first moment stays.
+        beta2: How much of its second moment stays.
+        epsilon: What Adam adds to the root of its second moment.
+        l1: FTRL's pull to exactly zero.
+        l2: The pull towards zero, as a factor of the weight in the gradient of rows that are touched; FTRL's
+            own l2.
+    """
+
+    kind: OptimizerKind = "adagrad"
+    learning_rate: float = 0.05
+    initial: float = 1.0
+    power: float = 0.5
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-7
+    l1: float = 0.0
+    l2: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check each setting."""
+        _one_of("optimizer.kind", self.kind, OPTIMIZERS)
+        _number("optimizer.learning_rate", self.learning_rate, above=0.0)
+        for name in ("initial", "l1", "l2"):
+            _number(f"optimizer.{name}", getattr(self, name), least=0.0)
+        _number("optimizer.epsilon", self.epsilon, above=0.0)
+        for name in ("power", "beta1", "beta2"):
+            _number(f"optimizer.{name}", getattr(self, name), least=0.0, most=1.0)
+
+
+class Interaction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A pair of single-valued categorical fields whose every combination has a linear weight of its own.
+
+    Attributes:
+        fields: The two fields' names.
+        buckets: Over how many weights the combinations are spread.
+    """
+
+    fields: tuple[str, str]
+    buckets: int = 2**20
+
+    def __post_init__(self) -> None:
+        """Check that there is room."""
+        if not 2 <= self.buckets <= 2**31:
+            raise ConfigError(f"interactions: buckets: expected 2 to {2**31}, got {self.buckets}")
+
+
+class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A click model.
+
+    Attributes:
+        kind: ``lr`` logistic regression; ``fm`` factorization machine; ``fwfm`` field-weighted FM; ``ffm``
+            field-aware FM; ``deepfm`` FM and a network over the embeddings; ``deepffm`` FFM and a network
+            over its interactions.
+        factors: The numbers in an embedding (for ffm and deepffm: for each other field).
+        hidden: The widths of the network's layers.
+        interactions: Pairs of fields with linear weights of their own.
+        linear: How linear weights, those of dense features and the bias learn.
+        embeddings: How embeddings, and fwfm's weights of field pairs, learn.
+        network: How the network learns.
+        batch_rows: How many rows are learnt from at a time; the models without a network, with Adagrad, SGD
+        or
+            FTRL, learn from each row before they predict the next, whatever the batch.
+        initial_scale: The standard deviation of fresh embeddings.
+        seed: What fresh weights are drawn from.
+        threads: How many threads learn at once, without locks; more than one is not repeatable to the bit.
+    """
+
+    kind: Kind = "deepfm"
+    factors: int = 8
+    hidden: tuple[int, ...] = (128, 64)
+    interactions: tuple[Interaction, ...] = ()
+    linear: Optimizer = msgspec.field(default_factory=Optimizer)
+    embeddings: Optimizer = msgspec.field(default_factory=Optimizer)
+    network: Optimizer = msgspec.field(default_factory=lambda: Optimizer(kind="adam", learning_rate=0.001))
+    batch_rows: int = 1024
+    initial_scale: float = 0.01
+    seed: int = 0
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        """Check each setting, and that they fit together."""
+        _one_of("kind", self.kind, KINDS)
+        _number("factors", self.factors, least=1, most=1024)
+        _number("batch_rows", self.batch_rows, least=1, most=2**20)
+        _number("threads", self.threads, least=1, most=256)
+        _number("initial_scale", self.initial_scale, least=0.0)
+        if self.kind in DEEP and not self.hidden:
+            raise ConfigError(f"hidden: expected at least one layer for {self.kind}, got none")
+        for width in self.hidden:
+            _number("hidden", width, least=1, most=65536)
+        for name in ("embeddings", "network"):
+            if getattr(self, name).kind == "ftrl":
+                raise ConfigError(f"{name}.kind: ftrl is for linear weights only; take adagrad or lazy_adam")
+
+    @property
+    def online(self) -> bool:
+        """Whether each row is learnt from before the next is predicted, in one pass over a batch.
+
+        The moments of Adam belong to batches, and a network is only fast in batches; all else is online.
+        """
+        return self.kind not in DEEP and not any(
+            one.kind in ("adam", "lazy_adam") for one in (self.linear, self.embeddings)
+        )
+
+
+def _one_of(key: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ConfigError(f"{key}: expected one of {', '.join(allowed)}, got {value!r}")
+
+
+def _number(
+    key: str, value: float, *, least: float = -math.inf, above: float = -math.inf, most: float = math.inf
+) -> None:
+    if not (math.isfinite(value) and least <= value <= most and value > above):
+        limits = [f"more than {above:g}"] * math.isfinite(above) + [f"at least {least:g}"] * math.isfinite(
+            least
+        )
+        limits += [f"at most {most:g}"] * math.isfinite(most)
+        raise ConfigError(f"{key}: expected a number, {' and '.join(limits)}, got {value!r}")

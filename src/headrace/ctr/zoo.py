@@ -1,0 +1,33 @@
+"""Makes models of their settings: the only place that knows which module holds which kind."""
+
+from __future__ import annotations
+
+from headrace.ctr.model import LearningModel, Scorer, Weights
+from headrace.ctr.settings import ModelSettings
+from headrace.stream.features import Features
+
+
+def create(settings: ModelSettings, features: Features) -> LearningModel:
+    """Make a fresh model.
+
+    Raises:
+        ConfigError: The settings do not fit the features.
+    """
+    if settings.online:
+        from headrace.ctr.online import OnlineModel  # noqa: PLC0415 - compiled kernels, only when used
+
+        return OnlineModel(settings, features)
+    from headrace.ctr.batched import BatchedModel  # noqa: PLC0415 - as above
+
+    return BatchedModel(settings, features)
+
+
+def scorer(settings: ModelSettings, features: Features, weights: Weights) -> Scorer:
+    """Make a model that only predicts.
+
+    Raises:
+        ConfigError: The weights do not fit the settings and features.
+    """
+    from headrace.ctr.scoring import WeightsScorer  # noqa: PLC0415 - as above
+
+    return WeightsScorer(settings, features, weights)

@@ -1,0 +1,138 @@
+"""Where each field of a schema lies in the arrays that models are given.
+
+All tables of a model are one array of rows, one table after the other, so that a whole batch's values are one
+array of row numbers. Row 0 stands for no value: its weights stay zero and are never learnt. Within a table,
+row 0 stands for a missing or not admitted value, and is learnt like any other.
+
+The layout depends on the fields' names and settings, never on their order in the stream: fields of the
+context come first, then those of candidates, each group by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from headrace.errors import ConfigError
+from headrace.stream.schema import Field, Schema
+from headrace.tensors import Array
+
+MOST_ROWS = 2**32 - 1
+"""Row numbers are uint32."""
+
+
+@dataclass(frozen=True)
+class Features:
+    """The layout of a schema's features.
+
+    Slots are the columns of ``Block.indices``: a field has as many as it may have values, side by side.
+
+    Attributes:
+        schema: The schema.
+        categorical: The categorical fields, in the order of their slots.
+        numeric: The dense and vector fields, in the order of their columns in ``Block.dense``.
+    """
+
+    schema: Schema
+    categorical: tuple[Field, ...]
+    numeric: tuple[Field, ...]
+
+    @classmethod
+    def of(cls, schema: Schema) -> Features:
+        """Lay out a schema's fields.
+
+        Raises:
+            ConfigError: There are no features, or more rows than row numbers.
+        """
+        categorical, numeric = schema.of("categorical"), schema.of("dense", "vector")
+        if not categorical and not numeric:
+            raise ConfigError(
+                "schema: no field is categorical, dense or a vector; there is nothing to learn from"
+            )
+        made = cls(schema, _context_first(categorical), _context_first(numeric))
+        if made.rows > MOST_ROWS:
+            raise ConfigError(
+                f"schema: the tables have {made.rows} rows, at most {MOST_ROWS} can be numbered"
+            )
+        return made
+
+    @cached_property
+    def tables(self) -> dict[str, tuple[int, int]]:
+        """The first row and the number of rows of each table, by its name."""
+        found: dict[str, tuple[int, int]] = {}
+        first = 1
+        for field in sorted(self.categorical, key=lambda one: one.table_name):
+            if field.table_name not in found:
+                found[field.table_name] = (first, field.buckets)
+                first += field.buckets
+        return found
+
+    @property
+    def rows(self) -> int:
+        """How many rows all tables have together, with row 0."""
+        return 1 + sum(rows for _, rows in self.tables.values())
+
+    @cached_property
+    def slot_starts(self) -> Array:
+        """The first slot of each categorical field, and the number of slots last: int64 ``[fields + 1]``."""
+        return np.cumsum([0, *(field.values for field in self.categorical)], dtype=np.int64)
+
+    @property
+    def slots(self) -> int:
+        """How many columns ``Block.indices`` has."""
+        return int(self.slot_starts[-1])
+
+    @cached_property
+    def table_starts(self) -> Array:
+        """The first row of each categorical field's table: int64 ``[fields]``."""
+        return np.array([self.tables[field.table_name][0] for field in self.categorical], dtype=np.int64)
+
+    @cached_property
+    def mean_pooled(self) -> Array:
+        """Which categorical fields are pooled by their mean: bool ``[fields]``."""
+        return np.array([field.pooling == "mean" for field in self.categorical], dtype=np.bool_)
+
+    @property
+    def single_valued(self) -> bool:
+        """Whether every categorical field has one value, so that slots are fields."""
+        return self.slots == len(self.categorical)
+
+    @property
+    def context_fields(self) -> int:
+        """How many categorical fields belong to the context: they come first."""
+        return sum(field.context for field in self.categorical)
+
+    @property
+    def context_slots(self) -> int:
+        """How many slots belong to the context: they come first."""
+        return int(self.slot_starts[self.context_fields])
+
+    @property
+    def dense_width(self) -> int:
+        """How many columns ``Block.dense`` has."""
+        return sum(field.size for field in self.numeric)
+
+    @property
+    def context_dense(self) -> int:
+        """How many columns of ``Block.dense`` belong to the context: they come first."""
+        return sum(field.size for field in self.numeric if field.context)
+
+    @property
+    def exact_slots(self) -> tuple[int, ...]:
+        """The slots of fields whose values get rows of their own, in order: the columns of ``Block.keys``."""
+        return tuple(slot for field, slot in self.field_slots() if field.keys == "exact")
+
+    def field_slots(self) -> Iterator[tuple[Field, int]]:
+        """Each slot with the field that it belongs to."""
+        slot = 0
+        for field in self.categorical:
+            for _ in range(field.values):
+                yield field, slot
+                slot += 1
+
+
+def _context_first(fields: tuple[Field, ...]) -> tuple[Field, ...]:
+    return tuple(sorted(fields, key=lambda field: (not field.context, field.name)))

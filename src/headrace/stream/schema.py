@@ -1,0 +1,150 @@
+"""What a stream's rows consist of: one Field a column, and the Schema they make.
+
+A stream carries its schema as JSON in the metadata of its Arrow schema, under ``headrace``; the same
+JSON, or the same as TOML, may be given beside a stream that has none.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from functools import cached_property
+from typing import Literal
+
+import msgspec
+
+from headrace.errors import ConfigError
+
+METADATA_KEY = b"headrace"
+"""Where an Arrow schema keeps the stream's schema."""
+
+FORMAT = 1
+"""The format of schemas that is written; newer ones are not read."""
+
+Role = Literal["label", "weight", "timestamp", "truth", "categorical", "dense", "vector", "ignored"]
+Keys = Literal["hash", "bucket", "exact"]
+Pooling = Literal["mean", "sum"]
+
+
+class Field(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One column of a stream.
+
+    Attributes:
+        name: The column's name.
+        role: What it is to the learner. ``label`` is 0 or 1, the only role a stream to learn from must have;
+            ``weight`` how much a row counts; ``timestamp`` when it happened, in microseconds since 1970;
+            ``truth`` the probability that a generator drew the label with; ``categorical`` values each get a
+            row of a table; ``dense`` a number; ``vector`` many numbers, such as the embedding of an image.
+        table: The table of a categorical field; fields that name the same one share it. Its own if empty.
+        buckets: How many rows the table has; shared tables say the same number.
+        keys: How a categorical value finds its row: ``hash`` spreads any value (text, bytes or an integer)
+            over the buckets; ``bucket`` means the values are row numbers below ``buckets`` already;
+            ``exact`` gives each value that is seen often enough a row of its own.
+        admit: How many times an exact value is seen before it gets a row.
+        expire_rows: After how many rows of the stream without it an exact value loses its row; 0 for never.
+        values: The most values a categorical field has in one row; more are cut off. 1 for single-valued.
+        pooling: How the rows of several values become one.
+        size: How many numbers a vector has.
+        context: Whether the field belongs to the request as a whole (the user, the page) and not to one of
+        its
+            candidates: a request for many candidates says it once.
+    """
+
+    name: str
+    role: Role
+    table: str = ""
+    buckets: int = 2**18
+    keys: Keys = "hash"
+    admit: int = 2
+    expire_rows: int = 0
+    values: int = 1
+    pooling: Pooling = "mean"
+    size: int = 1
+    context: bool = False
+
+    def __post_init__(self) -> None:
+        """Check each setting."""
+        for setting, least, most in (("buckets", 2, 2**31), ("values", 1, 4096), ("size", 1, 65536)):
+            value = getattr(self, setting)
+            if not least <= value <= most:
+                raise ConfigError(f"field {self.name!r}: {setting}: expected {least} to {most}, got {value}")
+        if self.admit < 1 or self.expire_rows < 0:
+            raise ConfigError(f"field {self.name!r}: admit is 1 or more, expire_rows 0 or more")
+
+    @property
+    def table_name(self) -> str:
+        """The table that a categorical field's values are rows of."""
+        return self.table or self.name
+
+
+class Schema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
+    """What one row of a stream consists of.
+
+    Attributes:
+        fields: The columns; their order means nothing.
+        format: The version of this format.
+        generator: The settings of the generator that made the stream; empty for real rows.
+    """
+
+    fields: tuple[Field, ...]
+    format: int = FORMAT
+    generator: dict[str, float] = {}
+
+    def __post_init__(self) -> None:
+        """Check that the fields fit together."""
+        if self.format > FORMAT:
+            raise ConfigError(f"schema: format {self.format} is newer than {FORMAT}; update headrace")
+        names = [field.name for field in self.fields]
+        for name in names:
+            if names.count(name) > 1:
+                raise ConfigError(f"schema: field {name!r} is there twice")
+        for role in ("label", "weight", "timestamp", "truth"):
+            if len(self.of(role)) > 1:
+                raise ConfigError(f"schema: only one field can be the {role}, got {len(self.of(role))}")
+        tables: dict[str, Field] = {}
+        for field in self.of("categorical"):
+            first = tables.setdefault(field.table_name, field)
+            if (first.buckets, first.keys, first.admit) != (field.buckets, field.keys, field.admit):
+                raise ConfigError(
+                    f"schema: {first.name!r} and {field.name!r} share the table {field.table_name!r}; "
+                    "give both the same buckets, keys and admit"
+                )
+
+    def of(self, *roles: str) -> tuple[Field, ...]:
+        """The fields of some roles, by name."""
+        return tuple(
+            sorted((field for field in self.fields if field.role in roles), key=lambda one: one.name)
+        )
+
+    def one(self, role: Role) -> Field | None:
+        """The field of a role that only one can have; None if there is none."""
+        return next(iter(self.of(role)), None)
+
+    @cached_property
+    def by_name(self) -> dict[str, Field]:
+        """The fields by name."""
+        return {field.name: field for field in self.fields}
+
+    def encode(self) -> bytes:
+        """As JSON, for a stream's metadata and a model's description."""
+        return msgspec.json.encode(self)
+
+
+def parse_schema(content: bytes | str, where: str = "schema") -> Schema:
+    """Read a schema from JSON or TOML.
+
+    Args:
+        content: The text; JSON if it starts with a brace.
+        where: What to call it in errors.
+
+    Raises:
+        ConfigError: It is neither, or a setting is unknown or wrong.
+    """
+    text = content.decode("utf-8", "replace") if isinstance(content, bytes) else content
+    try:
+        if text.lstrip().startswith("{"):
+            return msgspec.json.decode(text, type=Schema)
+        return msgspec.convert(tomllib.loads(text), Schema)
+    except (msgspec.DecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{where}: {error}") from error
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error.message}") from error

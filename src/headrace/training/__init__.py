@@ -1,0 +1,1 @@
+"""Learns from a stream, continuously: scored on what was predicted, checkpointed, published in versions."""
