@@ -44,9 +44,10 @@ class Field(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         values: The most values a categorical field has in one row; more are cut off. 1 for single-valued.
         pooling: How the rows of several values become one.
         size: How many numbers a vector has.
+        text: Whether a categorical field that hashes, or is exact, has text or bytes for values; integers
+            otherwise. Both hash differently, so a server must know which of them a request shall carry.
         context: Whether the field belongs to the request as a whole (the user, the page) and not to one of
-        its
-            candidates: a request for many candidates says it once.
+            its candidates: a request for many candidates says it once.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Field(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     values: int = 1
     pooling: Pooling = "mean"
     size: int = 1
+    text: bool = False
     context: bool = False
 
     def __post_init__(self) -> None:
