@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from headrace.ctr.settings import ModelSettings
@@ -22,20 +22,22 @@ class Weights:
     """All that a prediction depends on.
 
     Attributes:
-        tables: ``linear`` ``[rows + interaction buckets, 1]`` and, but for lr, ``embeddings`` ``[rows,
-        factors]``
-            (ffm and deepffm: ``[rows, fields * factors]``). Interactions' weights lie behind the tables'
-            rows, in the order of the settings.
+        tables: ``linear`` ``[rows + interaction buckets, 1]`` and, but for lr, ``embeddings``
+            ``[rows, factors]`` (ffm and deepffm: ``[rows, fields * factors]``). Interactions' weights lie
+            behind the tables' rows, in the order of the settings.
         dense: Everything else, by name, float32: ``bias`` ``[1]``; ``dense`` ``[dense_width]``, the linear
             weights of dense features; ``pairs`` ``[fields, fields]`` (fwfm, upper triangle); the network's
             ``layer0.weights`` ``[inputs, units]``, ``layer0.bias`` ``[units]``, … , the last one with one
             unit. The inputs of a network are the pooled embeddings of the fields one after the other
             (deepfm), or the dot products of the field pairs in order of (first, second) (deepffm), then the
             dense features.
+        keys: Whose each row of an exact field's table is, by the table's name: uint64 ``[buckets]``; see
+            ``headrace.ctr.vocabulary``.
     """
 
     tables: Mapping[str, Table]
     dense: Mapping[str, Array]
+    keys: Mapping[str, Array] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,14 @@ class LearningModel(abc.ABC):
     @abc.abstractmethod
     def predict(self, block: Block) -> Array:
         """The probabilities of a click: float32 ``[rows]``, to the bit what ``strip()`` would answer."""
+
+    def forget(self, rows: Array) -> None:
+        """Make rows of the tables fresh: what they held belonged to values that are gone.
+
+        Args:
+            rows: Their numbers: int64, distinct, below ``features.rows``.
+        """
+        raise NotImplementedError
 
     @abc.abstractmethod
     def state(self) -> dict[str, Array]:

@@ -13,6 +13,15 @@ def create(settings: ModelSettings, features: Features) -> LearningModel:
     Raises:
         ConfigError: The settings do not fit the features.
     """
+    model = _create(settings, features)
+    if not features.exact_slots:
+        return model
+    from headrace.ctr.vocabulary import AdmittingModel  # noqa: PLC0415 - as below
+
+    return AdmittingModel(model)
+
+
+def _create(settings: ModelSettings, features: Features) -> LearningModel:
     if settings.online:
         from headrace.ctr.online import OnlineModel  # noqa: PLC0415 - compiled kernels, only when used
 
