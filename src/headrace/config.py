@@ -100,6 +100,8 @@ class VersionPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         load_attempts: How often loading a version is tried before it stays failed.
         load_retry_seconds: The longest pause between attempts; the first is at most a second, then it
             doubles.
+        max_age_seconds: The staleness objective: how long ago the version that is served may have been
+            published before the metric ``headrace_model_stale`` says 1; 0 for no objective.
     """
 
     policy: Literal["latest", "all", "specific"] = "latest"
@@ -109,6 +111,7 @@ class VersionPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     labels: dict[str, int] = {}
     load_attempts: int = 5
     load_retry_seconds: float = 60.0
+    max_age_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         """Check each setting, and that they fit together."""
@@ -117,6 +120,7 @@ class VersionPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         _whole("versions.count", self.count, least=1)
         _whole("versions.load_attempts", self.load_attempts, least=1)
         _seconds("versions.load_retry_seconds", self.load_retry_seconds)
+        _seconds("versions.max_age_seconds", self.max_age_seconds)
         for number in self.numbers:
             _whole("versions.numbers", number)
         if (self.policy == "specific") != bool(self.numbers):
@@ -153,18 +157,18 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """What loads a model's versions.
 
     Attributes:
-        kind: ``onnx``, ``sklearn`` or ``python``; empty to find it from the files.
+        kind: ``onnx``, ``sklearn``, ``python``, ``ctr`` or ``tensorflow``; empty to find it from the files.
         trusted: Type names that a skops file may hold beyond what skops trusts by itself.
         options: Settings of that runtime, listed in docs/runtimes.md.
     """
 
-    kind: Literal["", "onnx", "sklearn", "python"] = ""
+    kind: Literal["", "onnx", "sklearn", "python", "ctr", "tensorflow"] = ""
     trusted: tuple[str, ...] = ()
     options: dict[str, Option] = {}
 
     def __post_init__(self) -> None:
         """Check the kind; the options are the runtime's to check."""
-        _one_of("runtime.kind", self.kind, ("", "onnx", "sklearn", "python"))
+        _one_of("runtime.kind", self.kind, ("", "onnx", "sklearn", "python", "ctr", "tensorflow"))
 
 
 class SignatureConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from headrace.errors import InvalidRequest, NotFound
+from headrace.errors import InvalidRequest, NotFound, TooLarge
 from headrace.tensors import BY_DTYPE, STRING, Array, Buffer, Tensors, describe
 
 DEFAULT_SIGNATURE = "serving_default"
@@ -20,6 +20,7 @@ Shape = tuple[int, ...]
 Kind = Literal["predict", "classify", "regress"]
 
 _LAYOUTS_KEPT = 4096
+_MOST_SPREAD_BYTES = 256 * 1024 * 1024
 
 
 class Servable(Protocol):
@@ -58,11 +59,14 @@ class TensorSpec:
         name: The name in requests and answers.
         dtype: A dtype of ``headrace.tensors.DATATYPES``; object stands for strings.
         shape: The shape without the rows axis; None is a dimension that may differ between requests.
+        context: Whether one row of it may stand for all rows of a request: what is known of the user or the
+            page is sent once for many candidates.
     """
 
     name: str
     dtype: np.dtype[Any]
     shape: tuple[int | None, ...]
+    context: bool = False
 
     def __str__(self) -> str:
         """The spec as people write it: ``cat INT32 [rows, 26]``."""
@@ -145,6 +149,11 @@ class Signature:
         """The names of the outputs, in order."""
         return tuple(spec.name for spec in self.outputs)
 
+    @cached_property
+    def counted(self) -> int:
+        """Which input says how many rows a request has: the first that is not of the context, if any."""
+        return next((index for index, spec in enumerate(self.inputs) if not spec.context), 0)
+
     def layout(self, shapes: tuple[Shape, ...]) -> RowLayout:
         """The layout of rows of these shapes: the same object for the same shapes.
 
@@ -170,21 +179,28 @@ class Signature:
             The inputs as C-contiguous buffers of the signature's dtypes.
 
         Raises:
-            InvalidRequest: An input is missing, unknown, of the wrong dtype or shape, or the rows disagree.
+            InvalidRequest: An input is missing, unknown, of the wrong dtype or shape, or the rows disagree;
+                inputs of the context may have one row where the others have many.
         """
         if len(inputs) != len(self.inputs) or any(spec.name not in inputs for spec in self.inputs):
             raise self._wrong_names(inputs)
         arrays = [_coerce(spec, inputs[spec.name], exact) for spec in self.inputs]
-        rows = len(arrays[0])
-        for spec, array in zip(self.inputs, arrays, strict=True):
+        rows = len(arrays[self.counted])
+        for index, (spec, array) in enumerate(zip(self.inputs, arrays, strict=True)):
             if len(array) != rows:
-                raise InvalidRequest(
-                    f"has {len(array)} rows where {self.inputs[0].name} has {rows}; "
-                    "every input needs the same number",
-                    field=spec.name,
-                )
+                arrays[index] = self._spread(spec, array, rows)
         self.check_rows(rows)
         return CheckedInputs(self.layout(tuple(array.shape[1:] for array in arrays)), tuple(arrays), rows)
+
+    def _spread(self, spec: TensorSpec, array: Array, rows: int) -> Array:
+        if spec.context and len(array) == 1:
+            check_spread(spec, array.nbytes, rows)
+            return np.repeat(array, rows, axis=0)
+        way_out = "send one row, or as many" if spec.context else "every input needs the same number"
+        raise InvalidRequest(
+            f"has {len(array)} rows where {self.inputs[self.counted].name} has {rows}; {way_out}",
+            field=spec.name,
+        )
 
     def check_rows(self, rows: int) -> None:
         """Refuse a request without rows.
@@ -238,6 +254,43 @@ class Signature:
         said += [f"unknown input {_listed(unknown)}"] if unknown else []
         wanted = "; ".join(str(spec) for spec in self.inputs)
         return InvalidRequest(f"{', '.join(said)}; the model takes {wanted}", field="inputs")
+
+
+def check_spread(spec: TensorSpec, row_bytes: int, rows: int) -> None:
+    """Refuse to spread a row of the context over so many rows that memory would not bear it.
+
+    A message's size says nothing about that: a large context and many small candidates multiply.
+
+    Raises:
+        TooLarge: It would take too much.
+    """
+    if row_bytes * rows > _MOST_SPREAD_BYTES:
+        raise TooLarge(
+            f"one row of {row_bytes} bytes for {rows} rows takes more than {_MOST_SPREAD_BYTES} bytes; "
+            "send fewer rows at once",
+            field=spec.name,
+        )
+
+
+def spread_columns(
+    columns: Sequence[Buffer], spread: Sequence[int], layout: RowLayout, rows: int
+) -> tuple[Buffer, ...]:
+    """Repeat the columns of numbers that came with one row for all.
+
+    Args:
+        columns: One buffer an input, in the signature's order.
+        spread: Which of them came with one row.
+        layout: How a row lies in memory.
+        rows: How many rows the others have.
+
+    Raises:
+        TooLarge: It would take too much.
+    """
+    whole = list(columns)
+    for index in spread:
+        check_spread(layout.specs[index], layout.row_bytes[index], rows)
+        whole[index] = bytes(columns[index]) * rows
+    return tuple(whole)
 
 
 def signature_named(signatures: Mapping[str, Signature], name: str) -> Signature:

@@ -33,6 +33,7 @@ numbers = [3, 5]
 transition = "resource"
 load_attempts = 2
 load_retry_seconds = 10
+max_age_seconds = 3600
 labels = { stable = 3, canary = 5 }
 
 [batching]
@@ -114,7 +115,7 @@ WRONG_MODELS = {
     "[versions.labels]\nstable = -1": "versions.labels.stable: expected a whole number, 0 or more, got -1",
     "[warm_up]\nrequests = ['../x']": "warm_up.requests: expected file names below",
     "[runtime]\noptions = { x = [1] }": "runtime.options[...]: expected `bool | int | float | str`, got a",
-    "[runtime]\nkind = 'pickle'": "runtime.kind: expected one of '', 'onnx', 'sklearn', 'python', got 'pi",
+    "[runtime]\nkind = 'pickle'": "runtime.kind: expected one of '', 'onnx', 'sklearn', 'python', 'ctr', ",
     "[signature]\nclasses = 'c'\nlabels = ['a']": "signature.labels: expected either classes (an output) or",
     "batching = 3": "headrace.toml: batching: expected a table, got `int`",
 }

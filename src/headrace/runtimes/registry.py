@@ -41,6 +41,7 @@ class Runtime:
 RUNTIMES = (
     Runtime("onnx", "headrace.runtimes.onnx", "model.onnx", "*.onnx"),
     Runtime("sklearn", "headrace.runtimes.sklearn", "model.skops", "*.skops", extra="sklearn"),
+    Runtime("ctr", "headrace.runtimes.ctr", "model.ctr", "*.ctr", extra="ctr"),
     Runtime("python", "headrace.runtimes.python", "model.py", "model.py"),
 )
 

@@ -14,7 +14,7 @@ import numpy as np
 from headrace.batching.request import NO_DEADLINE, Answer
 from headrace.errors import InvalidRequest
 from headrace.frontends.calls import HttpReply
-from headrace.frontends.oip.messages import deadline_after
+from headrace.frontends.oip.messages import SIGNATURE_PARAMETER, deadline_after
 from headrace.frontends.oip.tensors import (
     ARRAY_CODES,
     BFLOAT16,
@@ -25,9 +25,18 @@ from headrace.frontends.oip.tensors import (
     is_exact,
     join_strings,
     refuse_parameters,
+    spread_inputs,
 )
 from headrace.frontends.templates import Span, Templates
-from headrace.servable import CheckedInputs, RowLayout, Signature, TensorSpec, signature_named
+from headrace.servable import (
+    CheckedInputs,
+    RowLayout,
+    Signature,
+    TensorSpec,
+    signature_named,
+    spread_columns,
+)
+from headrace.tensors import Buffer
 
 if TYPE_CHECKING:
     from headrace.loaded import LoadedVersion
@@ -112,6 +121,7 @@ class _Known(NamedTuple):
     rows: int
     order: tuple[int, ...]
     outputs: tuple[OutputChoice, ...]
+    spread: tuple[int, ...]
 
 
 def decode_body(
@@ -141,7 +151,10 @@ def decode_body(
     if found is not None:
         known, columns = found
         if known.json_bytes == json_bytes:
-            inputs = CheckedInputs(known.layout, tuple([columns[i] for i in known.order]), known.rows)
+            ordered: tuple[Buffer, ...] = tuple([columns[i] for i in known.order])
+            if known.spread:
+                ordered = spread_columns(ordered, known.spread, known.layout, known.rows)
+            inputs = CheckedInputs(known.layout, ordered, known.rows)
             return JsonInference(inputs, known.outputs, "", deadline)
     return _parse(loaded, body, json_bytes, max_depth, deadline)
 
@@ -150,7 +163,8 @@ def _parse(
     loaded: LoadedVersion, body: bytes, json_bytes: int, max_depth: int, deadline: float
 ) -> JsonInference:
     request = _parsed(body if json_bytes == len(body) else body[:json_bytes])
-    signature = signature_named(loaded.signatures, "")
+    parameters = request.parameters or {}
+    signature = signature_named(loaded.signatures, _signature_name(parameters))
     spans = _binary_spans(request.inputs, json_bytes, len(body))
     tensors = [
         WireTensor(
@@ -160,14 +174,13 @@ def _parse(
     ]
     inputs = check(signature, tensors)
     outputs = _choices(signature, request)
-    parameters = request.parameters or {}
     if "timeout" in parameters:
         deadline = min(deadline, deadline_after(_parameter(parameters, "timeout", int)))
     inference = JsonInference(inputs, outputs, request.id or "", deadline)
     if not request.id and "timeout" not in parameters:
         binary = [span for span in spans if span is not None]
         if len(binary) == len(spans):
-            _learn(loaded, body, json_bytes, list(zip(tensors, binary, strict=True)), inference)
+            _learn(loaded, body, json_bytes, signature, list(zip(tensors, binary, strict=True)), inference)
     return inference
 
 
@@ -175,6 +188,7 @@ def _learn(
     loaded: LoadedVersion,
     body: bytes,
     json_bytes: int,
+    signature: Signature,
     came: list[tuple[WireTensor, Span]],
     inference: JsonInference,
 ) -> None:
@@ -183,7 +197,8 @@ def _learn(
     if not all(is_exact(spec, by_name[spec.name][1]) for spec in layout.specs):
         return
     order = tuple(by_name[spec.name][0] for spec in layout.specs)
-    known = _Known(json_bytes, layout, inference.inputs.rows, order, inference.outputs)
+    spread = spread_inputs(signature, [by_name[spec.name][1].shape[0] for spec in layout.specs]) or ()
+    known = _Known(json_bytes, layout, inference.inputs.rows, order, inference.outputs, spread)
     templates = cast("Templates[_Known]", loaded.codec_cache.setdefault(decode_body, Templates()))
     templates.learn(body, [span for _, span in came], known)
 
@@ -209,6 +224,15 @@ def _parsed(text: bytes) -> _Request:
         raise InvalidRequest(f"{error}; expected an inference request", field="body") from error
     except RecursionError as error:
         raise InvalidRequest("the JSON nests too deep; send data flat", field="body") from error
+
+
+def _signature_name(parameters: dict[str, msgspec.Raw]) -> str:
+    if SIGNATURE_PARAMETER not in parameters:
+        return ""
+    try:
+        return msgspec.json.decode(parameters[SIGNATURE_PARAMETER], type=str)
+    except msgspec.MsgspecError as error:
+        raise InvalidRequest(f"{error}", field=SIGNATURE_PARAMETER) from error
 
 
 def _parameter(parameters: dict[str, msgspec.Raw], name: str, kind: Callable[..., object]) -> int:

@@ -25,17 +25,21 @@ from headrace.frontends.oip.tensors import (
     is_exact,
     join_strings,
     refuse_parameters,
+    spread_inputs,
     version_number,
 )
 from headrace.frontends.templates import LENGTH_DELIMITED, Span, Templates, fields, length_prefix
-from headrace.servable import CheckedInputs, RowLayout, Shape, Signature, signature_named
-from headrace.tensors import STRING
+from headrace.servable import CheckedInputs, RowLayout, Shape, Signature, signature_named, spread_columns
+from headrace.tensors import STRING, Buffer
 
 if TYPE_CHECKING:
     from headrace.loaded import LoadedVersion
 
 InferRequest = protos.message("inference.ModelInferRequest")
 InferResponse = protos.message("inference.ModelInferResponse")
+
+SIGNATURE_PARAMETER = "signature_name"
+"""The parameter of a request that says which signature it calls; the protocol itself knows only one."""
 
 _REQUEST_ID = 3  # ModelInferRequest.id
 _RAW_INPUTS = 7  # ModelInferRequest.raw_input_contents
@@ -86,6 +90,7 @@ class _Known(NamedTuple):
     writer: AnswerWriter
     has_id: bool
     reorder: Callable[[Sequence[bytes]], tuple[bytes, ...]] | None
+    spread: tuple[int, ...]
 
 
 class InferDecoder:
@@ -112,18 +117,21 @@ class InferDecoder:
         """
         found = self._templates.find(message)
         if found is not None:
-            known, columns = found
+            known, parts = found
+            columns: tuple[Buffer, ...] = parts
             loaded = self._loaded(known.model, known.version)
             if known.loaded() is loaded:
                 request_id = ""
                 if known.has_id:
                     try:
-                        request_id = columns[0].decode()
+                        request_id = parts[0].decode()
                     except UnicodeDecodeError:
                         return self._parse(message, deadline)  # which knows the right error
-                    columns = columns[1:]
+                    columns = parts = parts[1:]
                 if known.reorder is not None:
-                    columns = known.reorder(columns)
+                    columns = known.reorder(parts)
+                if known.spread:
+                    columns = spread_columns(columns, known.spread, known.layout, known.rows)
                 # Named tuples made without their slow constructors: this is every request's way.
                 inputs = _tuple(CheckedInputs, (known.layout, columns, known.rows))
                 return _tuple(Inference, (loaded, inputs, known.writer, request_id, deadline))
@@ -133,7 +141,7 @@ class InferDecoder:
         request = protos.parse(InferRequest, message)
         version = version_number(request.model_version)
         loaded = self._loaded(request.model_name, version)
-        signature = signature_named(loaded.signatures, "")
+        signature = signature_named(loaded.signatures, _signature_name(request.parameters))
         tensors = _tensors(request)
         inputs = check(signature, tensors)
         outputs = []
@@ -146,12 +154,17 @@ class InferDecoder:
         if request.parameters:
             deadline = min(deadline, _timeout(request.parameters))
         inference = Inference(loaded, inputs, writer, request.id, deadline)
-        if is_raw and not request.parameters:
-            self._learn(message, tensors, version, inference)
+        if is_raw and all(name == SIGNATURE_PARAMETER for name in request.parameters):
+            self._learn(message, tensors, version, signature, inference)
         return inference
 
     def _learn(
-        self, message: bytes, tensors: list[WireTensor], version: int | None, inference: Inference
+        self,
+        message: bytes,
+        tensors: list[WireTensor],
+        version: int | None,
+        signature: Signature,
+        inference: Inference,
     ) -> None:
         layout = inference.inputs.layout
         by_name = {tensor.name: (index, tensor) for index, tensor in enumerate(tensors)}
@@ -160,6 +173,7 @@ class InferDecoder:
         spans = _spans(message, len(tensors), has_id=has_id)
         if spans is None or not all(is_exact(spec, by_name[spec.name][1]) for spec in layout.specs):
             return
+        rows = [by_name[spec.name][1].shape[0] for spec in layout.specs]
         known = _Known(
             inference.loaded.name,
             version,
@@ -169,6 +183,7 @@ class InferDecoder:
             inference.writer,
             has_id,
             itemgetter(*order) if order != sorted(order) else None,
+            spread_inputs(signature, rows) or (),
         )
         self._templates.learn(message, spans, known)
 
@@ -239,6 +254,16 @@ def _typed_values(tensor: protos.Message) -> bytes | list[bytes]:
         raise InvalidRequest(f"a value does not fit in {datatype}", field=tensor.name) from error
 
 
+def _signature_name(parameters: protos.Message) -> str:
+    given = parameters.get(SIGNATURE_PARAMETER) if parameters else None
+    if given is None:
+        return ""
+    chosen = given.WhichOneof("parameter_choice")
+    if chosen != "string_param":
+        raise InvalidRequest(f"expected a name as string_param, got {chosen}", field=SIGNATURE_PARAMETER)
+    return str(given.string_param)
+
+
 def _timeout(parameters: protos.Message) -> float:
     timeout = parameters.get("timeout")
     if timeout is None:
@@ -275,12 +300,12 @@ def writer_for(
         InvalidRequest: An output is unknown or named twice.
     """
     writers = cast("_Writers", loaded.codec_cache.setdefault(AnswerWriter, {}))
-    found = writers.get((outputs, typed))
+    found = writers.get((signature.name, outputs, typed))
     if found is None:
         chosen = signature.check_outputs(outputs) if outputs else signature.output_names
         if len(writers) >= _WRITERS_KEPT:
             writers.clear()
-        found = writers[outputs, typed] = AnswerWriter(loaded, signature, chosen, typed=typed)
+        found = writers[signature.name, outputs, typed] = AnswerWriter(loaded, signature, chosen, typed=typed)
     return found
 
 
@@ -304,7 +329,7 @@ class _Part(NamedTuple):
     before: bytes
 
 
-_Writers = dict[tuple[tuple[str, ...], bool], "AnswerWriter"]
+_Writers = dict[tuple[str, tuple[str, ...], bool], "AnswerWriter"]
 
 
 class AnswerWriter:

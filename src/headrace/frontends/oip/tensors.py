@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from struct import Struct
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 
 from headrace.errors import InvalidRequest, Unsupported
-from headrace.servable import CheckedInputs, Signature, TensorSpec
+from headrace.servable import CheckedInputs, Signature, TensorSpec, spread_columns
 from headrace.tensors import BY_DTYPE, BY_OIP, DATATYPES, STRING, Array
 
 BYTES = "BYTES"
@@ -82,17 +82,32 @@ def _exact(signature: Signature, by_name: dict[str, WireTensor]) -> CheckedInput
     """Take the tensors' bytes as columns as they are; None where that is not right, or something is wrong."""
     if len(by_name) != len(signature.inputs):
         return None
-    columns, shapes, rows = [], [], 0
+    columns, shapes, all_rows = [], [], []
     for spec in signature.inputs:
         tensor = by_name.get(spec.name)
         if tensor is None or not is_exact(spec, tensor):
             return None
-        if rows and tensor.shape[0] != rows:
-            return None
-        rows = tensor.shape[0]
-        columns.append(tensor.values)
+        all_rows.append(tensor.shape[0])
+        columns.append(cast("bytes", tensor.values))
         shapes.append(tensor.shape[1:])
-    return CheckedInputs(signature.layout(tuple(shapes)), tuple(columns), rows)  # type: ignore[arg-type]
+    rows = all_rows[signature.counted]
+    layout = signature.layout(tuple(shapes))
+    spread = spread_inputs(signature, all_rows)
+    if spread is None:
+        return None
+    return CheckedInputs(layout, spread_columns(columns, spread, layout, rows), rows)
+
+
+def spread_inputs(signature: Signature, rows: Sequence[int]) -> tuple[int, ...] | None:
+    """Which inputs came with one row for all, being of the context; None if the rows disagree.
+
+    Args:
+        signature: What is called.
+        rows: How many rows each input came with, in the signature's order.
+    """
+    wanted = rows[signature.counted]
+    other = tuple([index for index, count in enumerate(rows) if count != wanted])
+    return other if all(rows[index] == 1 and signature.inputs[index].context for index in other) else None
 
 
 def is_exact(spec: TensorSpec, tensor: WireTensor) -> bool:

@@ -14,12 +14,12 @@ from weakref import ReferenceType, ref
 
 from headrace.batching.request import Answer
 from headrace.frontends import protos
-from headrace.frontends.oip.tensors import WireTensor, check, is_exact
+from headrace.frontends.oip.tensors import WireTensor, check, is_exact, spread_inputs
 from headrace.frontends.templates import LENGTH_DELIMITED, Field, Span, Templates, fields, length_prefix
 from headrace.frontends.tfserving.specs import ModelChoice, answered, choice, find, find_signature
 from headrace.frontends.tfserving.tensors import TensorProto, read_tensor, write_tensor
-from headrace.servable import CheckedInputs, RowLayout, Shape, Signature
-from headrace.tensors import BY_DTYPE
+from headrace.servable import CheckedInputs, RowLayout, Shape, Signature, spread_columns
+from headrace.tensors import BY_DTYPE, Buffer
 
 if TYPE_CHECKING:
     from headrace.frontends.service import Service
@@ -64,6 +64,7 @@ class _Known(NamedTuple):
     rows: int
     writer: AnswerWriter
     reorder: Callable[[Sequence[bytes]], tuple[bytes, ...]] | None
+    spread: tuple[int, ...]
 
 
 class PredictDecoder:
@@ -90,12 +91,15 @@ class PredictDecoder:
         """
         found = self._templates.find(message)
         if found is not None:
-            known, columns = found
+            known, parts = found
+            columns: tuple[Buffer, ...] = parts
             model, version, label, _ = known.chosen
             loaded = self._find(model, version, label)
             if known.loaded() is loaded:
                 if known.reorder is not None:
-                    columns = known.reorder(columns)
+                    columns = known.reorder(parts)
+                if known.spread:
+                    columns = spread_columns(columns, known.spread, known.layout, known.rows)
                 return Prediction(loaded, CheckedInputs(known.layout, columns, known.rows), known.writer)
         return self.parse(message)
 
@@ -116,11 +120,16 @@ class PredictDecoder:
         tensors = [read_tensor(name, proto, max_bytes) for name, proto in request.inputs.items()]
         inputs = check(signature, tensors)
         writer = writer_for(loaded, signature, tuple(request.output_filter))
-        self._learn(message, chosen, tensors, Prediction(loaded, inputs, writer))
+        self._learn(message, chosen, tensors, signature, Prediction(loaded, inputs, writer))
         return Prediction(loaded, inputs, writer)
 
     def _learn(
-        self, message: bytes, chosen: ModelChoice, tensors: list[WireTensor], prediction: Prediction
+        self,
+        message: bytes,
+        chosen: ModelChoice,
+        tensors: list[WireTensor],
+        signature: Signature,
+        prediction: Prediction,
     ) -> None:
         layout = prediction.inputs.layout
         by_name = {tensor.name: tensor for tensor in tensors}
@@ -129,6 +138,7 @@ class PredictDecoder:
             return
         names, spans = list(found), list(found.values())
         order = [names.index(spec.name) for spec in layout.specs]
+        rows = [by_name[spec.name].shape[0] for spec in layout.specs]
         known = _Known(
             chosen,
             ref(prediction.loaded),
@@ -136,6 +146,7 @@ class PredictDecoder:
             prediction.inputs.rows,
             prediction.writer,
             itemgetter(*order) if order != sorted(order) else None,
+            spread_inputs(signature, rows) or (),
         )
         self._templates.learn(message, spans, known)
 

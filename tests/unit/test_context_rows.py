@@ -1,0 +1,165 @@
+"""One row of the context stands for all rows of a request, whichever way it comes."""
+
+from __future__ import annotations
+
+import json
+import struct
+from types import SimpleNamespace
+from typing import cast
+
+import numpy as np
+import pytest
+
+from headrace.errors import InvalidRequest, NotFound, TooLarge
+from headrace.frontends.oip.infer_json import decode_body
+from headrace.frontends.oip.messages import InferDecoder, InferRequest
+from headrace.frontends.service import Service
+from headrace.frontends.tfserving.messages import PredictDecoder, PredictRequest
+from headrace.loaded import LoadedVersion
+from headrace.servable import DEFAULT_SIGNATURE, CheckedInputs, Signature, TensorSpec, check_spread
+from headrace.tensors import STRING
+
+_FLOAT = np.dtype(np.float32)
+OUTPUT = (TensorSpec("p", _FLOAT, ()),)
+SIGNATURE = Signature(
+    DEFAULT_SIGNATURE,
+    (
+        TensorSpec("user", np.dtype(np.uint32), (2,), context=True),
+        TensorSpec("page", STRING, (), context=True),
+        TensorSpec("ad", _FLOAT, (1,)),
+    ),
+    OUTPUT,
+)
+FAST = Signature(
+    "fast",
+    (TensorSpec("user", np.dtype(np.uint32), (2,), context=True), TensorSpec("ad", _FLOAT, (1,))),
+    OUTPUT,
+)
+LOADED = cast(
+    "LoadedVersion",
+    SimpleNamespace(
+        name="m", version=1, signatures={one.name: one for one in (SIGNATURE, FAST)}, codec_cache={}
+    ),
+)
+USER = np.array([[7, 8]], np.uint32)
+ADS = np.array([[1], [2], [3]], np.float32)
+
+
+class _Version(SimpleNamespace):
+    """Weakly referable, as a LoadedVersion is."""
+
+
+def columns(inputs: CheckedInputs) -> list[object]:
+    return [
+        np.ndarray((inputs.rows, *shape), spec.dtype, column).tolist()
+        if spec.dtype != STRING
+        else np.asarray(column).tolist()
+        for spec, shape, column in zip(inputs.layout.specs, inputs.layout.shapes, inputs.columns, strict=True)
+    ]
+
+
+def assert_spread(inputs: CheckedInputs) -> None:
+    assert inputs.rows == 3
+    assert columns(inputs) == [[[7, 8]] * 3, [[1.0], [2.0], [3.0]]]
+
+
+def test_at_the_door_one_row_of_numbers_or_text_becomes_many() -> None:
+    checked = SIGNATURE.check({"user": USER, "page": ["home"], "ad": ADS})
+    assert checked.rows == 3
+    assert columns(checked) == [[[7, 8]] * 3, [b"home"] * 3, [[1.0], [2.0], [3.0]]]
+
+
+def test_whole_requests_are_taken_as_ever() -> None:
+    user = np.repeat(USER, 3, axis=0)
+    checked = FAST.check({"user": user, "ad": ADS})
+    assert checked.columns[0] is user
+    assert_spread(checked)
+
+
+def test_other_numbers_of_rows_are_refused_with_the_way_out() -> None:
+    with pytest.raises(InvalidRequest, match="user: has 2 rows where ad has 3; send one row, or as many"):
+        FAST.check({"user": np.repeat(USER, 2, axis=0), "ad": ADS})
+    with pytest.raises(InvalidRequest, match="expected at least one row"):
+        FAST.check({"user": USER, "ad": ADS[:0]})
+
+
+def test_a_candidate_never_stands_for_others() -> None:
+    pair = Signature("s", (TensorSpec("a", _FLOAT, ()), TensorSpec("b", _FLOAT, ())), OUTPUT)
+    with pytest.raises(InvalidRequest, match="b: has 1 rows where a has 2; every input needs the same"):
+        pair.check({"a": [1.0, 2.0], "b": [1.0]})
+
+
+def test_a_small_message_cannot_ask_for_much_memory() -> None:
+    with pytest.raises(TooLarge, match="send fewer rows at once"):
+        check_spread(FAST.inputs[0], 1 << 20, 1 << 20)
+
+
+def _infer_request(signature: str = "fast") -> bytes:
+    request = InferRequest(model_name="m")
+    request.parameters["signature_name"].string_param = signature
+    for name, datatype, array in (("ad", "FP32", ADS), ("user", "UINT32", USER)):
+        request.inputs.add(name=name, datatype=datatype, shape=array.shape)
+        request.raw_input_contents.append(array.tobytes())
+    return bytes(request.SerializeToString())
+
+
+def test_open_inference_over_grpc_parsed_and_by_template() -> None:
+    version = _Version(**vars(LOADED))
+    decoder = InferDecoder(lambda name, number: cast("LoadedVersion", version))
+    for _ in range(3):
+        assert_spread(decoder.decode(_infer_request()).inputs)
+    assert decoder._templates.find(_infer_request()) is not None
+
+
+def test_a_signature_that_is_not_there_is_not_found() -> None:
+    decoder = InferDecoder(lambda name, number: LOADED)
+    with pytest.raises(NotFound, match="signature 'slow' not found"):
+        decoder.decode(_infer_request("slow"))
+    wrong = InferRequest(model_name="m")
+    wrong.parameters["signature_name"].int64_param = 1
+    with pytest.raises(InvalidRequest, match="signature_name: expected a name as string_param"):
+        decoder.decode(wrong.SerializeToString())
+
+
+@pytest.mark.parametrize("binary", [False, True], ids=["json", "binary"])
+def test_open_inference_over_rest(binary: bool) -> None:
+    inputs: list[dict[str, object]] = []
+    raw = b""
+    for name, datatype, array in (("user", "UINT32", USER), ("ad", "FP32", ADS)):
+        one: dict[str, object] = {"name": name, "datatype": datatype, "shape": array.shape}
+        if binary:
+            one["parameters"] = {"binary_data_size": array.nbytes}
+            raw += array.tobytes()
+        else:
+            one["data"] = array.tolist()
+        inputs.append(one)
+    head = json.dumps({"inputs": inputs, "parameters": {"signature_name": "fast"}}).encode()
+    length = b"%d" % len(head) if binary else None
+    for _ in range(3):
+        assert_spread(decode_body(LOADED, head + raw, length, max_depth=9).inputs)
+    bad = json.dumps({"inputs": inputs, "parameters": {"signature_name": 3}}).encode() + raw
+    with pytest.raises(InvalidRequest, match="signature_name"):
+        decode_body(LOADED, bad, b"%d" % (len(bad) - len(raw)), max_depth=9)
+
+
+def _predict_request() -> bytes:
+    request = PredictRequest()
+    request.model_spec.name, request.model_spec.signature_name = "m", "fast"
+    for name, number, array in (("user", 22, USER), ("ad", 1, ADS)):
+        proto = request.inputs[name]
+        proto.dtype = number
+        for size in array.shape:
+            proto.tensor_shape.dim.add(size=size)
+        proto.tensor_content = array.tobytes()
+    return bytes(request.SerializeToString(deterministic=True))
+
+
+def test_tensorflow_serving_over_grpc_parsed_and_by_template() -> None:
+    version = _Version(**vars(LOADED))
+    service = SimpleNamespace(loaded=lambda name, number, label: version, max_message_bytes=1 << 20)
+    decoder = PredictDecoder(cast("Service", service))
+    for _ in range(3):
+        assert_spread(decoder.decode(_predict_request()).inputs)
+    assert decoder._templates.find(_predict_request()) is not None
+    other = _predict_request().replace(USER.tobytes(), struct.pack("<2I", 9, 9))
+    assert columns(decoder.decode(other).inputs)[0] == [[9, 9]] * 3
