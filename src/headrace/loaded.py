@@ -12,6 +12,7 @@ from headrace.batching.batcher import Batcher
 from headrace.batching.statistics import VersionStatistics
 from headrace.clock import Clock
 from headrace.config import BatchingPolicy, ModelConfig
+from headrace.lifecycle.manifest import published
 from headrace.runtimes import registry
 from headrace.servable import Servable, Signature
 from headrace.tensors import Tensors
@@ -39,11 +40,12 @@ class LoadedVersion:
         config: The model's settings.
         batcher: Merges the requests to it.
         codec_cache: What codecs have learnt about requests to this very version; dies with it.
+        published: When it was published, as its manifest says; None without one.
     """
 
     __slots__ = (
-        "__weakref__", "batcher", "codec_cache", "config", "name", "path", "platform", "servable",
-        "signatures", "version",
+        "__weakref__", "batcher", "codec_cache", "config", "name", "path", "platform", "published",
+        "servable", "signatures", "version",
     )  # fmt: skip
 
     def __init__(
@@ -72,6 +74,7 @@ class LoadedVersion:
         self.platform = servable.platform
         self.config = config
         self.path = path
+        self.published = None if path is None else published(path)
         self.codec_cache: dict[object, object] = {}
         policy = config.batching
         self.batcher = Batcher(

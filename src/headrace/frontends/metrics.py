@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -70,11 +71,22 @@ LOAD_ATTEMPTS = Metric("headrace_load_attempts", "gauge", "How often loading a v
 DEFAULT_VERSION = Metric(
     "headrace_default_version", "gauge", "The version that answers unnamed requests.", ("model",)
 )
+AGE = Metric("headrace_model_age_seconds", "gauge", "Time since the version was published, by its manifest.")
+MAX_AGE = Metric(
+    "headrace_model_max_age_seconds", "gauge", "The staleness objective of the model's settings.", ("model",)
+)
+STALE = Metric(
+    "headrace_model_stale",
+    "gauge",
+    "1 when the default version is older than the staleness objective: alert on it.",
+    ("model",),
+)
 READY = Metric("headrace_ready", "gauge", "1 when the server says that it is ready.", ())
 
 METRICS = (
     REQUESTS, ROWS, FAILURES, REFUSED, CANCELLED, REQUEST_SECONDS, QUEUE_SECONDS, COMPUTE_SECONDS, BATCHES,
-    BATCH_ROWS, QUEUED_ROWS, OUTSTANDING, VERSION_STATE, LOAD_ATTEMPTS, DEFAULT_VERSION, READY,
+    BATCH_ROWS, QUEUED_ROWS, OUTSTANDING, VERSION_STATE, LOAD_ATTEMPTS, DEFAULT_VERSION, AGE, MAX_AGE, STALE,
+    READY,
 )  # fmt: skip
 
 _BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -108,6 +120,7 @@ class _Snapshot:
         yield from _counters(loaded)
         yield from _histograms(loaded)
         yield from self._versions()
+        yield from self._ages(loaded)
         if self._engine.config.triton_metrics:
             yield from _triton(loaded)
         if self._engine.config.tensorflow_metrics:
@@ -126,6 +139,19 @@ class _Snapshot:
         ready = _family(READY)
         ready.add_metric([], int(self._ready))
         yield from (state, attempts, default, ready)
+
+    def _ages(self, versions: Iterable[LoadedVersion]) -> Iterator[Family]:
+        age, objective, stale = _family(AGE), _family(MAX_AGE), _family(STALE)
+        now = datetime.now(UTC)
+        for loaded in versions:
+            if loaded.published is None:
+                continue
+            seconds, most = (now - loaded.published).total_seconds(), loaded.config.versions.max_age_seconds
+            age.add_metric(_labels(loaded), seconds)
+            if most and self._engine.manager.default_version(loaded.name) == loaded.version:
+                objective.add_metric([loaded.name], most)
+                stale.add_metric([loaded.name], int(seconds > most))
+        yield from (age, objective, stale)
 
 
 def _family(metric: Metric) -> Any:  # prometheus_client's families share no typed add_metric

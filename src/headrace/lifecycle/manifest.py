@@ -110,6 +110,16 @@ def read_manifest(directory: Path) -> Manifest | None:
     return manifest
 
 
+def published(directory: Path) -> datetime | None:
+    """When a version directory was published; None if no readable manifest says so."""
+    try:
+        manifest = read_manifest(directory)
+        moment = datetime.fromisoformat(manifest.created) if manifest else None
+    except (LoadError, OSError, ValueError):
+        return None
+    return moment if moment is None or moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
 def check_manifest(directory: Path) -> Manifest | None:
     """Check that a version directory is what its manifest says; none is fine, and so are more files.
 
