@@ -17,6 +17,7 @@ The tree, named for what the caller can do about it::
       x ModelError              the model itself failed on this request
       x LoadError               a version could not be loaded; the old one goes on
       x ConfigError             a setting is wrong; the server does not start
+      x StreamError             a row of a stream cannot be learnt from; what came before it was
 
 Protocol codes live at the edge, in ``headrace.frontends.status``: no class here knows HTTP or gRPC.
 Messages reach clients, so they hold what the client sent and what the model wants, never paths or tracebacks
@@ -121,3 +122,25 @@ class LoadError(HeadraceError):
 
 class ConfigError(HeadraceError):
     """A setting is wrong; the message names it, what it may be, and what it was."""
+
+
+class StreamError(HeadraceError):
+    """A stream is cut, corrupt, or holds a row that cannot be learnt from; all rows before it were good.
+
+    Attributes:
+        row: The number of the first row that is not good, from 0.
+        field: The field that is wrong; "" if it is the stream itself.
+    """
+
+    def __init__(self, message: str, *, row: int = 0, field: str = "") -> None:
+        """Say what is wrong, and where.
+
+        Args:
+            message: What was expected, what came, and the way out.
+            row: The number of the row, from the stream's start; put in front of the message.
+            field: The field; put in front of the message.
+        """
+        where = f"row {row}, field {field!r}" if field else f"row {row}"
+        super().__init__(f"stream, {where}: {message}")
+        self.row = row
+        self.field = field
