@@ -1,0 +1,171 @@
+"""``headrace stream TOOL``: make, convert and look at streams of rows."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headrace.errors import ConfigError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_EXAMPLES = """examples:
+  headrace stream generate --rows 1000000 --seed 1 | headrace train --model deepfm
+  headrace stream encode --format csv clicks.csv --label clicked --out clicks.arrows
+  headrace stream inspect clicks.arrows"""
+
+_GENERATE_EXAMPLES = """examples:
+  headrace stream generate --rows 1000000 --seed 1 --out clicks.arrows
+  headrace stream generate --rows 100000 --shape small | headrace stream inspect
+  headrace stream generate --rows 5000000 --drift 1 | headrace train --model fm
+  headrace stream generate --rows 100000000 --pace 5000 | headrace train --model lr"""
+
+
+def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the verb to the command line."""
+    parser = verbs.add_parser(
+        "stream",
+        help="make, convert and look at streams of rows",
+        description="Make, convert and look at streams of rows: what headrace train reads, in Arrow IPC.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    tools = parser.add_subparsers(title="tools", metavar="TOOL", required=True)
+    _add_generate(tools)
+
+
+def _add_generate(tools: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = tools.add_parser(
+        "generate",
+        help="draw rows from a hidden model whose best logloss is known",
+        description="Draw rows from a hidden model, shaped like Criteo's clicks. The exact probability of "
+        "each label is in the column truth, so that the best possible logloss is known. The same options "
+        "give the same bytes.",
+        epilog=_GENERATE_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--rows", type=int, default=1_000_000, metavar="N", help="how many rows (default: 1000000)")
+    add("--seed", type=int, default=0, metavar="S", help="what everything depends on (default: 0)")
+    add(
+        "--shape",
+        choices=("criteo", "small", "ffm12"),
+        default="criteo",
+        help="criteo: 26 categorical and 13 dense fields; small: 6 and 2; ffm12: 12 and 0 (default: criteo)",
+    )
+    add(
+        "--drift",
+        type=float,
+        default=0.0,
+        metavar="R",
+        help="how many times all effects turn round, and large fields' categories are replaced, in a million "
+        "rows (default: 0)",
+    )
+    add("--from-row", type=int, default=0, metavar="N", help="leave out the rows before this one")
+    add(
+        "--base-rate",
+        type=float,
+        default=0.2,
+        metavar="P",
+        help="about which share is clicked (default: 0.2)",
+    )
+    add("--candidates", type=int, default=1, metavar="K", help="rows that share a context (default: 1)")
+    add(
+        "--rows-per-second",
+        type=float,
+        default=1000.0,
+        metavar="R",
+        help="how fast the rows' timestamps go on (default: 1000)",
+    )
+    add(
+        "--keys",
+        choices=("bucket", "hash"),
+        default="bucket",
+        help="write categories as rows of their tables, or as integers to be hashed (default: bucket)",
+    )
+    add("--buckets", type=int, default=2**16, metavar="N", help="the most rows of a table (default: 65536)")
+    add("--batch-rows", type=int, metavar="N", help="rows in a batch (default: 8192; with --pace, fewer)")
+    add(
+        "--pace",
+        type=float,
+        metavar="R",
+        help="write R rows a second, as a live source; else as fast as it goes",
+    )
+    add("--out", type=Path, metavar="FILE", help="write to a file; to standard output if left out")
+    parser.set_defaults(run=run_generate)
+
+
+def run_generate(options: argparse.Namespace) -> int:
+    """Write generated rows."""
+    if options.pace is not None and not options.pace > 0.0:
+        raise ConfigError(f"--pace: expected more than 0 rows a second, got {options.pace:g}")
+    with _needs_extra():
+        from headrace.stream.generate import (  # noqa: PLC0415 - needs the extra
+            GeneratorSettings,
+            arrow_schema,
+            generate_batches,
+        )
+    batch_rows = options.batch_rows or (8192 if options.pace is None else _paced_rows(options.pace))
+    settings = GeneratorSettings(
+        rows=options.rows,
+        seed=options.seed,
+        shape=options.shape,
+        drift=options.drift,
+        from_row=options.from_row,
+        base_rate=options.base_rate,
+        candidates=options.candidates,
+        rows_per_second=options.rows_per_second,
+        keys=options.keys,
+        buckets=options.buckets,
+        batch_rows=batch_rows,
+    )
+    batches = generate_batches(settings)
+    if options.pace is not None:
+        batches = _paced(batches, options.pace)
+    return _write(options.out, arrow_schema(settings), batches, settings.rows)
+
+
+def _paced_rows(rows_per_second: float) -> int:
+    """Ten batches a second: a live source is not heard in large lumps."""
+    return max(1, min(8192, round(rows_per_second / 10)))
+
+
+def _paced(batches: Iterable[pa.RecordBatch], rows_per_second: float) -> Iterator[pa.RecordBatch]:
+    started, rows = time.monotonic(), 0
+    for batch in batches:
+        rows += batch.num_rows
+        time.sleep(max(0.0, started + rows / rows_per_second - time.monotonic()))
+        yield batch
+
+
+def _write(out: Path | None, schema: pa.Schema, batches: Iterable[pa.RecordBatch], rows: int | None) -> int:
+    from headrace.stream.output import ProgressLine, open_output, write_stream  # noqa: PLC0415 - needs the extra
+
+    # Behind a pipe, whoever reads has a line of its own on the same terminal.
+    progress = ProgressLine(sys.stderr, rows, shown=None if out is not None else False)
+    try:
+        with open_output(out) as file:
+            write_stream(file, schema, batches, progress)
+    except BrokenPipeError:
+        return 0  # Whoever reads has had enough, as in `… | head`; it says itself if something was wrong.
+    except OSError as error:
+        raise ConfigError(f"{out or 'standard output'}: {error.strerror or error}") from error
+    finally:
+        progress.close()
+    return 0
+
+
+@contextlib.contextmanager
+def _needs_extra() -> Iterator[None]:
+    try:
+        yield
+    except ImportError as error:
+        raise ConfigError(
+            f"headrace stream needs {error.name}, which is not installed: pip install 'headrace[train]'"
+        ) from error

@@ -1,0 +1,140 @@
+"""Writing a stream: to a file or a pipe, with what people want to see while it goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO, TextIO
+
+import pyarrow as pa
+
+from headrace.errors import ConfigError
+
+BUFFER_BYTES = 2**20
+"""How much is written at once: a column of a batch is small, a call to the system is not."""
+
+_REDRAW_SECONDS = 0.1
+
+Progress = Callable[[int], None]
+"""Called with the number of rows that have been written."""
+
+
+def write_stream(file: BinaryIO, schema: pa.Schema, batches: Iterable[pa.RecordBatch], told: Progress) -> int:
+    """Write record batches as a stream.
+
+    Each batch reaches whoever reads a pipe before the next one is asked for.
+
+    Args:
+        file: Where to.
+        schema: Their Arrow schema, with ours in its metadata.
+        batches: The rows.
+        told: Told of each batch that is written.
+
+    Returns:
+        How many rows were written.
+
+    Raises:
+        BrokenPipeError: Whoever read has gone.
+    """
+    rows = 0
+    with pa.ipc.new_stream(file, schema) as writer:
+        file.flush()
+        for batch in batches:
+            writer.write_batch(batch)
+            file.flush()
+            rows += batch.num_rows
+            told(rows)
+    file.flush()
+    return rows
+
+
+@contextlib.contextmanager
+def open_output(path: Path | None) -> Iterator[BinaryIO]:
+    """Open the file to write to, or standard output if there is none.
+
+    A file takes its name when it is whole: until then, and if writing fails, what had the name keeps it.
+
+    Raises:
+        ConfigError: Standard output is a terminal, or the file cannot be made.
+    """
+    if path is None or str(path) == "-":
+        with _standard_output() as file:
+            yield file
+        return
+    if path.exists() and not path.is_file():  # A named pipe or a device: nothing to rename.
+        with path.open("wb", buffering=BUFFER_BYTES) as file:
+            yield file
+        return
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
+    try:
+        opened = unfinished.open("wb", buffering=BUFFER_BYTES)
+    except OSError as error:
+        raise ConfigError(f"--out: {path}: {error.strerror}") from error
+    try:
+        with opened as file:
+            yield file
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _standard_output() -> Iterator[BinaryIO]:
+    if sys.stdout.isatty():
+        raise ConfigError(
+            "standard output is a terminal, and a stream is binary: it would garble the screen; "
+            "pipe it (… | headrace stream inspect) or name a file (--out rows.arrows)"
+        )
+    # A descriptor of its own: closing it after a broken pipe cannot spoil the interpreter's exit.
+    file = open(os.dup(sys.stdout.fileno()), "wb", buffering=BUFFER_BYTES)  # noqa: SIM115 - closed below, with care
+    try:
+        yield file
+        file.close()
+    except BaseException:
+        with contextlib.suppress(OSError):
+            file.close()
+        raise
+
+
+class ProgressLine:
+    """One line on a terminal that says how far it is; nothing where nobody looks."""
+
+    def __init__(self, file: TextIO, total_rows: int | None = None, *, shown: bool | None = None) -> None:
+        """Start counting.
+
+        Args:
+            file: Where to; standard error.
+            total_rows: How many rows there will be, if that is known.
+            shown: Whether to draw; if ``file`` is a terminal, if left out.
+        """
+        self._file = file
+        self._total = total_rows
+        self._shown = file.isatty() if shown is None else shown
+        self._started = self._drawn = time.monotonic()
+        self._width = 0
+
+    def __call__(self, rows: int) -> None:
+        """Say how many rows there are so far."""
+        now = time.monotonic()
+        if self._shown and now - self._drawn >= _REDRAW_SECONDS:
+            self._drawn = now
+            self._draw(rows, now - self._started)
+
+    def close(self) -> None:
+        """Clear the line."""
+        if self._width:
+            self._file.write("\r" + " " * self._width + "\r")
+            self._file.flush()
+
+    def _draw(self, rows: int, seconds: float) -> None:
+        text = f"{rows:,} rows, {rows / max(seconds, 1e-9):,.0f} rows/s"
+        if self._total:
+            share = min(1.0, rows / self._total)
+            text = f"[{'#' * round(30 * share):<30}] {share:4.0%}  {text}"
+        self._file.write("\r" + text.ljust(self._width))
+        self._file.flush()
+        self._width = max(self._width, len(text))
