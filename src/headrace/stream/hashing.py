@@ -1,0 +1,241 @@
+"""What a categorical value is to a model: its hash, and with it its row in a table.
+
+Text and bytes hash to their XXH64, integers to the XXH64 of their eight little-endian bytes. The seed is the
+XXH64 of the table's name, so that tables differ and fields that share a table agree. Any language has XXH64:
+what is hashed elsewhere finds the same rows.
+
+No value is: null, empty text, and the integer -1 (64 bits that are all ones).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from headrace.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from headrace.stream.schema import Field
+    from headrace.tensors import Array
+
+_PRIME_1 = np.uint64(0x9E3779B185EBCA87)
+_PRIME_2 = np.uint64(0xC2B2AE3D27D4EB4F)
+_PRIME_3 = np.uint64(0x165667B19E3779F9)
+_PRIME_4 = np.uint64(0x85EBCA77C2B2AE63)
+_PRIME_5 = np.uint64(0x27D4EB2F165667C5)
+
+NO_VALUE = np.uint64(2**64 - 1)
+"""The integer -1."""
+
+
+# ---- Reading memory ------------------------------------------------------------------------------
+
+
+@intrinsic
+def pointer(_context: Any, address: Any) -> Any:
+    """An address as something that ``carray`` takes."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
+
+    return types.voidptr(address), generate
+
+
+def _reader(kind: Any) -> Any:
+    """An intrinsic that reads an unsigned number at any address, aligned or not."""
+
+    @intrinsic
+    def read(_context: Any, address: Any) -> Any:
+        def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+            number = context.get_value_type(kind)
+            found = builder.load(builder.inttoptr(arguments[0], number.as_pointer()))
+            found.align = 1
+            return found
+
+        return kind(address), generate
+
+    return read
+
+
+read_8, read_32, read_64 = _reader(types.uint8), _reader(types.uint32), _reader(types.uint64)
+
+
+# ---- XXH64 ---------------------------------------------------------------------------------------
+
+
+@njit(inline="always")
+def _turned(value: np.uint64, by: int) -> np.uint64:
+    return (value << np.uint64(by)) | (value >> np.uint64(64 - by))
+
+
+@njit(inline="always")
+def _mixed(sum_: np.uint64, word: np.uint64) -> np.uint64:
+    return _turned(sum_ + word * _PRIME_2, 31) * _PRIME_1
+
+
+@njit(inline="always")
+def _finished(value: np.uint64) -> np.uint64:
+    value = (value ^ (value >> np.uint64(33))) * _PRIME_2
+    value = (value ^ (value >> np.uint64(29))) * _PRIME_3
+    return value ^ (value >> np.uint64(32))
+
+
+@njit(inline="always")
+def hash_integer(value: np.uint64, seed: np.uint64) -> np.uint64:
+    """XXH64 of an integer's eight bytes."""
+    sum_ = seed + _PRIME_5 + np.uint64(8)
+    sum_ ^= _mixed(np.uint64(0), value)
+    return _finished(_turned(sum_, 27) * _PRIME_1 + _PRIME_4)
+
+
+@njit(inline="always")
+def _merged(sum_: np.uint64, lane: np.uint64) -> np.uint64:
+    return (sum_ ^ _mixed(np.uint64(0), lane)) * _PRIME_1 + _PRIME_4
+
+
+@njit(cache=True, nogil=True)
+def hash_bytes(address: int, length: int, seed: np.uint64) -> np.uint64:
+    """XXH64 of some bytes in memory."""
+    end = address + length
+    if length >= 32:
+        one, two = seed + _PRIME_1 + _PRIME_2, seed + _PRIME_2
+        three, four = seed, seed - _PRIME_1
+        while address + 32 <= end:
+            one = _mixed(one, read_64(address))
+            two = _mixed(two, read_64(address + 8))
+            three = _mixed(three, read_64(address + 16))
+            four = _mixed(four, read_64(address + 24))
+            address += 32
+        sum_ = _turned(one, 1) + _turned(two, 7) + _turned(three, 12) + _turned(four, 18)
+        sum_ = _merged(_merged(_merged(_merged(sum_, one), two), three), four)
+    else:
+        sum_ = seed + _PRIME_5
+    sum_ += np.uint64(length)
+    while address + 8 <= end:
+        sum_ = _turned(sum_ ^ _mixed(np.uint64(0), read_64(address)), 27) * _PRIME_1 + _PRIME_4
+        address += 8
+    if address + 4 <= end:
+        sum_ = _turned(sum_ ^ (np.uint64(read_32(address)) * _PRIME_1), 23) * _PRIME_2 + _PRIME_3
+        address += 4
+    while address < end:
+        sum_ = _turned(sum_ ^ (np.uint64(read_8(address)) * _PRIME_5), 11) * _PRIME_1
+        address += 1
+    return _finished(sum_)
+
+
+@njit(inline="always")
+def bucket_of(hashed: np.uint64, buckets: np.uint64) -> np.uint64:
+    """The bucket of a hash, from 1: bucket 0 is for values that are missing."""
+    return np.uint64(1) + (((hashed >> np.uint64(32)) * (buckets - np.uint64(1))) >> np.uint64(32))
+
+
+# ---- Arrays, for requests ------------------------------------------------------------------------
+
+
+@njit(cache=True, nogil=True)
+def _hash_integers(values: Array, seed: np.uint64, hashes: Array) -> None:
+    for place in range(len(values)):
+        hashes[place] = hash_integer(np.uint64(values[place]), seed)
+
+
+@njit(cache=True, nogil=True)
+def _hash_texts(data: Array, ends: Array, seed: np.uint64, hashes: Array) -> None:
+    address = data.ctypes.data
+    start = 0
+    for place in range(len(ends)):
+        hashes[place] = hash_bytes(address + start, ends[place] - start, seed)
+        start = ends[place]
+
+
+@njit(cache=True, nogil=True)
+def _to_buckets(hashes: Array, buckets: int, rows: Array) -> None:
+    for place in range(len(hashes)):
+        rows[place] = bucket_of(hashes[place], np.uint64(buckets))
+
+
+def seed_of(table: str) -> np.uint64:
+    """The seed of a table's hashes."""
+    return np.uint64(hash_texts(np.array([table.encode()], dtype=object), np.uint64(0))[0])
+
+
+def hash_integers(values: Array, seed: np.uint64) -> Array:
+    """The hashes of integers: uint64, in the same shape."""
+    flat = np.ascontiguousarray(values, dtype=values.dtype if values.dtype == np.uint64 else np.int64)
+    hashes = np.empty(flat.shape, np.uint64)
+    _hash_integers(flat.reshape(-1).view(np.uint64), seed, hashes.reshape(-1))
+    return hashes
+
+
+def hash_texts(values: Array, seed: np.uint64) -> Array:
+    """The hashes of an object array of bytes: uint64, in the same shape."""
+    texts = values.reshape(-1).tolist()
+    ends = np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)))
+    hashes = np.empty(values.shape, np.uint64)
+    _hash_texts(np.frombuffer(b"".join(texts) or b"\0", np.uint8), ends, seed, hashes.reshape(-1))
+    return hashes
+
+
+def keys_of(values: Array, field: Field) -> Array:
+    """What stands for a field's values in ``Block.keys``: uint64 in the same shape, 0 for no value.
+
+    Args:
+        values: Integers, or an object array of bytes.
+        field: A field whose keys are hash or exact.
+    """
+    text = values.dtype == object
+    seed = seed_of(field.table_name)
+    hashes = hash_texts(values, seed) if text else hash_integers(values, seed)
+    hashes[hashes == 0] = 1  # 0 is for no value.
+    hashes[absent(values)] = 0
+    return hashes
+
+
+def absent(values: Array) -> Array:
+    """Which of some values are none: empty text, or -1."""
+    if values.dtype.kind == "u" and values.dtype.itemsize < 8:
+        return np.zeros(values.shape, np.bool_)
+    nothing: Array = values == (b"" if values.dtype == object else np.array(-1).astype(values.dtype))
+    return nothing
+
+
+def rows_of(values: Array, field: Field, table_start: int) -> Array:
+    """The rows that a request's values have in the array of all tables.
+
+    Args:
+        values: ``[rows]``, or ``[rows, values]`` for a field of several: integers, or objects that are bytes.
+        field: A field whose keys are hash or bucket.
+        table_start: The first row of its table, as in ``Features.table_starts``.
+
+    Returns:
+        uint32 in the same shape, made as the stream's are: a row without any value has the table's first row
+        in its first place; other places without a value hold 0.
+
+    Raises:
+        InvalidRequest: A bucket is not one of the table's.
+    """
+    none = absent(values)
+    if field.keys == "bucket":
+        wrong = ~none & ((values < 0) | (values >= field.buckets))
+        if wrong.any():
+            place = tuple(int(axis[0]) for axis in np.nonzero(wrong))
+            raise InvalidRequest(
+                f"row {place[0]}: expected a bucket from 0 to {field.buckets - 1}, or -1 for no value, "
+                f"got {values[place]}",
+                field=field.name,
+            )
+        rows = (values.astype(np.int64) + table_start).astype(np.uint32)
+    else:
+        seed = seed_of(field.table_name)
+        hashes = hash_texts(values, seed) if values.dtype == object else hash_integers(values, seed)
+        rows = np.empty(values.shape, np.uint32)
+        _to_buckets(hashes.reshape(-1), field.buckets, rows.reshape(-1))
+        rows += np.uint32(table_start)
+    if none.any():
+        rows[none] = 0
+        by_row = rows if rows.ndim > 1 else rows[:, None]
+        by_row[~by_row.any(axis=1), 0] = table_start
+    return rows
