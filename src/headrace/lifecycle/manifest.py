@@ -7,11 +7,13 @@ loads all the same.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 
@@ -22,6 +24,9 @@ from headrace.lifecycle.layout import MANIFEST_FILE, sync_directory, version_dir
 
 FORMAT = 1
 """The manifest format that is written; newer ones are not read."""
+
+DRAFT_PREFIX = ".publishing-"
+"""What the names of directories begin with that are being written."""
 
 
 class FileRecord(msgspec.Struct, frozen=True, kw_only=True, rename={"size_bytes": "bytes"}):
@@ -166,18 +171,34 @@ def publish(
     existing = version_directories(model_directory)
     if version is not None and version in existing:
         raise _exists(model_directory, version)
-    draft = model_directory / f".publishing-{os.getpid()}-{secrets.token_hex(4)}"
-    try:
-        draft.mkdir()
+    with _draft(model_directory) as draft:
         _fill(draft, source)
         parent = max(existing, default=None)
         write_manifest(draft, signature=signature, parent=parent, metadata=metadata)
         _sync_tree(draft)
         published = _rename(draft, model_directory, version)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
     sync_directory(model_directory)
     return published
+
+
+@contextmanager
+def _draft(model_directory: Path) -> Iterator[Path]:
+    """A directory that no Source looks at, removed at the end, if it is there still.
+
+    It is locked as long as somebody lives who writes to it, so that what a killed process left can be told.
+    """
+    draft = model_directory / f"{DRAFT_PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
+    descriptor = -1
+    try:
+        draft.mkdir()
+        descriptor = os.open(draft, os.O_RDONLY | os.O_DIRECTORY)
+        with suppress(OSError):  # a file system without locks: then drafts are told by their age alone
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield draft
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+        if descriptor >= 0:
+            os.close(descriptor)
 
 
 def _fill(draft: Path, source: Path | Writer) -> None:

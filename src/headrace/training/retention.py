@@ -1,0 +1,94 @@
+"""Which old versions go, and how: renamed out of sight first, so that none is ever seen half there."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import secrets
+import shutil
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+
+from headrace.lifecycle.layout import version_directories
+from headrace.lifecycle.manifest import DRAFT_PREFIX
+
+_DELETING = ".deleting-"
+_ABANDONED_SECONDS = 60.0
+
+_log = logging.getLogger(__name__)
+
+
+def versions_to_delete(versions: Mapping[int, int | None], keep: int, held: Iterable[int]) -> list[int]:
+    """Decide which versions go.
+
+    Args:
+        versions: All versions, each with the version that it is a patch of, or None.
+        keep: How many of the newest stay; 0 for all.
+        held: Versions that stay whatever their number: what the model is pinned to, what labels point at.
+
+    Returns:
+        The numbers of those that are neither among the newest, nor held, nor the base of one that stays.
+    """
+    if keep == 0:
+        return []
+    staying = {*sorted(versions)[-keep:], *held}
+    staying |= {base for number in staying if (base := versions.get(number)) is not None}
+    return sorted(versions.keys() - staying)
+
+
+def delete_versions(model_directory: Path, numbers: Iterable[int]) -> list[int]:
+    """Delete versions. A server that has one mapped keeps its pages until it lets go of them.
+
+    Args:
+        model_directory: Where the model's versions are.
+        numbers: Those that go.
+
+    Returns:
+        Those that are gone; what cannot be deleted is warned of and left.
+    """
+    there = version_directories(model_directory)
+    gone = []
+    for number in numbers:
+        hidden = model_directory / f"{_DELETING}{number}-{secrets.token_hex(4)}"
+        try:
+            there[number].rename(hidden)
+            shutil.rmtree(hidden)
+        except (KeyError, FileNotFoundError):
+            continue  # somebody else was quicker
+        except OSError as error:
+            _log.warning("version %d cannot be deleted: %s", number, error.strerror)
+        else:
+            gone.append(number)
+    return gone
+
+
+def sweep(model_directory: Path) -> None:
+    """Remove what processes that were killed have left: versions half deleted, and drafts nobody writes to.
+
+    Args:
+        model_directory: Where the model's versions are; must exist.
+    """
+    with os.scandir(model_directory) as entries:
+        names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+    for name in names:
+        path = model_directory / name
+        if name.startswith(_DELETING) or (name.startswith(DRAFT_PREFIX) and _abandoned(path)):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _abandoned(draft: Path) -> bool:
+    """Whether nobody writes to a draft: who does holds a lock on it, and takes it at once."""
+    try:
+        descriptor = os.open(draft, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        age_seconds = datetime.now(UTC).timestamp() - os.fstat(descriptor).st_mtime
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return age_seconds > _ABANDONED_SECONDS
