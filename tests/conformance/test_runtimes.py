@@ -20,11 +20,13 @@ from tests.conformance.onnx_models import ONNX
 from tests.conformance.python_models import PYTHON
 from tests.conformance.runtime_example import Example, RuntimeUnderTest
 from tests.conformance.sklearn_models import SKLEARN
+from tests.conformance.tensorflow_models import TENSORFLOW
 
 RUNTIMES = (
     ONNX,
     SKLEARN,
     PYTHON,
+    TENSORFLOW,
 )
 
 EXAMPLES = [

@@ -42,6 +42,13 @@ RUNTIMES = (
     Runtime("onnx", "headrace.runtimes.onnx", "model.onnx", "*.onnx"),
     Runtime("sklearn", "headrace.runtimes.sklearn", "model.skops", "*.skops", extra="sklearn"),
     Runtime("ctr", "headrace.runtimes.ctr", "model.ctr", "*.ctr", extra="ctr"),
+    Runtime(
+        "tensorflow",
+        "headrace.runtimes.tensorflow",
+        "saved_model.pb",
+        "saved_model.pb",
+        extra="tensorflow",
+    ),
     Runtime("python", "headrace.runtimes.python", "model.py", "model.py"),
 )
 

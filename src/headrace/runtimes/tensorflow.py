@@ -1,0 +1,274 @@
+"""TensorFlow on the CPU: SavedModel directories, as TensorFlow Serving has them, with all their signatures.
+
+A SavedModel is loaded into a session of its own, as TensorFlow Serving's C++ does, and each signature is a
+prepared call into it that runs in the calling thread: a tenth of what calling the signature as a Python
+function costs. Sessions also end: what a version held is freed when it is closed. Needs the extra
+``tensorflow``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+# Before TensorFlow is imported, which reads it then: what it would print is in the exceptions it raises.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # TensorFlow's own modules, about each other
+    import tensorflow
+    from tensorflow.core.protobuf import config_pb2, saved_model_pb2
+
+from headrace.errors import LoadError, ModelError
+from headrace.runtimes.options import RuntimeOptions
+from headrace.servable import DEFAULT_SIGNATURE, Signature, TensorSpec
+from headrace.tensors import BY_TENSORFLOW, Array, Tensors
+
+_log = logging.getLogger(__name__)
+
+_OPTIONS: dict[str, type] = {"default_signature": str}
+_SERVE = "serve"
+_INITIAL = "__saved_model_init_op"
+
+_Session = Any  # TensorFlow ships no types
+_SignatureDef = Any
+_TensorInfo = Any
+_Call = Callable[..., list[Array]]
+
+
+def load(file: Path, options: RuntimeOptions) -> TensorflowServable:
+    """Load a SavedModel.
+
+    Args:
+        file: Its ``saved_model.pb``; the variables lie beside it.
+        options: The operator's settings; docs/runtimes.md lists the options.
+
+    Raises:
+        LoadError: It is damaged, is not for serving, or a signature's inputs or outputs are not rows.
+    """
+    options.check_known(_OPTIONS)
+    tags = _tags(file)
+    _keep_to_threads(options.threads)
+    session = _session(options.threads)
+    try:
+        signatures, calls = _prepare(session, file, tags, options)
+    except BaseException:
+        session.close()
+        raise
+    return TensorflowServable(session, signatures, calls)
+
+
+class TensorflowServable:
+    """A SavedModel in a session of its own."""
+
+    platform = "tensorflow_savedmodel"
+
+    def __init__(
+        self, session: _Session, signatures: Mapping[str, Signature], calls: Mapping[str, _Call]
+    ) -> None:
+        """Keep what answers.
+
+        Args:
+            session: The session that holds the variables.
+            signatures: The signatures, by name.
+            calls: What answers each of them: takes its inputs in order, gives its outputs in order.
+        """
+        self.signatures = signatures
+        self._session = session
+        self._calls = {
+            name: (call, signatures[name].input_names, signatures[name].output_names)
+            for name, call in calls.items()
+        }
+
+    def predict(self, inputs: Tensors, signature: str = DEFAULT_SIGNATURE) -> Tensors:
+        """Answer a whole batch.
+
+        Args:
+            inputs: Every input, checked.
+            signature: Which of the model's signatures.
+
+        Raises:
+            ModelError: TensorFlow failed.
+        """
+        call, names, outputs = self._calls[signature]
+        try:
+            answers = call(*[inputs[name] for name in names])
+        except Exception as error:  # the boundary to TensorFlow, whose exceptions share no base class
+            raise ModelError(f"the model failed: {_text(error)}") from error
+        return dict(zip(outputs, answers, strict=True))
+
+    def close(self) -> None:
+        """End the session, and free what it held."""
+        self._calls.clear()
+        self._session.close()
+
+
+def _tags(file: Path) -> list[str]:
+    """What names the graph for serving; of several, the one that is for nothing else besides."""
+    model = saved_model_pb2.SavedModel()
+    try:
+        model.ParseFromString(file.read_bytes())
+    except OSError as error:
+        raise LoadError(f"cannot read {file.name}: {error.strerror}") from error
+    except Exception as error:  # the boundary to protobuf, whose errors differ between its implementations
+        raise LoadError(f"{file.name} is not a SavedModel: {error}") from error
+    found = [list(graph.meta_info_def.tags) for graph in model.meta_graphs]
+    serving = sorted((tags for tags in found if _SERVE in tags), key=len)
+    if not serving:
+        raise LoadError(
+            f"{file.name}: expected a graph with the tag {_SERVE!r}, got {found or 'no graph'}; "
+            "export the model with tf.saved_model.save or Keras' model.export"
+        )
+    return serving[0]
+
+
+_threads_lock = threading.Lock()
+_first_threads: list[int] = []
+
+
+def _keep_to_threads(threads: int) -> None:
+    """Say so where the setting has no effect: TensorFlow has one pool for the whole process."""
+    with _threads_lock:
+        if not _first_threads:
+            _first_threads.append(threads)
+    if _first_threads[0] != threads:
+        _log.warning(
+            "TensorFlow took its number of threads from the first model that was loaded, and keeps it",
+            extra={"threads": _first_threads[0], "wanted": threads},
+        )
+
+
+def _session(threads: int) -> _Session:
+    settings = tensorflow.compat.v1.ConfigProto(
+        device_count={"GPU": 0},
+        intra_op_parallelism_threads=threads,
+        # Negative: operations run in the calling thread, which no hop then delays; they still divide their
+        # work among the threads above.
+        inter_op_parallelism_threads=-1,
+    )
+    settings.experimental.optimize_for_static_graph = True
+    settings.experimental.disable_output_partition_graphs = True
+    return tensorflow.compat.v1.Session(graph=tensorflow.Graph(), config=settings)
+
+
+def _prepare(
+    session: _Session, file: Path, tags: Sequence[str], options: RuntimeOptions
+) -> tuple[dict[str, Signature], dict[str, _Call]]:
+    try:
+        with session.graph.as_default(), _without_advice():
+            graph = tensorflow.compat.v1.saved_model.load(session, tags, str(file.parent))
+    except Exception as error:  # the boundary to TensorFlow, whose exceptions share no base class
+        raise LoadError(f"TensorFlow cannot load {file.name}: {_text(error)}") from error
+    found = {name: one for name, one in graph.signature_def.items() if name != _INITIAL}
+    default = _default(sorted(found), str(options.options.get("default_signature", "")))
+    signatures: dict[str, Signature] = {}
+    calls: dict[str, _Call] = {}
+    for served, name in _served(sorted(found), default):
+        try:
+            signatures[served] = _signature(served, found[name], options)
+        except LoadError as error:
+            if served == DEFAULT_SIGNATURE:
+                raise
+            _log.warning("a signature cannot be served", extra={"signature": name, "reason": error.message})
+            continue
+        calls[served] = _prepared(session, signatures[served], found[name])
+    return signatures, calls
+
+
+@contextlib.contextmanager
+def _without_advice() -> Iterator[None]:
+    """Keep quiet about the loader into sessions being the old one: there is no other into sessions."""
+    log = logging.getLogger("tensorflow")
+
+    def is_news(record: logging.LogRecord) -> bool:
+        return "is deprecated" not in str(record.msg) and "Instructions for updating" not in str(record.msg)
+
+    log.addFilter(is_news)
+    try:
+        yield
+    finally:
+        log.removeFilter(is_news)
+
+
+def _default(names: Sequence[str], chosen: str) -> str:
+    """Which signature a request means that names none."""
+    if chosen and chosen not in names:
+        raise LoadError(
+            f"runtime.options.default_signature: the model has {', '.join(names) or 'none'}, not {chosen!r}"
+        )
+    default = chosen or (names[0] if len(names) == 1 else DEFAULT_SIGNATURE)
+    if default not in names:
+        raise LoadError(
+            f"expected a signature {DEFAULT_SIGNATURE!r}, got {', '.join(names) or 'none'}; set "
+            "runtime.options.default_signature, or save the model with signatures"
+        )
+    return default
+
+
+def _served(names: Sequence[str], default: str) -> list[tuple[str, str]]:
+    """The names to serve under, each with the model's own name; the default one comes first."""
+    others = [(name, name) for name in names if name != DEFAULT_SIGNATURE]
+    return [(DEFAULT_SIGNATURE, default), *others]
+
+
+def _prepared(session: _Session, signature: Signature, definition: _SignatureDef) -> _Call:
+    feeds = [definition.inputs[name].name for name in signature.input_names]
+    fetches = [definition.outputs[name].name for name in signature.output_names]
+    make = getattr(session, "_make_callable_from_options", None)
+    if make is None:
+        # The public one does the same, and then looks at each value again in Python: five times the time.
+        return session.make_callable(fetches, feeds)  # type: ignore[no-any-return]
+    return make(config_pb2.CallableOptions(feed=feeds, fetch=fetches))  # type: ignore[no-any-return]
+
+
+def _signature(name: str, definition: _SignatureDef, options: RuntimeOptions) -> Signature:
+    inputs, outputs = definition.inputs, definition.outputs
+    fixed = {one: size for one in sorted(inputs) for size in [_sizes("input", one, inputs[one])[0]] if size}
+    if len(set(fixed.values())) > 1:
+        said = ", ".join(f"{one} {rows}" for one, rows in fixed.items())
+        raise LoadError(
+            f"signature {name!r}: the inputs have different fixed first axes ({said}), which cannot all be "
+            "rows; export the model with a batch axis"
+        )
+    return Signature(
+        name,
+        # In TensorFlow's maps nothing comes first; by name, the order is at least always the same.
+        tuple(_spec("input", one, inputs[one]) for one in sorted(inputs)),
+        tuple(_spec("output", one, outputs[one]) for one in sorted(outputs)),
+        kind=options.signature.kind if name == DEFAULT_SIGNATURE else "predict",
+        rows=next(iter(fixed.values()), None),
+    )
+
+
+def _spec(side: str, name: str, info: _TensorInfo) -> TensorSpec:
+    datatype = BY_TENSORFLOW.get(info.dtype)
+    if datatype is None or not info.name:
+        kind = tensorflow.dtypes.as_dtype(info.dtype).name if info.name else "composite"
+        raise LoadError(f"{side} {name!r} is {kind}, which no request can carry; make it a plain tensor")
+    return TensorSpec(name, datatype.dtype, tuple(_sizes(side, name, info)[1:]))
+
+
+def _sizes(side: str, name: str, info: _TensorInfo) -> list[int | None]:
+    shape = info.tensor_shape
+    if shape.unknown_rank or not shape.dim:
+        raise LoadError(
+            f"{side} {name!r} has {'no declared' if shape.unknown_rank else 'no'} axes, but the first axis "
+            "must be rows: export the model with tf.TensorSpec([None, …])"
+        )
+    return [dimension.size if dimension.size >= 0 else None for dimension in shape.dim]
+
+
+def _text(error: Exception) -> str:
+    """What TensorFlow says, without its stack of the graph, its source files and the machine's paths."""
+    said = str(getattr(error, "message", "") or error)
+    said = re.sub(r"(?s)(Original stack trace|Errors may have originated).*", "", said)
+    said = re.sub(r"\[\[\{?\{?[^\]]*\]\]|\d+ (?:root error|successful|derived error).*", "", said)
+    said = re.sub(r"(?<!\S)(?:[A-Za-z]:)?[/\\]\S+|\S*\.(?:cc|h|py):\d+\S*", "", said)
+    return " ".join(said.split()) or type(error).__name__
