@@ -1,4 +1,4 @@
-"""The files of a click model's version: ``model.ctr``, which describes it, and a plain ``.npy`` file an array.
+"""The files of a version of a click model: ``model.ctr`` describes it; each array is a plain ``.npy`` file.
 
 Arrays are mapped, not read: a version is loaded in milliseconds, its pages come when they are first touched,
 and processes that serve the same version share them. A version may be a patch: then some arrays are those of

@@ -52,8 +52,8 @@ def quantize_table(table: Table, bits: Bits) -> Table:
         groups = -(-len(chunk) // group_rows)
         padded = np.zeros((groups * group_rows, width), np.float32)
         padded[: len(chunk)] = chunk
-        numbers, found = _quantize(padded.reshape(groups, -1), bits)
-        values[start : start + len(chunk)] = numbers.reshape(-1, width)[: len(chunk)]
+        numbers, found = _quantize(padded.reshape(groups, group_rows * width), bits)
+        values[start : start + len(chunk)] = numbers.reshape(padded.shape)[: len(chunk)]
         scales[start >> shift : (start >> shift) + groups] = found
     return Table(values, scales, shift)
 
