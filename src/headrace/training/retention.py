@@ -54,7 +54,7 @@ def delete_versions(model_directory: Path, numbers: Iterable[int]) -> list[int]:
         hidden = model_directory / f"{_DELETING}{number}-{secrets.token_hex(4)}"
         try:
             there[number].rename(hidden)
-            shutil.rmtree(hidden)
+            hidden.unlink() if hidden.is_symlink() else shutil.rmtree(hidden)
         except (KeyError, FileNotFoundError):
             continue  # somebody else was quicker
         except OSError as error:
