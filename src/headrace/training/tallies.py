@@ -1,0 +1,269 @@
+"""Sums and areas under curves over rows, in groups: what scores are made of.
+
+Compiled, because every row pays for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import msgspec
+import numba
+import numpy as np
+
+from headrace.errors import ConfigError
+from headrace.tensors import Array
+
+LEAST_PROBABILITY = 1e-7
+"""Predictions are clipped to this and to 1 minus this in metrics, so that one sure error is not infinite."""
+
+RUN_DETAIL = 11
+SLICE_DETAIL = 5
+"""Probabilities are counted in bins: how many bits after the leading one tell them apart, over all rows and
+for each value of a slice. Near 0 and near 1 bins are narrower in proportion."""
+
+_SUMS = 6
+"""What is added up: rows, weight, weight of clicks, weighted predictions, loss, loss of the truth."""
+_MANTISSA_BITS = 23
+_LEAST_EXPONENT = 127 - 24
+_EXPONENTS = 24
+_NONE = np.zeros(0, np.float32)
+
+
+class Score(msgspec.Struct, frozen=True, kw_only=True):
+    """How good the predictions of some rows were; None where it cannot be said: an AUC without clicks.
+
+    Attributes:
+        rows: How many rows.
+        logloss: The mean loss, in nats.
+        auc: The probability that a click was given more than a row without one.
+        auc_error: By how much the AUC may be off; 0 where it is exact.
+        calibration: The mean prediction divided by the mean label.
+        normalized_entropy: The logloss divided by that of always predicting these rows' click rate.
+        click_rate: The mean label.
+        optimal_logloss: The logloss of the probabilities that the labels were drawn with.
+    """
+
+    rows: int
+    logloss: float | None = None
+    auc: float | None = None
+    auc_error: float | None = None
+    calibration: float | None = None
+    normalized_entropy: float | None = None
+    click_rate: float | None = None
+    optimal_logloss: float | None = None
+
+
+class Scored(NamedTuple):
+    """Rows whose labels are known, and what was predicted for them.
+
+    Attributes:
+        predictions: float32 ``[rows]``.
+        labels: 0 or 1: float32 ``[rows]``.
+        weights: float32 ``[rows]``; None for one each.
+        truth: float32 ``[rows]``; None for real rows.
+        codes: Which value of each slice a row has: int32 ``[slices, rows]``, -1 for none.
+    """
+
+    predictions: Array
+    labels: Array
+    weights: Array | None
+    truth: Array | None
+    codes: Array
+
+    @classmethod
+    def of(cls, columns: Mapping[str, Array | None]) -> Scored:
+        """Make it of its columns by name; weights and truth may be missing."""
+        predictions, labels, codes = (columns[name] for name in ("predictions", "labels", "codes"))
+        if predictions is None or labels is None or codes is None:
+            raise ConfigError("rows that are scored need predictions, labels and codes")
+        return cls(predictions, labels, columns.get("weights"), columns.get("truth"), codes)
+
+    def part(self, start: int, stop: int) -> Scored:
+        """Some of the rows, as views."""
+        weights = None if self.weights is None else self.weights[start:stop]
+        truth = None if self.truth is None else self.truth[start:stop]
+        return Scored(
+            self.predictions[start:stop], self.labels[start:stop], weights, truth, self.codes[:, start:stop]
+        )
+
+
+def exact_areas(predictions: Array, labels: Array, weights: Array | None, groups: Array, count: int) -> Array:
+    """The AUC within each group of rows, ties counted half.
+
+    Args:
+        predictions: float32 ``[rows]``, none negative.
+        labels: 0 or 1: float32 ``[rows]``.
+        weights: How much each row counts: float32 ``[rows]``; None for one each.
+        groups: The group of each row: int64 ``[rows]``, 0 to ``count - 1``.
+        count: How many groups there are.
+
+    Returns:
+        float64 ``[count]``; NaN where a group has rows of one label only.
+    """
+    # The bits of numbers that are not negative are in the order of the numbers, and the top one is free.
+    bits = np.ascontiguousarray(predictions, dtype=np.float32).view(np.uint32)
+    keys = (bits << np.uint32(1)) | (labels > 0.5)
+    if count > 1 or weights is not None:
+        keys = (groups.astype(np.uint64) << np.uint64(32)) | keys
+    if weights is None:
+        keys.sort()
+        found = _areas(keys.astype(np.uint64), _NONE, count)
+    else:
+        order = np.argsort(keys)
+        found = _areas(keys[order].astype(np.uint64), weights[order].astype(np.float32), count)
+    return np.asarray(found)
+
+
+class Tally:
+    """Sums over rows, for each of some groups of them."""
+
+    def __init__(self, groups: int, detail: int) -> None:
+        """Start with none.
+
+        Args:
+            groups: How many groups there are.
+            detail: How fine the bins are in which probabilities are counted, in bits.
+        """
+        self.sums = np.zeros((groups, _SUMS))
+        self.histogram = np.zeros((groups, 2, 2 * _EXPONENTS << detail))
+        self.with_truth = False
+        self._detail = detail
+
+    def grow(self, groups: int) -> None:
+        """Make room for more groups."""
+        missing = groups - len(self.sums)
+        if missing > 0:
+            self.sums = np.concatenate([self.sums, np.zeros((missing, _SUMS))])
+            more = np.zeros((missing, *self.histogram.shape[1:]))
+            self.histogram = np.concatenate([self.histogram, more])
+
+    def fresh(self) -> Tally:
+        """An empty one of the same groups and bins."""
+        made = Tally(0, self._detail)
+        made.sums, made.histogram = np.zeros_like(self.sums), np.zeros_like(self.histogram)
+        return made
+
+    def merge(self, other: Tally) -> None:
+        """Add another one's sums."""
+        self.sums += other.sums
+        self.histogram += other.histogram
+        self.with_truth = self.with_truth or other.with_truth
+
+    def copy(self) -> Tally:
+        """The same sums, apart."""
+        made = self.fresh()
+        made.merge(self)
+        return made
+
+    def add(self, rows: Scored, groups: Array) -> None:
+        """Add rows.
+
+        Args:
+            rows: The rows.
+            groups: Which group each is in: int64 ``[rows]``, none negative.
+        """
+        self.with_truth = self.with_truth or rows.truth is not None
+        weights = _NONE if rows.weights is None else rows.weights
+        truth = _NONE if rows.truth is None else rows.truth
+        _add((rows.predictions, rows.labels, weights, truth, groups), self.sums, self.histogram, self._detail)
+
+    def score(self, group: int, area: float | None = None) -> Score:
+        """The score of a group's rows.
+
+        Args:
+            group: Which one.
+            area: The exact AUC, NaN for none; that of the histogram if left out.
+        """
+        rows, weight, clicks, predicted, loss, optimal = (float(one) for one in self.sums[group])
+        if weight <= 0.0:
+            return Score(rows=int(rows))
+        rate = min(clicks / weight, 1.0)
+        entropy = -sum(share * math.log(share) for share in (rate, 1.0 - rate) if share > 0.0)
+        error: float | None = 0.0
+        if area is None:
+            area, error = self._binned_area(group)
+        known = math.isfinite(area)
+        return Score(
+            rows=int(rows),
+            logloss=loss / weight,
+            auc=area if known else None,
+            auc_error=error if known else None,
+            calibration=predicted / clicks if clicks > 0.0 else None,
+            normalized_entropy=loss / weight / entropy if entropy > 0.0 else None,
+            click_rate=rate,
+            optimal_logloss=optimal / weight if self.with_truth else None,
+        )
+
+    def _binned_area(self, group: int) -> tuple[float, float]:
+        """The AUC by the histogram, and by how much it may be off."""
+        down, up = self.histogram[group]
+        pairs = float(down.sum() * up.sum())
+        if pairs <= 0.0:
+            return math.nan, math.nan
+        tied = float(up @ down) / 2
+        return (float(up @ (np.cumsum(down) - down)) + tied) / pairs, tied / pairs
+
+
+@numba.njit(cache=True, nogil=True)
+def _loss(probability: float, clicked: bool) -> float:
+    given = probability if clicked else 1.0 - probability
+    return -math.log(min(max(given, LEAST_PROBABILITY), 1.0 - LEAST_PROBABILITY))
+
+
+@numba.njit(cache=True, nogil=True)
+def _add(columns: tuple[Array, ...], sums: Array, histogram: Array, detail: int) -> None:
+    """Add rows: predictions, labels, weights or nothing, truth or nothing, groups."""
+    predictions, labels, weights, truth, groups = columns
+    nearest = np.empty(len(predictions), np.float32)
+    for row in range(len(predictions)):
+        nearest[row] = min(predictions[row], np.float32(1.0) - predictions[row])
+    bits = nearest.view(np.uint32)
+    half = histogram.shape[2] // 2
+    for row in range(len(predictions)):
+        weight = float(weights[row]) if len(weights) else 1.0
+        clicked, group = labels[row] > 0.5, groups[row]
+        sums[group, 0] += 1.0
+        sums[group, 1] += weight
+        sums[group, 2] += weight * clicked
+        sums[group, 3] += weight * predictions[row]
+        sums[group, 4] += weight * _loss(float(predictions[row]), clicked)
+        if len(truth):
+            sums[group, 5] += weight * _loss(float(truth[row]), clicked)
+        place = (int(bits[row]) >> (_MANTISSA_BITS - detail)) - (_LEAST_EXPONENT << detail)
+        place = min(max(place, 0), half - 1)
+        if predictions[row] >= 0.5:
+            place = 2 * half - 1 - place
+        histogram[group, 1 if clicked else 0, place] += weight
+
+
+@numba.njit(cache=True, nogil=True)
+def _areas(keys: Array, weights: Array, count: int) -> Array:
+    """The AUC of each group.
+
+    Args:
+        keys: Group, then the bits of the prediction, then the label, in order: uint64 ``[rows]``.
+        weights: float32 ``[rows]`` in the same order, or nothing for one each.
+        count: How many groups there are.
+    """
+    area, up, down = np.zeros(count), np.zeros(count), np.zeros(count)
+    row = 0
+    while row < len(keys):
+        group, tie = int(keys[row] >> np.uint64(32)), keys[row] >> np.uint64(1)
+        ups, downs = 0.0, 0.0
+        while row < len(keys) and keys[row] >> np.uint64(1) == tie:
+            weight = float(weights[row]) if len(weights) else 1.0
+            if keys[row] & np.uint64(1):
+                ups += weight
+            else:
+                downs += weight
+            row += 1
+        area[group] += ups * (down[group] + downs / 2)
+        up[group] += ups
+        down[group] += downs
+    for group in range(count):
+        pairs = up[group] * down[group]
+        area[group] = area[group] / pairs if pairs > 0.0 else np.nan
+    return area
