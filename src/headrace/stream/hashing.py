@@ -9,11 +9,10 @@ No value is: null, empty text, and the integer -1 (64 bits that are all ones).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numba import njit, types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
 from headrace.errors import InvalidRequest
@@ -28,6 +27,9 @@ _PRIME_3 = np.uint64(0x165667B19E3779F9)
 _PRIME_4 = np.uint64(0x85EBCA77C2B2AE63)
 _PRIME_5 = np.uint64(0x27D4EB2F165667C5)
 
+Integer: TypeAlias = int | np.signedinteger
+"""As compiled code has them."""
+
 NO_VALUE = np.uint64(2**64 - 1)
 """The integer -1."""
 
@@ -35,33 +37,28 @@ NO_VALUE = np.uint64(2**64 - 1)
 # ---- Reading memory ------------------------------------------------------------------------------
 
 
-@intrinsic
-def pointer(_context: Any, address: Any) -> Any:
-    """An address as something that ``carray`` takes."""
-
-    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
-
-    return types.voidptr(address), generate
-
-
 def _reader(kind: Any) -> Any:
-    """An intrinsic that reads an unsigned number at any address, aligned or not."""
+    """An intrinsic that reads a number: of the array at any address, aligned or not, the one at a place."""
 
     @intrinsic
-    def read(_context: Any, address: Any) -> Any:
+    def read(_context: Any, address: Any, place: Any) -> Any:
         def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
             number = context.get_value_type(kind)
-            found = builder.load(builder.inttoptr(arguments[0], number.as_pointer()))
+            first = builder.inttoptr(arguments[0], number.as_pointer())
+            found = builder.load(builder.gep(first, [arguments[1]]))
             found.align = 1
             return found
 
-        return kind(address), generate
+        return kind(types.int64, types.int64), generate
 
     return read
 
 
-read_8, read_32, read_64 = _reader(types.uint8), _reader(types.uint32), _reader(types.uint64)
+read_int8, read_uint8 = _reader(types.int8), _reader(types.uint8)
+read_int16, read_uint16 = _reader(types.int16), _reader(types.uint16)
+read_int32, read_uint32 = _reader(types.int32), _reader(types.uint32)
+read_int64, read_uint64 = _reader(types.int64), _reader(types.uint64)
+read_float32, read_float64 = _reader(types.float32), _reader(types.float64)
 
 
 # ---- XXH64 ---------------------------------------------------------------------------------------
@@ -98,17 +95,17 @@ def _merged(sum_: np.uint64, lane: np.uint64) -> np.uint64:
 
 
 @njit(cache=True, nogil=True)
-def hash_bytes(address: int, length: int, seed: np.uint64) -> np.uint64:
+def hash_bytes(address: Integer, length: Integer, seed: np.uint64) -> np.uint64:
     """XXH64 of some bytes in memory."""
     end = address + length
     if length >= 32:
         one, two = seed + _PRIME_1 + _PRIME_2, seed + _PRIME_2
         three, four = seed, seed - _PRIME_1
         while address + 32 <= end:
-            one = _mixed(one, read_64(address))
-            two = _mixed(two, read_64(address + 8))
-            three = _mixed(three, read_64(address + 16))
-            four = _mixed(four, read_64(address + 24))
+            one = _mixed(one, read_uint64(address, 0))
+            two = _mixed(two, read_uint64(address, 1))
+            three = _mixed(three, read_uint64(address, 2))
+            four = _mixed(four, read_uint64(address, 3))
             address += 32
         sum_ = _turned(one, 1) + _turned(two, 7) + _turned(three, 12) + _turned(four, 18)
         sum_ = _merged(_merged(_merged(_merged(sum_, one), two), three), four)
@@ -116,13 +113,13 @@ def hash_bytes(address: int, length: int, seed: np.uint64) -> np.uint64:
         sum_ = seed + _PRIME_5
     sum_ += np.uint64(length)
     while address + 8 <= end:
-        sum_ = _turned(sum_ ^ _mixed(np.uint64(0), read_64(address)), 27) * _PRIME_1 + _PRIME_4
+        sum_ = _turned(sum_ ^ _mixed(np.uint64(0), read_uint64(address, 0)), 27) * _PRIME_1 + _PRIME_4
         address += 8
     if address + 4 <= end:
-        sum_ = _turned(sum_ ^ (np.uint64(read_32(address)) * _PRIME_1), 23) * _PRIME_2 + _PRIME_3
+        sum_ = _turned(sum_ ^ (np.uint64(read_uint32(address, 0)) * _PRIME_1), 23) * _PRIME_2 + _PRIME_3
         address += 4
     while address < end:
-        sum_ = _turned(sum_ ^ (np.uint64(read_8(address)) * _PRIME_5), 11) * _PRIME_1
+        sum_ = _turned(sum_ ^ (np.uint64(read_uint8(address, 0)) * _PRIME_5), 11) * _PRIME_1
         address += 1
     return _finished(sum_)
 

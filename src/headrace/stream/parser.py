@@ -168,7 +168,8 @@ class StreamParser:
             if self.arrow_schema is None:
                 self._refuse_foreign()
             raise self._error(
-                f"expected a message of an Arrow IPC stream (ff ff ff ff), got {bytes(self._room[:4]).hex(' ')}"
+                "expected a message of an Arrow IPC stream (ff ff ff ff), "
+                f"got {bytes(self._room[:4]).hex(' ')}"
             )
         if length == 0:  # The end of a stream; another one may follow.
             self._reader = None
@@ -232,8 +233,9 @@ class StreamParser:
         said = (columns.metadata or {}).get(METADATA_KEY)
         if said is None:
             raise self._error(
-                f"it does not say what its {len(columns)} columns are for: give a schema (`--schema FILE.toml`), "
-                f"or put its JSON into the metadata of the Arrow schema, as {METADATA_KEY.decode()!r}"
+                f"it does not say what its {len(columns)} columns are for: give a schema "
+                "(`--schema FILE.toml`), or put its JSON into the metadata of the Arrow schema, "
+                f"as {METADATA_KEY.decode()!r}"
             )
         try:
             return parse_schema(said, "the schema in its metadata")

@@ -1,0 +1,229 @@
+"""From record batches to Blocks: all columns joined into one array a kind, and every value checked."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from headrace.errors import StreamError
+from headrace.stream.block import Block, Slice
+from headrace.stream.features import Features
+from headrace.stream.joined_columns import Columns, Times, column_number, columns_of
+from headrace.stream.joining_kernels import join_categorical, join_integers, join_numbers
+from headrace.stream.schema import Field
+from headrace.tensors import Array
+
+MOST_SLICE_VALUES = 1000
+"""The most values of one column that metrics are split by; the rest are together."""
+
+OTHER = "(other)"
+"""What all further values of a slice are called."""
+
+_NO_KEYS = np.zeros((0, 0), np.uint64)
+
+_capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_capsule_pointer.restype = ctypes.c_void_p
+_capsule_pointer.argtypes = (ctypes.py_object, ctypes.c_char_p)
+
+
+class _Wrong(NamedTuple):
+    """One problem: the row within its batch, the field, and what is wrong with the value there."""
+
+    row: int
+    field: Field
+    expected: str
+
+
+class Joiner:
+    """Joins the record batches of one stream.
+
+    Attributes:
+        features: The layout of what it makes.
+    """
+
+    def __init__(self, features: Features, slices: Sequence[str] = ()) -> None:
+        """Begin a stream.
+
+        Args:
+            features: What to make.
+            slices: Columns by which metrics are split: any that the stream has.
+        """
+        self.features = features
+        self._slices = {name: _SliceCodes() for name in slices}
+        self._columns: Columns | None = None
+        self._arrow_schema: pa.Schema | None = None
+        self._exact = len(features.exact_slots)
+
+    def check(self, arrow_schema: pa.Schema) -> None:
+        """Check that every field has a column of a type that it may have.
+
+        Raises:
+            StreamError: Which has not, and what to do.
+        """
+        for name in self._slices:
+            column_number(name, arrow_schema)
+        self._columns = columns_of(self.features, arrow_schema)
+        self._arrow_schema = arrow_schema
+
+    def join(self, batch: pa.RecordBatch, first_row: int = 0) -> Block:
+        """Join one record batch, validated before; see ``join_all``."""
+        return self.join_all((batch,), first_row)
+
+    def join_all(self, batches: Sequence[pa.RecordBatch], first_row: int = 0) -> Block:
+        """Join record batches that follow one another into one Block.
+
+        Args:
+            batches: They must be valid, down to every offset: ``validate(full=True)``.
+            first_row: The number of their first row in the stream.
+
+        Raises:
+            StreamError: Its ``row`` is the first that cannot be learnt from; rows before it are good.
+        """
+        block = self._empty(sum(batch.num_rows for batch in batches), first_row)
+        start = 0
+        for batch in batches:
+            self._know(batch.schema)
+            stop = start + batch.num_rows
+            self._fill(batch, block.part(start, stop))
+            start = stop
+        return block
+
+    def _know(self, arrow_schema: pa.Schema) -> None:
+        known = self._arrow_schema
+        if known is None or (arrow_schema is not known and not arrow_schema.equals(known)):
+            self.check(arrow_schema)
+
+    def _empty(self, rows: int, first_row: int) -> Block:
+        schema, features = self.features.schema, self.features
+
+        def numbers(role: str) -> Array | None:
+            return np.empty(rows, np.float32) if schema.of(role) else None
+
+        return Block(
+            indices=np.empty((rows, features.slots), np.uint32),
+            dense=np.empty((rows, features.dense_width), np.float32),
+            labels=np.empty(rows if schema.of("label") else 0, np.float32),
+            weights=numbers("weight"),
+            truth=numbers("truth"),
+            timestamps=np.empty(rows, np.int64) if schema.of("timestamp") else None,
+            keys=np.empty((rows, self._exact), np.uint64) if self._exact else None,
+            slices={
+                name: Slice(np.empty(rows, np.int32), codes.values) for name, codes in self._slices.items()
+            },
+            first_row=first_row,
+        )
+
+    def _fill(self, batch: pa.RecordBatch, block: Block) -> None:
+        columns = self._columns
+        if columns is None or not len(block):
+            return
+        with _exported(batch) as array:
+            problems = [
+                *self._features(array, columns, block),
+                *self._labels(array, columns, block),
+                *_timestamps(array, columns.times, block, self.features.schema.one("timestamp")),
+            ]
+        if problems:
+            first = min(problems, key=lambda problem: problem.row)
+            came = batch.column(column_number(first.field.name, batch.schema))[first.row].as_py()
+            raise StreamError(
+                f"{first.expected}, got {_shown(came)}; mend what writes the stream, or leave such rows out",
+                row=block.first_row + first.row,
+                field=first.field.name,
+            )
+        for name, codes in self._slices.items():
+            codes.fill(batch.column(column_number(name, batch.schema)), block.slices[name].codes)
+
+    def _features(self, array: int, columns: Columns, block: Block) -> Iterator[_Wrong]:
+        if len(columns.categorical):
+            keys = _NO_KEYS if block.keys is None else block.keys
+            row, number = join_categorical(array, columns.categorical, block.indices, keys)
+            if row >= 0:
+                field = self.features.categorical[number]
+                yield _Wrong(row, field, f"expected a bucket from 0 to {field.buckets - 1}, or none")
+        if len(columns.dense):
+            row, number = join_numbers(array, columns.dense, block.dense)
+            if row >= 0:
+                yield _Wrong(row, self.features.numeric[number], "expected a finite number, or none")
+
+    def _labels(self, array: int, columns: Columns, block: Block) -> Iterator[_Wrong]:
+        for role, expected, column, numbers in (
+            ("label", "expected 0 or 1", columns.label, block.labels),
+            ("weight", "expected a finite number of 0 or more", columns.weight, block.weights),
+            ("truth", "expected a probability", columns.truth, block.truth),
+        ):
+            field = self.features.schema.one(role)  # type: ignore[arg-type]  # Three of its roles.
+            if field is None or numbers is None:
+                continue
+            row, _ = join_numbers(array, column, numbers.reshape(-1, 1))
+            wrong = (numbers != 0) & (numbers != 1) if role == "label" else ~(numbers >= 0)
+            if role == "truth":
+                wrong |= ~(numbers <= 1)
+            if row >= 0:
+                wrong[row:] = True  # What comes after it was not read.
+            if wrong.any():
+                yield _Wrong(int(np.argmax(wrong)), field, expected)
+
+
+def _timestamps(array: int, times: Times | None, block: Block, field: Field | None) -> Iterator[_Wrong]:
+    if times is None or field is None or block.timestamps is None:
+        return
+    found = block.timestamps
+    row = int(join_integers(array, times.child, times.type, found))
+    if row >= 0:
+        yield _Wrong(row, field, "expected a time")
+    if times.microseconds < 1:
+        found //= round(1 / times.microseconds)
+    elif times.microseconds > 1:
+        scale = round(times.microseconds)
+        # Where null, anything may stand: the earlier of both is what is told.
+        beyond = (found > 2**62 // scale) | (found < -(2**62) // scale)
+        if beyond.any():
+            yield _Wrong(int(np.argmax(beyond)), field, "expected a time that microseconds can tell")
+        found *= scale
+
+
+class _SliceCodes:
+    """The values of one column by which metrics are split, numbered as they come."""
+
+    def __init__(self) -> None:
+        self._codes: dict[str, int] = {}
+        self.values: tuple[str, ...] = ()
+
+    def fill(self, column: pa.Array, codes: Array) -> None:
+        """Number a column's values."""
+        if pa.types.is_nested(column.type):
+            column = pa.array([None if value is None else str(value) for value in column.to_pylist()])
+        encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
+        numbers = [-1 if value is None else self._code(value) for value in encoded.dictionary.to_pylist()]
+        places = encoded.indices.fill_null(len(numbers)).to_numpy(zero_copy_only=False)
+        codes[:] = np.array([*numbers, -1], np.int32)[places]
+
+    def _code(self, value: object) -> int:
+        text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+        code = self._codes.get(text)
+        if code is None:
+            code = min(len(self._codes), MOST_SLICE_VALUES)
+            if code < MOST_SLICE_VALUES:
+                self._codes[text] = code
+            if code == len(self.values):
+                self.values = (*self.values, text if code < MOST_SLICE_VALUES else OTHER)
+        return code
+
+
+@contextmanager
+def _exported(batch: pa.RecordBatch) -> Iterator[int]:
+    """The address of a batch's ``struct ArrowArray``, as long as it is needed."""
+    _schema, capsule = batch.__arrow_c_array__()
+    yield _capsule_pointer(capsule, b"arrow_array")
+    del capsule  # It frees the structure; until here it must live.
+
+
+def _shown(value: object, most: int = 60) -> str:
+    text = "null" if value is None else repr(value)
+    return text if len(text) <= most else text[:most] + " …"
