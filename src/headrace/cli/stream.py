@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.errors import ConfigError
+from headrace.stream.schema import Schema, parse_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -26,6 +27,15 @@ _GENERATE_EXAMPLES = """examples:
   headrace stream generate --rows 5000000 --drift 1 | headrace train --model fm
   headrace stream generate --rows 100000000 --pace 5000 | headrace train --model lr"""
 
+_ENCODE_EXAMPLES = """examples:
+  headrace stream encode --format csv clicks.csv.gz --label clicked --out clicks.arrows
+  headrace stream encode --format csv clicks.csv --print-schema > schema.toml
+  headrace stream encode --format parquet clicks.parquet --schema schema.toml | headrace train --model fm
+  headrace stream encode --format csv - --delimiter tab --columns label,i1,c1 < day.tsv --out day.arrows
+  headrace stream encode --format vw train.vw | headrace train --model ffm
+
+docs/stream.md says what each format may hold."""
+
 
 def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb to the command line."""
@@ -38,6 +48,7 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     tools = parser.add_subparsers(title="tools", metavar="TOOL", required=True)
     _add_generate(tools)
+    _add_encode(tools)
 
 
 def _add_generate(tools: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -129,6 +140,103 @@ def run_generate(options: argparse.Namespace) -> int:
     if options.pace is not None:
         batches = _paced(batches, options.pace)
     return _write(options.out, arrow_schema(settings), batches, settings.rows)
+
+
+def _add_encode(tools: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = tools.add_parser(
+        "encode",
+        help="make a stream of CSV, Parquet, VW's text or an Arrow file",
+        description="Make a stream of a file. What its columns are is said by a schema, or guessed from the "
+        "first rows: print the guess, mend it, and give it back.",
+        epilog=_ENCODE_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("input", metavar="INPUT", type=Path, help="the file; - for standard input")
+    add("--format", choices=("csv", "parquet", "vw", "arrow"), required=True, help="what the file is")
+    add(
+        "--schema",
+        type=Path,
+        metavar="FILE",
+        help="what the columns are, as TOML or JSON; guessed if left out",
+    )
+    add("--print-schema", action="store_true", help="print the schema as TOML, and write no stream")
+    add("--label", default="", metavar="NAME", help="which column is the label, 0 or 1")
+    add("--weight", default="", metavar="NAME", help="which column says how much a row counts")
+    add("--timestamp", default="", metavar="NAME", help="which column says when: microseconds, or ISO 8601")
+    add(
+        "--context",
+        type=_names,
+        default=(),
+        metavar="NAMES",
+        help="columns of the request, not the candidate",
+    )
+    add("--ignore", type=_names, default=(), metavar="NAMES", help="columns that are not learnt from")
+    add(
+        "--values-separator",
+        default="",
+        metavar="TEXT",
+        help="what stands between a field's values in a text",
+    )
+    add(
+        "--delimiter",
+        type=_delimiter,
+        default=",",
+        metavar="C",
+        help="between a CSV's columns; tab is a word",
+    )
+    add(
+        "--columns",
+        type=_names,
+        default=(),
+        metavar="NAMES",
+        help="a CSV's columns, if no first line names them",
+    )
+    add("--out", type=Path, metavar="FILE", help="write to a file; to standard output if left out")
+    parser.set_defaults(run=run_encode)
+
+
+def run_encode(options: argparse.Namespace) -> int:
+    """Write another format's rows as a stream, or print the schema that they would have."""
+    with _needs_extra():
+        from headrace.stream.encode import EncodeSettings, encode  # noqa: PLC0415 - needs the extra
+        from headrace.stream.inference import Hints, schema_toml  # noqa: PLC0415 - needs the extra
+    hints = Hints(
+        label=options.label,
+        weight=options.weight,
+        timestamp=options.timestamp,
+        context=options.context,
+        ignored=options.ignore,
+        separator=options.values_separator,
+    )
+    schema = None if options.schema is None else _read_schema(options.schema)
+    settings = EncodeSettings(
+        format=options.format,
+        schema=schema,
+        hints=hints,
+        delimiter=options.delimiter,
+        columns=options.columns,
+    )
+    encoded = encode(settings, options.input)
+    if options.print_schema:
+        print(schema_toml(encoded.schema))
+        return 0
+    return _write(options.out, encoded.arrow_schema, encoded.batches, None)
+
+
+def _read_schema(path: Path) -> Schema:
+    try:
+        return parse_schema(path.read_bytes(), str(path))
+    except OSError as error:
+        raise ConfigError(f"--schema: {path}: {error.strerror}") from error
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name for name in text.split(",") if name)
+
+
+def _delimiter(text: str) -> str:
+    return "\t" if text in ("tab", "\\t") else text
 
 
 def _paced_rows(rows_per_second: float) -> int:

@@ -12,11 +12,12 @@ from typing import BinaryIO, TextIO
 
 import pyarrow as pa
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, HeadraceError
 
 BUFFER_BYTES = 2**20
 """How much is written at once: a column of a batch is small, a call to the system is not."""
 
+_MESSAGE_FOLLOWS = b"\xff\xff\xff\xff"
 _REDRAW_SECONDS = 0.1
 
 Progress = Callable[[int], None]
@@ -26,7 +27,8 @@ Progress = Callable[[int], None]
 def write_stream(file: BinaryIO, schema: pa.Schema, batches: Iterable[pa.RecordBatch], told: Progress) -> int:
     """Write record batches as a stream.
 
-    Each batch reaches whoever reads a pipe before the next one is asked for.
+    Each batch reaches whoever reads a pipe before the next one is asked for. Where an error ends the rows,
+    the stream ends within a message, so that nobody takes it for whole.
 
     Args:
         file: Where to.
@@ -41,13 +43,18 @@ def write_stream(file: BinaryIO, schema: pa.Schema, batches: Iterable[pa.RecordB
         BrokenPipeError: Whoever read has gone.
     """
     rows = 0
-    with pa.ipc.new_stream(file, schema) as writer:
-        file.flush()
+    writer = pa.ipc.new_stream(file, schema)
+    file.flush()
+    try:
         for batch in batches:
             writer.write_batch(batch)
             file.flush()
             rows += batch.num_rows
             told(rows)
+    except HeadraceError:
+        file.write(_MESSAGE_FOLLOWS)
+        raise
+    writer.close()
     file.flush()
     return rows
 

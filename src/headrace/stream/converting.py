@@ -1,0 +1,243 @@
+"""Columns of other formats made into columns of a stream: what a field's values may look like, and errors."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.errors import ConfigError, StreamError
+from headrace.stream.schema import Field
+
+_UTC = pa.timestamp("us", tz="UTC")
+_NO_CAST = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError)
+_SHOWN_CHARACTERS = 60
+_WAYS_OUT = {
+    "categorical": 'give it the right keys and buckets in the schema (texts: text = true, keys = "hash")',
+    "dense": "mend the row, or make the field categorical or ignored in the schema",
+}
+
+
+def column_of(batch: pa.RecordBatch, field: Field) -> pa.Array:
+    """The column that a field is made of.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    position = batch.schema.get_field_index(field.name)
+    if position < 0:
+        problem = "is there twice" if field.name in batch.schema.names else "is missing"
+        raise ConfigError(
+            f"schema: the column {field.name!r} {problem}; there are {', '.join(batch.schema.names[:50])}"
+        )
+    return batch.column(position)
+
+
+def stream_type(field: Field, source: pa.DataType) -> pa.DataType:
+    """The Arrow type of a field in the stream that we write.
+
+    Args:
+        field: The field.
+        source: The type of the column that it is made of; what is ignored keeps it.
+    """
+    if field.role == "ignored":
+        return source.value_type if pa.types.is_dictionary(source) else source
+    if field.role == "categorical":
+        value = pa.uint32() if field.keys == "bucket" else pa.string() if field.text else pa.int64()
+        return pa.list_(value) if field.values > 1 else value
+    if field.role == "vector":
+        return pa.list_(pa.float32(), field.size)
+    return {"label": pa.int8(), "timestamp": _UTC}.get(field.role, pa.float32())
+
+
+def stream_column(field: Field, values: pa.Array, first_row: int, separator: str) -> pa.Array:
+    """Make a column of the stream.
+
+    Args:
+        field: What the column is to be.
+        values: The values as they were read.
+        first_row: The number of the first of them, for errors.
+        separator: What stands between several values in one text; "" if nothing does.
+
+    Returns:
+        The column, of the type ``stream_type``.
+
+    Raises:
+        StreamError: A value is not what the field needs.
+    """
+    if pa.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    if field.role == "ignored":
+        return values
+    column = _Column(field, first_row, separator)
+    if field.role == "label":
+        return column.labels(values)
+    if field.role == "timestamp":
+        return column.timestamps(values)
+    if field.role == "categorical":
+        return column.categories(values, stream_type(field, values.type))
+    if field.role == "vector":
+        return column.vectors(values, stream_type(field, values.type))
+    return column.numbers(values)
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether a type is one of Arrow's texts."""
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+def is_listed(kind: pa.DataType) -> bool:
+    """Whether a type is one of Arrow's lists."""
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+class _Column:
+    """One column being made; knows what to say when that fails."""
+
+    def __init__(self, field: Field, first_row: int, separator: str) -> None:
+        self._field = field
+        self._first_row = first_row
+        self._separator = separator
+
+    def labels(self, values: pa.Array) -> pa.Array:
+        read = values
+        if is_text(values.type):
+            # True and false are what some exports hold.
+            lowered = pc.utf8_lower(values)
+            read = pc.if_else(pc.equal(lowered, "false"), "0", values)
+            read = pc.if_else(pc.equal(lowered, "true"), "1", read)
+        numbers = self._cast(read, pa.float64(), "0 or 1")
+        self._refuse(pc.invert(pc.is_in(numbers, pa.array([0.0, 1.0]))), values, "expected 0 or 1")
+        return numbers.cast(pa.int8())
+
+    def timestamps(self, values: pa.Array) -> pa.Array:
+        expected = "microseconds since 1970, or a time such as 2026-01-31T12:00:00Z"
+        self._refuse(values.is_null(), values, f"expected {expected}")
+        if pa.types.is_timestamp(values.type) or pa.types.is_date(values.type):
+            return values.cast(pa.timestamp("us", getattr(values.type, "tz", None)), safe=False).cast(_UTC)
+        if is_text(values.type):
+            for kind in (pa.int64(), pa.timestamp("us")):  # A time without a zone is taken for UTC.
+                try:
+                    return values.cast(kind).cast(_UTC)
+                except _NO_CAST:
+                    continue
+            return self._cast(values, _UTC, expected)
+        return self._cast(values, pa.int64(), expected).cast(_UTC)
+
+    def numbers(self, values: pa.Array) -> pa.Array:
+        numbers = self._cast(values, pa.float64(), "a number")
+        # Judged as what is written: what float32 cannot hold is infinite there.
+        narrow = numbers.cast(pa.float32(), safe=False)
+        finite = pc.fill_null(pc.is_finite(narrow), True)
+        self._refuse(pc.invert(finite), values, "expected a finite number, or nothing where it is missing")
+        if self._field.role == "weight":
+            self._refuse(pc.fill_null(pc.less(numbers, 0.0), True), values, "expected a weight of 0 or more")
+        elif self._field.role == "truth":
+            outside = pc.or_(pc.less(numbers, 0.0), pc.greater(numbers, 1.0))
+            self._refuse(pc.fill_null(outside, True), values, "expected a probability, 0 to 1")
+        return narrow
+
+    def vectors(self, values: pa.Array, wanted: pa.DataType) -> pa.Array:
+        lists = self._lists(values)
+        lengths = pc.fill_null(pc.list_value_length(lists), -1)
+        wrong = pc.not_equal(lengths, self._field.size)
+        self._refuse(wrong, values, f"expected {self._field.size} numbers")
+        flat = self._cast_flat(lists, pa.float32(), "numbers")
+        usable = pc.fill_null(pc.is_finite(flat), False)
+        self._refuse(self._rows_with(lists, pc.invert(usable)), values, "expected finite numbers")
+        return pa.FixedSizeListArray.from_arrays(flat, type=wanted)
+
+    def categories(self, values: pa.Array, wanted: pa.DataType) -> pa.Array:
+        if pa.types.is_list(wanted):
+            return self._several(self._lists(values), wanted.value_type)
+        if is_listed(values.type):
+            first = [each[0] if each else None for each in values.to_pylist()]
+            values = pa.array(first, values.type.value_type)
+        made = self._cast(_same_bits(values, wanted), wanted, _expected_value(wanted))
+        self._refuse(self._beyond(made), values, self._below_buckets())
+        return made
+
+    def _several(self, lists: pa.ListArray, value_type: pa.DataType) -> pa.Array:
+        flat = self._cast_flat(lists, value_type, _expected_value(value_type))
+        self._refuse(self._rows_with(lists, self._beyond(flat)), lists, self._below_buckets())
+        mask = lists.is_null() if lists.null_count else None
+        return pa.ListArray.from_arrays(lists.offsets, flat, mask=mask)
+
+    def _lists(self, values: pa.Array) -> pa.ListArray:
+        """Several values a row, as a list array whose values start with the first row's."""
+        if is_text(values.type):
+            texts = values.cast(pa.string())
+            if self._separator:
+                return pc.split_pattern(texts, self._separator)
+            offsets = pa.array(range(len(texts) + 1), pa.int32())
+            return pa.ListArray.from_arrays(
+                offsets, texts, mask=texts.is_null() if texts.null_count else None
+            )
+        if not is_listed(values.type):
+            raise self._error(0, f"expected a list or text, got {values.type}")
+        # Joined with nothing: a slice's offsets start anywhere, and what null rows hide goes.
+        lists = values.cast(pa.list_(values.type.value_type))
+        return pa.array(lists.to_pylist(), lists.type) if lists.offset or lists.null_count else lists
+
+    def _rows_with(self, lists: pa.ListArray, wrong: pa.Array) -> pa.Array:
+        rows = pc.list_parent_indices(lists).filter(wrong)
+        return pc.is_in(pa.array(range(len(lists)), rows.type), rows)
+
+    def _beyond(self, made: pa.Array) -> pa.Array:
+        if self._field.keys != "bucket":
+            return pa.repeat(False, len(made))
+        return pc.fill_null(pc.greater_equal(made, pa.scalar(self._field.buckets, pa.uint32())), False)
+
+    def _below_buckets(self) -> str:
+        return f'expected rows of the table, 0 to {self._field.buckets - 1} (keys = "bucket")'
+
+    def _cast_flat(self, lists: pa.ListArray, wanted: pa.DataType, expected: str) -> pa.Array:
+        flat = _same_bits(lists.flatten(), wanted)
+        try:
+            return flat.cast(wanted)
+        except _NO_CAST:
+            wrong = _first_wrong(flat, wanted)
+            row = pc.list_parent_indices(lists)[wrong].as_py()
+            raise self._error(row, f"expected {expected}, got {_shown(flat[wrong])}") from None
+
+    def _cast(self, values: pa.Array, wanted: pa.DataType, expected: str) -> pa.Array:
+        try:
+            return values.cast(wanted)
+        except _NO_CAST:
+            row = _first_wrong(values, wanted)
+            raise self._error(row, f"expected {expected}, got {_shown(values[row])}") from None
+
+    def _refuse(self, wrong: pa.Array, values: pa.Array, expected: str) -> None:
+        row = pc.index(wrong, True).as_py()
+        if row >= 0:
+            raise self._error(row, f"{expected}, got {_shown(values[row])}")
+
+    def _error(self, row: int, message: str) -> StreamError:
+        way_out = _WAYS_OUT.get(self._field.role, "mend the row, or leave it out")
+        return StreamError(f"{message}; {way_out}", row=self._first_row + row, field=self._field.name)
+
+
+def _expected_value(kind: pa.DataType) -> str:
+    return "text" if pa.types.is_string(kind) else "an integer"
+
+
+def _same_bits(values: pa.Array, wanted: pa.DataType) -> pa.Array:
+    """Unsigned integers as signed ones of the same bits: they only stand for a category."""
+    return values.view(pa.int64()) if pa.types.is_uint64(values.type) and wanted == pa.int64() else values
+
+
+def _first_wrong(values: pa.Array, wanted: pa.DataType) -> int:
+    """The first value that cannot be cast, found by halving."""
+    start, stop = 0, len(values)
+    while stop - start > 1:
+        middle = (start + stop) // 2
+        try:
+            values.slice(start, middle - start).cast(wanted)
+            start = middle
+        except _NO_CAST:
+            stop = middle
+    return start
+
+
+def _shown(value: pa.Scalar) -> str:
+    text = repr(value.as_py()) if value.is_valid else "nothing"
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"

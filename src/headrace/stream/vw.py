@@ -1,0 +1,207 @@
+"""VW's text format, line by line: a namespace is a field, its features are the field's values.
+
+Supported is ``label [importance] [tag]|namespace feature feature … |namespace feature:value …``. A feature
+with no value, or with the value 1, is a value of its namespace's categorical field; one with another value is
+a dense field called ``namespace.feature``. Labels are 0 or -1, and 1. Weights of namespaces, labels of other
+kinds (costs, actions, several classes) and examples of several lines are not supported.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from headrace.errors import StreamError
+
+LABEL = "label"
+WEIGHT = "weight"
+NAMELESS = "features"
+"""The field of features that stand in no namespace."""
+
+_BATCH_LINES = 8192
+
+
+@dataclass(slots=True)
+class Example:
+    """One line.
+
+    Attributes:
+        label: 0 or 1.
+        importance: How much it counts.
+        categories: The features without a value, by namespace.
+        numbers: The values of the others, by ``namespace.feature``.
+    """
+
+    label: int
+    importance: float = 1.0
+    categories: dict[str, list[str]] = field(default_factory=dict)
+    numbers: dict[str, float] = field(default_factory=dict)
+
+
+def parse_line(line: str, row: int) -> Example:
+    """Read one line.
+
+    Args:
+        line: The line.
+        row: Its number among the examples, for errors.
+
+    Raises:
+        StreamError: It is not what is supported.
+    """
+    head, *sections = line.split("|")
+    if not sections:
+        raise StreamError(
+            f"expected 'label |namespace feature …', got {_shown(line)}: there is no '|'", row=row
+        )
+    example = _head(head, row)
+    for section in sections:
+        _section(section, example, row)
+    return example
+
+
+def read_batches(
+    lines: Iterable[str], sample_lines: int, dense: Iterable[str] | None, spaces: Iterable[str] = ()
+) -> Iterator[pa.RecordBatch]:
+    """Read examples as columns: ``label``, ``weight``, a list of texts a namespace, a number a dense field.
+
+    Args:
+        lines: The lines; empty ones are skipped.
+        sample_lines: How many are read first, to see which columns there are.
+        dense: The dense fields, where they are known.
+        spaces: Namespaces that are known, whether or not the sample has them.
+
+    Yields:
+        Batches that all have the columns that the sample had; the first one is the sample.
+
+    Raises:
+        StreamError: A line is not what is supported, or has a number that no column is for.
+    """
+    stripped = (line.strip() for line in lines)
+    examples = (parse_line(line, row) for row, line in enumerate(line for line in stripped if line))
+    sample = list(itertools.islice(examples, sample_lines))
+    if not sample:
+        return
+    numeric = set(dense) if dense is not None else {name for one in sample for name in one.numbers}
+    known = list(spaces)
+    seen = dict.fromkeys(name for one in sample for name in one.categories if name not in known)
+    # A namespace of numbers alone is no category, also where one of its numbers is 1.
+    known += [name for name in seen if any(_categories(one, name, numeric) for one in sample)]
+    row = 0
+    for batch in itertools.chain([sample], _batched(examples)):
+        yield _columns(batch, known, sorted(numeric), row)
+        row += len(batch)
+
+
+def _batched(examples: Iterator[Example]) -> Iterator[list[Example]]:
+    while batch := list(itertools.islice(examples, _BATCH_LINES)):
+        yield batch
+
+
+def _columns(
+    examples: list[Example], spaces: list[str], numeric: list[str], first_row: int
+) -> pa.RecordBatch:
+    known = set(numeric)
+    for row, one in enumerate(examples, first_row):
+        for name in one.numbers:
+            if name not in known:
+                raise StreamError(
+                    "this feature has a value other than 1 and no dense field; name it in the schema with "
+                    'role = "dense" (--schema FILE)',
+                    row=row,
+                    field=name,
+                )
+    columns: dict[str, pa.Array] = {
+        LABEL: pa.array([one.label for one in examples], pa.int8()),
+        WEIGHT: pa.array([one.importance for one in examples], pa.float64()),
+    }
+    for name in spaces:
+        values = [_categories(one, name, known) or None for one in examples]
+        columns[name] = pa.array(values, pa.list_(pa.string()))
+    for name in numeric:
+        columns[name] = pa.array([_number(one, name) for one in examples], pa.float64())
+    return pa.record_batch(columns)
+
+
+def _categories(example: Example, space: str, numeric: set[str]) -> list[str]:
+    values = example.categories.get(space, [])
+    return [value for value in values if f"{space}.{value}" not in numeric]
+
+
+def _number(example: Example, name: str) -> float:
+    found = example.numbers.get(name)
+    if found is not None:
+        return found
+    space, _, feature = name.partition(".")
+    return float(feature in example.categories.get(space, ()))  # Written as 1, or not there: VW's zero.
+
+
+def _head(head: str, row: int) -> Example:
+    words = head.split()
+    if (
+        words
+        and (head[-1:] != " " or words[-1].startswith("'"))
+        and not (len(words) == 1 and _is_number(words[0]))
+    ):
+        words.pop()  # The tag: it touches the bar, or starts with a quote.
+    if not words:
+        raise StreamError(
+            "expected a label, 0 or -1 or 1, before the first '|'; there is none", row=row, field=LABEL
+        )
+    if words[0] not in ("0", "-1", "1", "+1", "0.0", "-1.0", "1.0"):
+        raise StreamError(f"expected 0 or -1 or 1, got {_shown(words[0])}", row=row, field=LABEL)
+    importance = 1.0
+    if len(words) > 1:
+        importance = _value(words[1], WEIGHT, row)
+        if importance < 0.0:
+            raise StreamError(f"expected an importance of 0 or more, got {words[1]}", row=row, field=WEIGHT)
+    if len(words) > 2:
+        raise StreamError(
+            f"expected 'label [importance] [tag]|', got {_shown(head)}; base predictions are not supported",
+            row=row,
+        )
+    return Example(int(float(words[0]) > 0.0), importance)
+
+
+def _section(section: str, example: Example, row: int) -> None:
+    words = section.split()
+    named = bool(words) and not section[0].isspace()
+    name, _, weight = words[0].partition(":") if named else (NAMELESS, "", "")
+    if weight and _value(weight, name, row) != 1.0:
+        raise StreamError(f"weights of namespaces are not supported, got {words[0]}", row=row, field=name)
+    categories = example.categories.setdefault(name, [])
+    for word in words[1:] if named else words:
+        feature, colon, value = word.rpartition(":")
+        if not colon:
+            categories.append(word)
+            continue
+        number = _value(value, f"{name}.{feature}", row)
+        if number == 1.0:
+            categories.append(feature)
+        else:
+            example.numbers[f"{name}.{feature}"] = number
+
+
+def _value(text: str, name: str, row: int) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise StreamError(f"expected a finite number, got {_shown(text)}", row=row, field=name)
+    return number
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= 60 else f"{text[:60]}…")
