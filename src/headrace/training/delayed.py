@@ -86,13 +86,15 @@ class Pending:
         Raises:
             FailedPrecondition: There is no room for more.
         """
-        self._now = max(self._now, int(_timestamps(block).max()))
-        self._put(Waiting(replace(block, slices={}), predictions, codes, self._now + self._delay))
-        if self._bytes > self._most_bytes:
+        now = max(self._now, int(_timestamps(block).max()))
+        one = Waiting(replace(block, slices={}), predictions, codes, now + self._delay)
+        if self._bytes + _size(one) > self._most_bytes:
             raise FailedPrecondition(
                 f"label-delay: {self.rows} rows wait for their labels and take {self._bytes >> 20} MiB, "
                 f"at most {self._most_bytes >> 20} are allowed; shorten --label-delay, or raise --pending-mib"
             )
+        self._now = now
+        self._put(one)
 
     def drain(self) -> list[Waiting]:
         """Take out all blocks: the stream is over, so their labels will have come."""

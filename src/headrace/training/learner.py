@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import msgspec
 import numpy as np
 
-from headrace.ctr.model import LearningModel
 from headrace.errors import ConfigError, ModelError
 from headrace.stream.block import Block
 from headrace.tensors import Array
@@ -17,6 +16,22 @@ from headrace.training.tallies import Scored
 from headrace.training.windows import Window, Windows
 
 _MODEL = "model."
+
+
+class Learnable(Protocol):
+    """What can learn from blocks: click models, and whatever else predicts clicks."""
+
+    def learn(self, block: Block) -> Array:
+        """Predict the rows, then learn from them; what was predicted: float32 ``[rows]``."""
+
+    def predict(self, block: Block) -> Array:
+        """The probabilities of a click: float32 ``[rows]``."""
+
+    def state(self) -> dict[str, Array]:
+        """Everything that learning goes on from, by name."""
+
+    def restore(self, state: Mapping[str, Array]) -> None:
+        """Go on from a state."""
 
 
 class Position(msgspec.Struct, kw_only=True):
@@ -52,7 +67,7 @@ class Learner:
         position: How far in the stream it is.
     """
 
-    def __init__(self, model: LearningModel, windows: Windows, pending: Pending | None = None) -> None:
+    def __init__(self, model: Learnable, windows: Windows, pending: Pending | None = None) -> None:
         """Put a model before a stream.
 
         Args:

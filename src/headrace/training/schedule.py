@@ -17,6 +17,9 @@ class Every(NamedTuple):
     seconds: float = 0.0
 
 
+NEVER = Every()
+
+
 class Mark(NamedTuple):
     """How far a run is.
 
