@@ -12,7 +12,6 @@ same alone, in a group and in a batch.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -22,7 +21,7 @@ import numpy as np
 from headrace.ctr.model import Weights
 from headrace.ctr.settings import DEEP, KINDS, ModelSettings
 from headrace.ctr.tables import Table
-from headrace.ctr.tiles import multiply, pack, padded
+from headrace.ctr.tiles import LINE, aligned, multiply, pack, padded, read, write
 from headrace.stream.features import Features
 from headrace.tensors import Array
 
@@ -38,7 +37,8 @@ class Sizes(NamedTuple):
 
     Attributes:
         kind: Its place in ``KINDS``.
-        factors: The numbers in an embedding, for each other field where it is field-aware.
+        factors: As long as an embedding, for each other field where it is field-aware: as part of the type,
+            so that kernels are compiled for it and their loops over it become a few vector operations.
         width: The numbers in a row of the table of embeddings.
         fields: How many categorical fields.
         context_fields: How many of them are of the context.
@@ -51,7 +51,7 @@ class Sizes(NamedTuple):
     """
 
     kind: int
-    factors: int
+    factors: tuple[None, ...]
     width: int
     fields: int
     context_fields: int
@@ -96,9 +96,7 @@ def prepare(settings: ModelSettings, features: Features, weights: Weights) -> Pr
         weights: Its weights; tables are taken as they are, everything else is copied.
     """
     sizes = _sizes(settings, features)
-    parts = [weights.dense["bias"].reshape(-1), _dense_weights(features, weights.dense)]
-    if settings.kind == "fwfm":
-        parts.append(weights.dense["pairs"].reshape(-1))
+    parts = [_alone(settings, features, weights.dense)]
     layers: list[tuple[int, int, int, int]] = []
     if settings.kind in DEEP:
         layers = _lay_out_network(settings, features, weights.dense, parts)
@@ -109,18 +107,39 @@ def prepare(settings: ModelSettings, features: Features, weights: Weights) -> Pr
         features.mean_pooled,
         linear,
         linear if settings.kind == "lr" else _plain(weights.tables["embeddings"]),
-        np.concatenate(parts, dtype=np.float32),
+        _joined(parts),
         np.array(layers, dtype=np.int64).reshape(-1, 4),
     )
 
 
 def _plain(table: Table) -> Table:
-    """The same memory as plain arrays: kernels know no mapped ones."""
-    return Table(np.asarray(table.values), np.asarray(table.scales), int(table.shift))
+    """The same memory as a plain array of one dimension: kernels know no mapped ones."""
+    values = np.asarray(table.values)
+    return Table(np.ascontiguousarray(values).reshape(-1), np.asarray(table.scales), int(table.shift))
 
 
-def _dense_weights(features: Features, dense: Mapping[str, Array]) -> Array:
-    return dense["dense"].reshape(-1) if features.dense_width else np.zeros(0, np.float32)
+def _alone(settings: ModelSettings, features: Features, dense: Mapping[str, Array]) -> Array:
+    """The weights outside of the network, one after the other."""
+    parts = [dense["bias"].reshape(-1)]
+    if features.dense_width:
+        parts.append(dense["dense"].reshape(-1))
+    if settings.kind == "fwfm":
+        parts.append(dense["pairs"].reshape(-1))
+    return np.concatenate(parts)
+
+
+def _joined(parts: list[Array]) -> Array:
+    """All weights in one array, each part from the start of a cache line on."""
+    whole = aligned(sum(_lines(len(part)) for part in parts))
+    start = 0
+    for part in parts:
+        whole[start : start + len(part)] = part
+        start += _lines(len(part))
+    return whole
+
+
+def _lines(count: int) -> int:
+    return -(-count // LINE) * LINE
 
 
 def _sizes(settings: ModelSettings, features: Features) -> Sizes:
@@ -130,8 +149,9 @@ def _sizes(settings: ModelSettings, features: Features) -> Sizes:
     inputs = state = 0, 0
     context_inputs = candidate_inputs = 0
     if settings.kind in DEEP:
-        inputs = len(network_inputs(settings, features, context=True)), len(
-            network_inputs(settings, features, context=False)
+        inputs = (
+            len(network_inputs(settings, features, context=True)),
+            len(network_inputs(settings, features, context=False)),
         )
         context_inputs, candidate_inputs = inputs
     state_size = {"lr": 0, "fm": factors, "deepfm": factors, "fwfm": of_candidate * factors}.get(
@@ -139,7 +159,7 @@ def _sizes(settings: ModelSettings, features: Features) -> Sizes:
     )
     return Sizes(
         kind=KINDS.index(settings.kind),
-        factors=0 if settings.kind == "lr" else factors,
+        factors=() if settings.kind == "lr" else (None,) * factors,
         width=0 if settings.kind == "lr" else factors * (fields if field_aware else 1),
         fields=fields,
         context_fields=of_context,
@@ -175,7 +195,7 @@ def _lay_out_network(
     layers = []
 
     def add(array: Array) -> int:
-        start = sum(map(len, parts))
+        start = sum(_lines(len(part)) for part in parts)
         parts.append(array)
         return start
 
@@ -224,7 +244,7 @@ class GroupedScorer:
         try:
             scratch = self._scratch.pop()
         except IndexError:
-            scratch = np.empty(self._scratch_size, np.float32)
+            scratch = aligned(self._scratch_size)
         score(self._prepared, indices, dense, crossed, scratch, out)
         self._scratch.append(scratch)
         return out
@@ -240,19 +260,19 @@ def scratch_size(prepared: Prepared) -> int:
     first = widths[0] if widths else 0
     a_group = sizes.state + sizes.context_inputs + first
     a_row = sizes.candidate_inputs + sum(widths)
-    pooled = sizes.fields * max(sizes.width, sizes.factors)
-    return (TILE_ROWS + 1) * a_group + TILE_ROWS * (a_row + 1) + pooled + math.prod((2, sizes.factors))
+    pooled = (sizes.fields + 2) * max(sizes.width, len(sizes.factors))
+    return (TILE_ROWS + 1) * a_group + TILE_ROWS * a_row + pooled + 4 * LINE
 
 
-@numba.njit(cache=True, nogil=True, fastmath=_FLAGS)
+@numba.njit(cache=True, nogil=True, _nrt=False, fastmath=_FLAGS, inline="always")
 def _dot(left: Array, left_start: int, right: Array, right_start: int, count: int) -> float:
     total = np.float32(0)
     for at in range(count):
-        total += left[left_start + at] * right[right_start + at]
+        total += read(left, left_start + at) * read(right, right_start + at)
     return total
 
 
-@numba.njit(cache=True, nogil=True, fastmath=_FLAGS)
+@numba.njit(cache=True, nogil=True, _nrt=False, fastmath=_FLAGS)
 def _pooled_linear(prepared: Prepared, indices: Array, row: int, first: int, last: int) -> float:
     """The linear part of the fields ``first`` to ``last``."""
     values, scales, shift = prepared.linear
@@ -263,22 +283,23 @@ def _pooled_linear(prepared: Prepared, indices: Array, row: int, first: int, las
         for slot in range(start, stop):
             index = np.int64(indices[row, slot])
             if index != 0:
-                part += np.float32(values[index, 0]) * scales[index >> shift]
+                part += np.float32(read(values, index)) * read(scales, index >> shift)
                 count += 1
         total += part / np.float32(count) if prepared.mean_pooled[field] and count > 1 else part
     return total
 
 
-@numba.njit(cache=True, nogil=True, fastmath=_FLAGS)
-def _pool(prepared: Prepared, indices: Array, row: int, field: int, out: Array, at: int) -> None:
+@numba.njit(cache=True, nogil=True, _nrt=False, fastmath=_FLAGS, inline="always")
+def _pool_one(
+    prepared: Prepared, indices: Array, row: int, field: int, out: Array, at: int, width: int
+) -> None:
     """Write a field's embedding."""
     values, scales, shift = prepared.embeddings
-    width = prepared.sizes.width
     start, stop = prepared.slot_starts[field], prepared.slot_starts[field + 1]
     index = np.int64(indices[row, start])
-    scale = scales[index >> shift]
+    scale = read(scales, index >> shift)
     for column in range(width):
-        out[at + column] = np.float32(values[index, column]) * scale
+        write(out, at + column, np.float32(read(values, index * width + column)) * scale)
     if stop - start == 1:
         return
     count = 1 if index != 0 else 0
@@ -286,27 +307,43 @@ def _pool(prepared: Prepared, indices: Array, row: int, field: int, out: Array, 
         index = np.int64(indices[row, slot])
         if index == 0:
             continue
-        scale = scales[index >> shift]
+        scale = read(scales, index >> shift)
         for column in range(width):
-            out[at + column] += np.float32(values[index, column]) * scale
+            write(
+                out,
+                at + column,
+                read(out, at + column) + np.float32(read(values, index * width + column)) * scale,
+            )
         count += 1
     if prepared.mean_pooled[field] and count > 1:
         part = np.float32(1) / np.float32(count)
         for column in range(width):
-            out[at + column] *= part
+            write(out, at + column, read(out, at + column) * part)
 
 
-@numba.njit(cache=True, nogil=True, fastmath=_FLAGS)
+@numba.njit(cache=True, nogil=True, _nrt=False, fastmath=_FLAGS)
+def _pool(prepared: Prepared, indices: Array, row: int, fields: tuple[int, int], out: Array, at: int) -> None:
+    """Write the embeddings of some fields, one after the other."""
+    width, factors = prepared.sizes.width, len(prepared.sizes.factors)
+    if width == factors:  # a loop of known length
+        for field in range(fields[0], fields[1]):
+            _pool_one(prepared, indices, row, field, out, at + (field - fields[0]) * factors, factors)
+    else:
+        for field in range(fields[0], fields[1]):
+            _pool_one(prepared, indices, row, field, out, at + (field - fields[0]) * width, width)
+
+
+@numba.njit(cache=True, nogil=True, _nrt=False, fastmath=_FLAGS)
 def _linear_and_dense(
     prepared: Prepared, indices: Array, dense: Array, row: int, fields: tuple[int, int], columns: tuple[int, int]
 ) -> float:  # fmt: skip
     total = _pooled_linear(prepared, indices, row, fields[0], fields[1])
     for column in range(columns[0], columns[1]):
-        total += dense[row, column] * prepared.weights[1 + column]
+        total += dense[row, column] * read(prepared.weights, 1 + column)
     return total
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=True, nogil=True, _nrt=False)
 def _same_context(sizes: Sizes, indices: Array, dense: Array, row: int) -> bool:
     """Whether a row's context is that of the row before."""
     for slot in range(sizes.context_slots):
@@ -318,19 +355,19 @@ def _same_context(sizes: Sizes, indices: Array, dense: Array, row: int) -> bool:
     return True
 
 
-@numba.njit(cache=True, nogil=True, fastmath=_FLAGS)
+@numba.njit(cache=True, nogil=True, _nrt=False, fastmath=_FLAGS, inline="always")
 def _sum_squares(embeddings: Array, at: int, fields: int, factors: int, sums: Array, sums_at: int) -> float:
     """Add embeddings to their sums; returns the sum of their squares."""
     squares = np.float32(0)
     for field in range(fields):
         for factor in range(factors):
-            value = embeddings[at + field * factors + factor]
-            sums[sums_at + factor] += value
+            value = read(embeddings, at + field * factors + factor)
+            write(sums, sums_at + factor, read(sums, sums_at + factor) + value)
             squares += value * value
     return squares
 
 
-@numba.njit(cache=True, nogil=True, fastmath=_FLAGS)
+@numba.njit(cache=True, nogil=True, _nrt=False, fastmath=_FLAGS)
 def _context(
     prepared: Prepared, indices: Array, dense: Array, row: int, scratch: Array, state: int, inputs: int, pooled: int
 ) -> None:  # fmt: skip
@@ -340,17 +377,17 @@ def _context(
     and what candidates are paired with; ``inputs`` the network's inputs.
     """
     sizes = prepared.sizes
-    kind, factors, width, fields = sizes.kind, sizes.factors, sizes.width, sizes.fields
+    kind, factors, width, fields = sizes.kind, len(sizes.factors), sizes.width, sizes.fields
     of_context = sizes.context_fields
-    total = prepared.weights[0] + _linear_and_dense(
+    total = read(prepared.weights, 0) + _linear_and_dense(
         prepared, indices, dense, row, (0, of_context), (0, sizes.context_dense)
     )
     squares = np.float32(0)
     embeddings = inputs if kind == _DEEPFM else pooled
     if kind != _LR:
-        for field in range(of_context):
-            _pool(prepared, indices, row, field, scratch, embeddings + field * width)
-        scratch[state + 2 : state + sizes.state] = np.float32(0)
+        _pool(prepared, indices, row, (0, of_context), scratch, embeddings)
+        for place in range(state + 2, state + sizes.state):
+            write(scratch, place, np.float32(0))
     at = inputs
     if kind in (_FM, _DEEPFM):
         squares = _sum_squares(scratch, embeddings, of_context, factors, scratch, state + 2)
@@ -367,61 +404,69 @@ def _context(
                 )  # fmt: skip
                 total += found
                 if kind == _DEEPFFM:
-                    scratch[inputs + pairs] = found
+                    write(scratch, inputs + pairs, found)
                 pairs += 1
         at += pairs
         for candidate in range(of_context, fields):
             for field in range(of_context):
                 to = state + 2 + ((candidate - of_context) * of_context + field) * factors
                 start = pooled + field * width + candidate * factors
-                scratch[to : to + factors] = scratch[start : start + factors]
+                for factor in range(factors):
+                    write(scratch, to + factor, read(scratch, start + factor))
     if sizes.context_inputs > 0:
         for column in range(sizes.context_dense):
-            scratch[at + column] = dense[row, column]
-    scratch[state], scratch[state + 1] = total, squares
+            write(scratch, at + column, dense[row, column])
+    write(scratch, state, total)
+    write(scratch, state + 1, squares)
 
 
-@numba.njit(cache=True, nogil=True, fastmath=_FLAGS)
+@numba.njit(cache=True, nogil=True, _nrt=False, fastmath=_FLAGS)
 def _weighted_context(prepared: Prepared, scratch: Array, pooled: int, sums: int) -> float:
     """Fwfm's pairs among the context; each candidate field's weighted sum of the context goes to ``sums``."""
     sizes = prepared.sizes
-    factors, fields, of_context = sizes.factors, sizes.fields, sizes.context_fields
+    factors, fields, of_context = len(sizes.factors), sizes.fields, sizes.context_fields
     pairs = 1 + sizes.dense
     total = np.float32(0)
     for first in range(of_context):
         for second in range(first + 1, of_context):
-            total += prepared.weights[pairs + first * fields + second] * _dot(
+            total += read(prepared.weights, pairs + first * fields + second) * _dot(
                 scratch, pooled + first * factors, scratch, pooled + second * factors, factors
             )
         for candidate in range(of_context, fields):
-            weight = prepared.weights[pairs + first * fields + candidate]
+            weight = read(prepared.weights, pairs + first * fields + candidate)
             to = sums + (candidate - of_context) * factors
             for factor in range(factors):
-                scratch[to + factor] += weight * scratch[pooled + first * factors + factor]
+                write(
+                    scratch,
+                    to + factor,
+                    read(scratch, to + factor) + weight * read(scratch, pooled + first * factors + factor),
+                )
     return total
 
 
-@numba.njit(cache=True, nogil=True, fastmath=_FLAGS)
+@numba.njit(cache=True, nogil=True, _nrt=False, fastmath=_FLAGS)
 def _candidate(
     prepared: Prepared, indices: Array, dense: Array, row: int, scratch: Array, state: int, inputs: int, pooled: int
 ) -> float:  # fmt: skip
     """Compute what a candidate adds: returns the logit but for the network, whose inputs go to ``inputs``."""
     sizes = prepared.sizes
-    kind, factors, width, fields = sizes.kind, sizes.factors, sizes.width, sizes.fields
+    kind, factors, width, fields = sizes.kind, len(sizes.factors), sizes.width, sizes.fields
     of_context = sizes.context_fields
     of_candidate = fields - of_context
-    total = scratch[state] + _linear_and_dense(
+    total = read(scratch, state) + _linear_and_dense(
         prepared, indices, dense, row, (of_context, fields), (sizes.context_dense, sizes.dense)
     )
     embeddings = inputs if kind == _DEEPFM else pooled
     if kind != _LR:
-        for field in range(of_candidate):
-            _pool(prepared, indices, row, of_context + field, scratch, embeddings + field * width)
+        _pool(prepared, indices, row, (of_context, fields), scratch, embeddings)
     at = inputs
     if kind in (_FM, _DEEPFM):
         sums = pooled + of_candidate * width
-        scratch[sums : sums + factors] = scratch[state + 2 : state + 2 + factors]
-        squares = scratch[state + 1] + _sum_squares(scratch, embeddings, of_candidate, factors, scratch, sums)
+        for factor in range(factors):
+            write(scratch, sums + factor, read(scratch, state + 2 + factor))
+        squares = read(scratch, state + 1) + _sum_squares(
+            scratch, embeddings, of_candidate, factors, scratch, sums
+        )
         total += np.float32(0.5) * (_dot(scratch, sums, scratch, sums, factors) - squares)
         at += of_candidate * factors
     elif kind == _FWFM:
@@ -431,30 +476,32 @@ def _candidate(
         total += found
     if sizes.candidate_inputs > 0:
         for column in range(sizes.context_dense, sizes.dense):
-            scratch[at + column - sizes.context_dense] = dense[row, column]
+            write(scratch, at + column - sizes.context_dense, dense[row, column])
     return total
 
 
-@numba.njit(cache=True, nogil=True, fastmath=_FLAGS)
+@numba.njit(cache=True, nogil=True, _nrt=False, fastmath=_FLAGS)
 def _weighted_candidate(prepared: Prepared, scratch: Array, pooled: int, sums: int) -> float:
     sizes = prepared.sizes
-    factors, fields, of_context = sizes.factors, sizes.fields, sizes.context_fields
+    factors, fields, of_context = len(sizes.factors), sizes.fields, sizes.context_fields
     pairs = 1 + sizes.dense
     total = np.float32(0)
     for first in range(fields - of_context):
         own = pooled + first * factors
         total += _dot(scratch, own, scratch, sums + first * factors, factors)
         for second in range(first + 1, fields - of_context):
-            weight = prepared.weights[pairs + (of_context + first) * fields + of_context + second]
+            weight = read(prepared.weights, pairs + (of_context + first) * fields + of_context + second)
             total += weight * _dot(scratch, own, scratch, pooled + second * factors, factors)
     return total
 
 
-@numba.njit(cache=True, nogil=True, fastmath=_FLAGS)
-def _field_aware(prepared: Prepared, scratch: Array, pooled: int, state: int, inputs: int) -> tuple[float, int]:
+@numba.njit(cache=True, nogil=True, _nrt=False, fastmath=_FLAGS)
+def _field_aware(
+    prepared: Prepared, scratch: Array, pooled: int, state: int, inputs: int
+) -> tuple[float, int]:
     """The pairs with a candidate's fields, in order of (first, second); deepffm's become inputs."""
     sizes = prepared.sizes
-    factors, width, fields, of_context = sizes.factors, sizes.width, sizes.fields, sizes.context_fields
+    factors, width, fields, of_context = len(sizes.factors), sizes.width, sizes.fields, sizes.context_fields
     total, at = np.float32(0), inputs
     for first in range(fields):
         for second in range(max(first + 1, of_context), fields):
@@ -466,13 +513,15 @@ def _field_aware(prepared: Prepared, scratch: Array, pooled: int, state: int, in
             found = _dot(scratch, own, scratch, other, factors)
             total += found
             if sizes.kind == _DEEPFFM:
-                scratch[at] = found
+                write(scratch, at, found)
                 at += 1
     return total, at
 
 
-@numba.njit(cache=True, nogil=True)
-def score(prepared: Prepared, indices: Array, dense: Array, crossed: Array, scratch: Array, out: Array) -> None:
+@numba.njit(cache=True, nogil=True, _nrt=False)
+def score(
+    prepared: Prepared, indices: Array, dense: Array, crossed: Array, scratch: Array, out: Array
+) -> None:
     """Compute the logits of rows, tile by tile.
 
     Args:
@@ -486,14 +535,14 @@ def score(prepared: Prepared, indices: Array, dense: Array, crossed: Array, scra
     sizes, layers = prepared.sizes, prepared.layers
     deep = len(layers) > 0
     first = layers[0, 3] if deep else 0
-    states = 0
-    contexts = states + (TILE_ROWS + 1) * sizes.state
-    products = contexts + (TILE_ROWS + 1) * sizes.context_inputs
-    candidates = products + (TILE_ROWS + 1) * first
-    activations = candidates + TILE_ROWS * sizes.candidate_inputs
-    pooled = activations
+    products = 0  # what products are added to comes first: its rows are whole cache lines
+    activations = products + (TILE_ROWS + 1) * first
+    candidates = activations
     for layer in range(1, len(layers) - 1):
-        pooled += TILE_ROWS * layers[layer, 3]
+        candidates += TILE_ROWS * layers[layer, 3]
+    contexts = candidates + TILE_ROWS * sizes.candidate_inputs
+    states = contexts + (TILE_ROWS + 1) * sizes.context_inputs
+    pooled = states + (TILE_ROWS + 1) * sizes.state
     groups = 0
     for start in range(0, len(indices), TILE_ROWS):
         stop = min(start + TILE_ROWS, len(indices))
@@ -522,8 +571,8 @@ def score(prepared: Prepared, indices: Array, dense: Array, crossed: Array, scra
                                candidates + own * sizes.candidate_inputs, pooled)  # fmt: skip
             for column in range(crossed.shape[1]):
                 index = np.int64(crossed[row, column])
-                scale = prepared.linear.scales[index >> prepared.linear.shift]
-                logit += np.float32(prepared.linear.values[index, 0]) * scale
+                scale = read(prepared.linear.scales, index >> prepared.linear.shift)
+                logit += np.float32(read(prepared.linear.values, index)) * scale
             out[row] = logit
             if deep:
                 _move(scratch, products + group * first, activations + own * first, first)
@@ -531,22 +580,22 @@ def score(prepared: Prepared, indices: Array, dense: Array, crossed: Array, scra
             _network(prepared, scratch, candidates, activations, out[start:stop])
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=True, nogil=True, _nrt=False)
 def _move(scratch: Array, start: int, to: int, count: int) -> None:
     if start != to:
         for at in range(count):
-            scratch[to + at] = scratch[start + at]
+            write(scratch, to + at, read(scratch, start + at))
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=True, nogil=True, _nrt=False)
 def _fill(weights: Array, start: int, scratch: Array, to: int, count: int, rows: int) -> None:
     """Put a bias under each of some rows."""
     for row in range(rows):
         for at in range(count):
-            scratch[to + row * count + at] = weights[start + at]
+            write(scratch, to + row * count + at, read(weights, start + at))
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=True, nogil=True, _nrt=False)
 def _network(prepared: Prepared, scratch: Array, inputs: int, activations: int, out: Array) -> None:
     """Add the network's output to a tile's logits; the context's part of the first layer is there already."""
     weights, layers, rows = prepared.weights, prepared.layers, len(out)

@@ -36,6 +36,9 @@ LANES, VECTORS = _shape_of_panels()
 PANEL = LANES * VECTORS
 """How many columns are computed at once; weights are padded with zeros to a multiple."""
 
+LINE = 16
+"""How many float32 numbers a cache line holds."""
+
 BLOCK_ROWS = 6
 """How many rows are computed at once."""
 
@@ -56,6 +59,40 @@ def pack(weights: Array) -> Array:
     wide[:, :columns] = weights
     panels = wide.reshape(inputs, -1, PANEL).transpose(1, 0, 2)
     return np.ascontiguousarray(panels).reshape(-1)
+
+
+def aligned(count: int) -> Array:
+    """Room for so many float32 numbers, from the start of a cache line on: no vector lies in two lines."""
+    room = np.empty(count + LINE, np.float32)
+    start = -(room.ctypes.data // room.itemsize) % LINE
+    return room[start : start + count]
+
+
+@intrinsic
+def read(_typing: Any, array: Any, place: Any) -> Any:
+    """An element of an array of one dimension.
+
+    ``array[place]`` would first ask whether the place counts from the end, which keeps loops over places from
+    becoming vector operations.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        return builder.load(builder.gep(data, [arguments[1]]))
+
+    return array.dtype(array, types.intp), generate
+
+
+@intrinsic
+def write(_typing: Any, array: Any, place: Any, value: Any) -> Any:
+    """Set an element of an array of one dimension; see ``read``."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        builder.store(arguments[2], builder.gep(data, [arguments[1]]))
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, array.dtype), generate
 
 
 def _make_block(rows: int) -> Callable[..., Any]:
@@ -93,7 +130,11 @@ def _generator(rows: int) -> Callable[..., Any]:
             builder.bitcast(
                 builder.gep(
                     y,
-                    [builder.add(builder.mul(y_stride, ir.Constant(word, row)), ir.Constant(word, at * LANES))],
+                    [
+                        builder.add(
+                            builder.mul(y_stride, ir.Constant(word, row)), ir.Constant(word, at * LANES)
+                        )
+                    ],
                 ),
                 vector.as_pointer(),
             )
@@ -168,7 +209,7 @@ _three = _make_block(3)
 _one = _make_block(1)
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=True, nogil=True, _nrt=False)
 def multiply(
     x: Array, x_start: int, x_stride: int, w: Array, w_start: int, inputs: int, y: Array, y_start: int,
     y_stride: int, columns: int, rows: int, relu: bool,
