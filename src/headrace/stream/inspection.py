@@ -1,0 +1,243 @@
+"""What a stream holds: its schema, how much, and what its values are like; read as the learner reads it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import BinaryIO
+
+import numpy as np
+import pyarrow as pa
+
+from headrace.errors import StreamError
+from headrace.stream.block import Block
+from headrace.stream.features import Features
+from headrace.stream.joining import Joiner
+from headrace.stream.parser import StreamParser
+from headrace.stream.schema import Field, Schema
+from headrace.tensors import Array
+
+FIRST_VALUES = 3
+"""How many values of each column are shown."""
+
+_TEXT_CHARACTERS = 28
+_KEY_CELLS = 2**20
+_MOST_CELLS = 2**24
+_SURE = 1e-7  # As the metrics of learning clip probabilities.
+
+
+@dataclass(slots=True)
+class FieldReport:
+    """What one field's values are like.
+
+    Attributes:
+        field: The field.
+        arrow_type: The type of its column.
+        first_values: Its first values, as text.
+        missing: In how many rows it has no value.
+        distinct: How many values it has, about; None unless it is categorical.
+        minimum: The smallest number; None unless it is dense or a vector. Missing ones count as 0, as they do
+            for the learner.
+        mean: Their mean.
+        maximum: The largest.
+    """
+
+    field: Field
+    arrow_type: str
+    first_values: list[str]
+    missing: int = 0
+    distinct: int | None = None
+    minimum: float | None = None
+    mean: float | None = None
+    maximum: float | None = None
+
+
+@dataclass(slots=True)
+class Inspection:
+    """What a stream holds.
+
+    Attributes:
+        schema: Its schema; None if it ended before one came.
+        rows: How many rows could be learnt from.
+        bytes: How many bytes were read.
+        batches: How many record batches.
+        fields: Its fields.
+        click_rate: The share of rows whose label is 1; None without labels.
+        base_logloss: The logloss of always saying the click rate.
+        optimal_logloss: What the best model could expect, where the stream has the truth.
+        realised_logloss: What it would have had on these labels.
+        first_time: The earliest timestamp in microseconds since 1970; None if there is none.
+        last_time: The latest one.
+        problem: What ended the stream before its end.
+    """
+
+    schema: Schema | None = None
+    rows: int = 0
+    bytes: int = 0
+    batches: int = 0
+    fields: list[FieldReport] = field(default_factory=list)
+    click_rate: float | None = None
+    base_logloss: float | None = None
+    optimal_logloss: float | None = None
+    realised_logloss: float | None = None
+    first_time: int | None = None
+    last_time: int | None = None
+    problem: StreamError | None = None
+
+
+def inspect(file: BinaryIO, schema: Schema | None, told: Callable[[int], None]) -> Inspection:
+    """Read a stream to its end, or to its first error.
+
+    Args:
+        file: The stream; unbuffered is best.
+        schema: What its columns are; what it says itself if None.
+        told: Told how many rows there were so far.
+
+    Returns:
+        What it holds; ``problem`` says what was wrong with it, as the learner would.
+    """
+    parser = StreamParser(schema)
+    found = Inspection()
+    tally: _Tally | None = None
+    try:
+        while count := file.readinto(parser.room()):  # type: ignore[attr-defined]  # Binary files have it.
+            batch = parser.filled(count)
+            if tally is None and parser.schema is not None and parser.arrow_schema is not None:
+                found.schema = parser.schema
+                tally = _Tally(parser.schema, parser.arrow_schema)
+            if batch is not None and tally is not None:
+                tally.add(batch, found.rows)
+                found.rows += batch.num_rows
+                found.batches += 1
+                told(found.rows)
+        parser.finish()
+    except StreamError as error:
+        found.problem = error
+    found.bytes = parser.position.bytes
+    if tally is not None:
+        tally.report(found)
+    return found
+
+
+class _Tally:
+    """Counts that grow with each batch."""
+
+    def __init__(self, schema: Schema, arrow_schema: pa.Schema) -> None:
+        self._features = Features.of(schema)
+        self._joiner = Joiner(self._features)
+        self._joiner.check(arrow_schema)
+        names = [one for one in arrow_schema.names if one in schema.by_name]
+        self.fields = {
+            name: FieldReport(schema.by_name[name], str(arrow_schema.field(name).type), []) for name in names
+        }
+        self._seen = {one.name: np.zeros(_cells(one), np.bool_) for one in self._features.categorical}
+        self._exact = {slot: column for column, slot in enumerate(self._features.exact_slots)}
+        self._sums = {one.name: 0.0 for one in self._features.numeric}
+        self._clicks = self._entropy = self._loss = 0.0
+        self._times: tuple[int, int] | None = None
+
+    def add(self, batch: pa.RecordBatch, first_row: int) -> None:
+        """Count a batch.
+
+        Raises:
+            StreamError: A row cannot be learnt from; nothing of the batch is counted.
+        """
+        block = self._joiner.join(batch, first_row)
+        for name, report in self.fields.items():
+            column = batch.column(name)
+            report.missing += column.null_count
+            if room := FIRST_VALUES - len(report.first_values):
+                report.first_values += _texts(column.slice(0, room))
+        self._add_categories(block)
+        self._add_numbers(block)
+        self._add_labels(block)
+
+    def _add_categories(self, block: Block) -> None:
+        starts = self._features.slot_starts
+        for number, one in enumerate(self._features.categorical):
+            slots = range(starts[number], starts[number + 1])
+            if one.keys == "exact" and block.keys is not None:
+                columns = [self._exact[slot] for slot in slots]
+                keys = block.keys[:, columns]
+                self._seen[one.name][keys[keys != 0] % np.uint64(_KEY_CELLS)] = True
+                continue
+            rows = block.indices[:, slots.start : slots.stop].ravel()
+            # Row 0 of all stands for no value, row 0 of the table for a missing one.
+            rows = rows[rows > self._features.table_starts[number]] - self._features.table_starts[number]
+            seen = self._seen[one.name]
+            seen[rows if len(seen) == one.buckets else rows % len(seen)] = True
+
+    def _add_numbers(self, block: Block) -> None:
+        column = 0
+        for one in self._features.numeric:
+            numbers = block.dense[:, column : column + one.size]
+            column += one.size
+            if not numbers.size:
+                continue
+            report = self.fields[one.name]
+            self._sums[one.name] += float(numbers.sum(dtype=np.float64))
+            low, high = float(numbers.min()), float(numbers.max())
+            report.minimum = low if report.minimum is None else min(low, report.minimum)
+            report.maximum = high if report.maximum is None else max(high, report.maximum)
+
+    def _add_labels(self, block: Block) -> None:
+        self._clicks += float(block.labels.sum(dtype=np.float64))
+        if block.truth is not None:
+            truth = np.clip(block.truth.astype(np.float64), _SURE, 1.0 - _SURE)
+            self._entropy -= float(np.sum(truth * np.log(truth) + (1.0 - truth) * np.log1p(-truth)))
+            if len(block.labels):
+                self._loss -= float(np.log(np.where(block.labels > 0.5, truth, 1.0 - truth)).sum())
+        if block.timestamps is not None and len(block):
+            low, high = int(block.timestamps.min()), int(block.timestamps.max())
+            known = self._times or (low, high)
+            self._times = min(low, known[0]), max(high, known[1])
+
+    def report(self, found: Inspection) -> None:
+        """Write down what was counted."""
+        found.fields = list(self.fields.values())
+        for name, seen in self._seen.items():
+            self.fields[name].distinct = _distinct(self.fields[name].field, seen)
+        if not found.rows:
+            return
+        for name, total in self._sums.items():
+            self.fields[name].mean = total / (found.rows * self.fields[name].field.size)
+        if self._times is not None:
+            found.first_time, found.last_time = self._times
+        schema = self._features.schema
+        if schema.one("label") is not None:
+            rate = self._clicks / found.rows
+            found.click_rate = rate
+            found.base_logloss = -sum(share * math.log(share) for share in (rate, 1.0 - rate) if share > 0.0)
+        if schema.one("truth") is not None:
+            found.optimal_logloss = self._entropy / found.rows
+            if found.click_rate is not None:
+                found.realised_logloss = self._loss / found.rows
+
+
+def _cells(one: Field) -> int:
+    return _KEY_CELLS if one.keys == "exact" else min(one.buckets, _MOST_CELLS)
+
+
+def _distinct(one: Field, seen: Array) -> int:
+    """How many values, from how many cells they hit; linear counting makes up for collisions."""
+    hit = int(np.count_nonzero(seen))
+    if one.keys == "bucket":
+        return hit
+    cells = len(seen) - (one.keys == "hash")  # The first row of a table is not hashed to.
+    if hit >= cells:
+        return hit
+    return round(-cells * math.log1p(-hit / cells))
+
+
+def _texts(column: pa.Array) -> list[str]:
+    if pa.types.is_timestamp(column.type):
+        column = column.cast(pa.string())
+    return [_text(value) for value in column.to_pylist()]
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return "-"
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= _TEXT_CHARACTERS else f"{text[: _TEXT_CHARACTERS - 1]}…"
