@@ -4,6 +4,10 @@ A weight is stored as ``rint(weight / scale)``, where the group's largest weight
 comes back off by at most half a scale, which is the group's largest weight / 65534 (16 bits) or / 254
 (8 bits), and by float32's own rounding. Groups are rows side by side with about 64 weights together: a scale
 of four bytes costs 64 weights of 16 bits 3 %, and a large weight somewhere coarsens only its neighbours.
+
+A table may be stored like an earlier one: groups that still fit keep their scale, so that the numbers of rows
+which have not changed stay as they are, and a patch need not hold them. Such a scale is at most a quarter
+larger than the group needs.
 """
 
 from __future__ import annotations
@@ -23,6 +27,9 @@ Bits = Literal[16, 8]
 
 WEIGHTS_PER_SCALE = 64
 
+LOOSEST_SCALE = 1.25
+"""How much larger than needed an earlier table's scale may be to be kept."""
+
 _DTYPES: dict[Bits, type[np.signedinteger]] = {16: np.int16, 8: np.int8}
 _CHUNK_ROWS = 2**15  # a multiple of every group's rows; what is worked on stays small
 
@@ -32,12 +39,13 @@ def group_shift(width: int) -> int:
     return max(0, (WEIGHTS_PER_SCALE // max(width, 1)).bit_length() - 1)
 
 
-def quantize_table(table: Table, bits: Bits) -> Table:
+def quantize_table(table: Table, bits: Bits, like: Table | None = None) -> Table:
     """Store a float32 table in fewer bits.
 
     Args:
         table: The table, of finite weights.
         bits: How many.
+        like: An earlier table, of the same shape, whose scales are kept where they fit.
 
     Returns:
         A new table; zeros stay zero.
@@ -46,21 +54,30 @@ def quantize_table(table: Table, bits: Bits) -> Table:
     shift = group_shift(width)
     group_rows = 1 << shift
     values = np.empty((rows, width), _DTYPES[bits])
-    scales = np.empty(((rows - 1) >> shift) + 1, np.float32)
+    scales = np.zeros(((rows - 1) >> shift) + 1, np.float32)
+    if like is not None and like.scales.shape == scales.shape:
+        scales[:] = like.scales
     for start in range(0, rows, _CHUNK_ROWS):
         chunk = table.values[start : start + _CHUNK_ROWS]
         groups = -(-len(chunk) // group_rows)
         padded = np.zeros((groups * group_rows, width), np.float32)
         padded[: len(chunk)] = chunk
-        numbers, found = _quantize(padded.reshape(groups, group_rows * width), bits)
+        found = scales[start >> shift : (start >> shift) + groups]
+        numbers = _quantize(padded.reshape(groups, group_rows * width), bits, found)
         values[start : start + len(chunk)] = numbers.reshape(padded.shape)[: len(chunk)]
-        scales[start >> shift : (start >> shift) + groups] = found
     return Table(values, scales, shift)
 
 
-def quantize(weights: Weights, bits: Bits) -> Weights:
-    """Store a model's tables in fewer bits; all else, which is small, stays as it is."""
-    tables: Mapping[str, Table] = {name: quantize_table(one, bits) for name, one in weights.tables.items()}
+def quantize(weights: Weights, bits: Bits, like: Weights | None = None) -> Weights:
+    """Store a model's tables in fewer bits; all else, which is small, stays as it is.
+
+    Args:
+        weights: The model's.
+        bits: How many.
+        like: An earlier model of the same settings, whose scales are kept where they fit.
+    """
+    earlier: Mapping[str, Table] = {} if like is None else like.tables
+    tables = {name: quantize_table(one, bits, earlier.get(name)) for name, one in weights.tables.items()}
     return replace(weights, tables=tables)
 
 
@@ -70,11 +87,13 @@ def dequantize_table(table: Table) -> Array:
     return np.asarray(table.values * table.scales[groups][:, None], np.float32)
 
 
-def _quantize(groups: Array, bits: Bits) -> tuple[Array, Array]:
-    """Numbers and scales of groups of weights ``[groups, weights]``."""
+def _quantize(groups: Array, bits: Bits, scales: Array) -> Array:
+    """Numbers of groups of weights ``[groups, weights]``; their scales are kept or replaced in place."""
     largest = (1 << (bits - 1)) - 1
     peaks = np.abs(groups).max(axis=1, initial=0.0)
-    scales = (peaks / np.float32(largest)).astype(np.float32)
+    needed = (peaks / np.float32(largest)).astype(np.float32)
+    fits = (scales >= needed) & (scales <= needed * np.float32(LOOSEST_SCALE))
+    np.copyto(scales, needed, where=~fits)
     divisors = np.where(scales > 0, scales, np.float32(1))  # all zero, or too small to tell from zero
     numbers = np.rint(groups / divisors[:, None])
-    return np.clip(numbers, -largest, largest).astype(_DTYPES[bits]), scales
+    return np.asarray(np.clip(numbers, -largest, largest).astype(_DTYPES[bits]))

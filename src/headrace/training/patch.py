@@ -26,8 +26,8 @@ from headrace.ctr.files import (
     write_array,
     write_description,
 )
+from headrace.ctr.model import Weights
 from headrace.errors import LoadError
-from headrace.lifecycle.layout import version_directories
 from headrace.lifecycle.manifest import check_manifest
 from headrace.tensors import Array
 
@@ -36,6 +36,23 @@ LARGEST_SHARE = 0.5
 
 _CHUNK_BYTES = 2**22  # two of these fit into a core's caches
 _INDEX_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A whole version that patches may lie on.
+
+    Attributes:
+        number: The version.
+        description: What its ``model.ctr`` says.
+        weights: Its weights, mapped.
+        checksums: The SHA-256 of its files, by name, as its manifest lists them and as they are.
+    """
+
+    number: int
+    description: Description
+    weights: Weights
+    checksums: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -92,43 +109,54 @@ def choose_base(bases: Mapping[int, int | None], whole_every: int) -> int | None
     return base if since + 1 < whole_every else None
 
 
-def find_patch(
-    model_directory: Path, base: int, description: Description, arrays: Mapping[str, Array]
-) -> Patch | None:
-    """Compare a version that is to be with one that is there.
+def open_base(model_directory: Path, number: int) -> Whole | None:
+    """Open a version to compare with.
 
     Args:
         model_directory: Where the model's versions are.
+        number: The version.
+
+    Returns:
+        The version; None if it is gone, damaged, a patch itself, or has no manifest.
+    """
+    directory = model_directory / str(number)
+    try:
+        manifest = check_manifest(directory)
+        description = read_description(directory)
+        if manifest is None or description.base is not None:
+            return None
+        weights = read_model(directory)[2]
+    except LoadError:
+        return None
+    checksums = {name: record.sha256 for name, record in manifest.files.items()}
+    return Whole(number, description, weights, checksums)
+
+
+def find_patch(base: Whole, description: Description, arrays: Mapping[str, Array]) -> Patch | None:
+    """Compare a version that is to be with one that is there.
+
+    Args:
         base: The version to compare with.
         description: The new version, described as a whole one.
         arrays: Its arrays by name.
 
     Returns:
-        The patch; None if there can be none, because the base is gone, damaged, or of another model.
+        The patch; None if there can be none, because the base is of another model.
     """
-    directory = version_directories(model_directory).get(base)
-    if directory is None:
+    if base.description != description:
         return None
-    try:
-        manifest = check_manifest(directory)
-        there = read_description(directory)
-        if manifest is None or there != description or directory.name != str(base):
-            return None
-        old = arrays_of(read_model(directory)[2])
-    except LoadError:
-        return None
-    stored, rows, size = {}, {}, 0
+    stored, rows, size, old = {}, {}, 0, arrays_of(base.weights)
     for name, array in arrays.items():
         stored[name], changed, taken = _stored(description.arrays[name], array, old[name])
         size += taken
         if stored[name].stored == "rows":
             rows[name] = changed
     used = [file_name(name) for name, one in stored.items() if one.stored != "whole"]
-    files = {file: manifest.files[file].sha256 for file in used if file in manifest.files}
-    if len(files) < len(used):
+    if not base.checksums.keys() >= set(used):
         return None
-    patched = msgspec.structs.replace(description, arrays=stored, base=Base(version=str(base), files=files))
-    return Patch(base, patched, rows, size, sum(array.nbytes for array in arrays.values()))
+    lies_on = Base(version=str(base.number), files={file: base.checksums[file] for file in used})
+    patched = msgspec.structs.replace(description, arrays=stored, base=lies_on)
+    return Patch(base.number, patched, rows, size, sum(array.nbytes for array in arrays.values()))
 
 
 def write_patch(directory: Path, patch: Patch, arrays: Mapping[str, Array]) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +15,7 @@ import msgspec
 import numpy as np
 
 from headrace.config import MODEL_CONFIG_FILE, parse_model_config
-from headrace.ctr.files import Description, arrays_of, describe, write_model
+from headrace.ctr.files import arrays_of, describe, write_model
 from headrace.ctr.model import Weights
 from headrace.ctr.quantize import Bits, quantize
 from headrace.ctr.settings import ModelSettings
@@ -25,9 +24,8 @@ from headrace.lifecycle.layout import version_directories
 from headrace.lifecycle.manifest import publish
 from headrace.lifecycle.pin import read_pin
 from headrace.stream.features import Features
-from headrace.tensors import Array
 from headrace.training.checkpoint import saying
-from headrace.training.patch import Patch, base_of, choose_base, find_patch, write_patch
+from headrace.training.patch import Patch, base_of, choose_base, find_patch, open_base, write_patch
 from headrace.training.retention import delete_versions, sweep, versions_to_delete
 
 DEFAULT_KEEP = 5
@@ -39,6 +37,8 @@ WHOLE_EVERY = 24
 _CHUNK_ROWS = 2**18
 
 _log = logging.getLogger(__name__)
+
+_Patched = tuple[Weights, Patch]
 
 
 class Training(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,46 +130,48 @@ class Publisher:
         """
         started = time.perf_counter()
         _check_finite(weights)
-        stored = weights if self._bits is None else quantize(weights, self._bits)
-        description, arrays = describe(settings, features, stored), arrays_of(stored)
         with saying(f"no version can be published in {self.model_directory}"):
             self.model_directory.mkdir(parents=True, exist_ok=True)
             sweep(self.model_directory)
-            patch = self._find_patch(description, arrays) if self._patch else None
-            path = self._write(settings, features, stored, training, patch)
-            if patch is not None and not (self.model_directory / str(patch.base)).is_dir():
-                patch = None  # another publisher has deleted the base meanwhile
-                path = self._write(settings, features, stored, training, patch)
+            found = self._find_patch(settings, features, weights) if self._patch else None
+            path = self._write(settings, features, found or self._stored(weights), training)
+            if found is not None and not (self.model_directory / str(found[1].base)).is_dir():
+                found, orphan = None, int(path.name)  # another publisher has deleted the base meanwhile
+                path = self._write(settings, features, self._stored(weights), training)
+                delete_versions(self.model_directory, [orphan])
             size_bytes = sum(file.stat().st_size for file in path.iterdir())
             deleted = self._delete_old()
-        base = None if patch is None else patch.base
+        base = None if found is None else found[1].base
         seconds = time.perf_counter() - started
         return Publication(int(path.name), path, base, size_bytes, seconds, tuple(deleted))
 
-    def _find_patch(self, description: Description, arrays: Mapping[str, Array]) -> Patch | None:
-        base = choose_base(_bases(self.model_directory), self._whole_every)
-        patch = None if base is None else find_patch(self.model_directory, base, description, arrays)
-        return patch if patch is not None and patch.worth_it else None
+    def _stored(self, weights: Weights, like: Weights | None = None) -> Weights:
+        return weights if self._bits is None else quantize(weights, self._bits, like)
+
+    def _find_patch(self, settings: ModelSettings, features: Features, weights: Weights) -> _Patched | None:
+        """The weights as a patch of a version that is there, if that is worth it."""
+        number = choose_base(_bases(self.model_directory), self._whole_every)
+        base = None if number is None else open_base(self.model_directory, number)
+        if base is None:
+            return None
+        stored = self._stored(weights, like=base.weights)
+        patch = find_patch(base, describe(settings, features, stored), arrays_of(stored))
+        return (stored, patch) if patch is not None and patch.worth_it else None
 
     def _write(
-        self,
-        settings: ModelSettings,
-        features: Features,
-        weights: Weights,
-        training: Training,
-        patch: Patch | None,
+        self, settings: ModelSettings, features: Features, content: Weights | _Patched, training: Training
     ) -> Path:
         def write(draft: Path) -> None:
-            if patch is None:
-                write_model(draft, settings, features, weights)
+            if isinstance(content, Weights):
+                write_model(draft, settings, features, content)
             else:
-                write_patch(draft, patch, arrays_of(weights))
+                write_patch(draft, content[1], arrays_of(content[0]))
 
         metadata: dict[str, object] = {
             "training": msgspec.to_builtins(training),
             "settings": msgspec.to_builtins(settings),
             "table_bits": self._bits or 32,
-            "base": None if patch is None else patch.base,
+            "base": None if isinstance(content, Weights) else content[1].base,
         }
         return publish(
             write, self.model_directory, signature=_signature(settings, features), metadata=metadata

@@ -24,6 +24,7 @@ from headrace.training.patch import (
     changed_rows,
     choose_base,
     find_patch,
+    open_base,
     write_patch,
 )
 from tests.click_weights import FEATURES, settings_for, weights_for
@@ -86,7 +87,8 @@ def write_base(directory: Path, kind: Kind, weights: Weights) -> None:
 
 def find(directory: Path, kind: Kind, weights: Weights) -> Patch | None:
     described = describe(settings_for(kind), FEATURES, weights)
-    return find_patch(directory, 1, described, arrays_of(weights))
+    base = open_base(directory, 1)
+    return None if base is None else find_patch(base, described, arrays_of(weights))
 
 
 def publish_patch(directory: Path, patch: Patch, weights: Weights) -> Path:
