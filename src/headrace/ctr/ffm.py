@@ -1,4 +1,4 @@
-"""Field-aware factorization machines: a value has an embedding for each other field, ``[fields * factors]``."""
+"""Field-aware factorization machines: a value has an embedding for each other field, side by side."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from headrace.ctr.updates import FAST
 
 
 @numba.njit(forceinline=True, fastmath=FAST)
-def towards(room, fields, factors):  # type: ignore[no-untyped-def]
+def towards(shape, room):  # type: ignore[no-untyped-def]
     """A field is drawn towards the embeddings that the others have for it; its own for itself stay zero."""
-    width = fields * factors
+    fields, factors, width = shape.fields, shape.factors, shape.width
     for field in range(fields):
         for other in range(fields):
             if field != other:

@@ -8,8 +8,9 @@ from headrace.ctr.updates import FAST
 
 
 @numba.njit(forceinline=True, fastmath=FAST)
-def towards(room, fields, factors):  # type: ignore[no-untyped-def]
+def towards(shape, room):  # type: ignore[no-untyped-def]
     """A field is drawn towards the sum of the other fields' embeddings."""
+    fields, factors = shape.fields, shape.factors
     for factor in range(factors):
         total = room.pooled[factor]
         for field in range(1, fields):

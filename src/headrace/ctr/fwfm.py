@@ -15,11 +15,12 @@ _ZERO = np.float32(0)
 
 
 @numba.njit(forceinline=True, fastmath=FAST)
-def towards(room, pairs, fields, factors):  # type: ignore[no-untyped-def]
+def towards(shape, room, pairs):  # type: ignore[no-untyped-def]
     """A field is drawn towards the other fields' embeddings, each times the pair's weight.
 
     The pairs' dot products are left in ``room.products``, on the diagonal zeros.
     """
+    fields, factors = shape.fields, shape.factors
     for field in range(fields):
         for factor in range(factors):
             room.columns[factor * fields + field] = room.pooled[field * factors + factor]
@@ -40,8 +41,8 @@ def towards(room, pairs, fields, factors):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(forceinline=True, fastmath=FAST)
-def update_pairs(code, pairs, room, error, rule, fields):  # type: ignore[no-untyped-def]
+def update_pairs(shape, rule, pairs, room, error):  # type: ignore[no-untyped-def]
     """Move the weights of all pairs; those of a field with itself are zero and stay so."""
-    size = fields * fields
+    size = shape.fields * shape.fields
     for place in range(size):
-        move(code, pairs, 0, size, place, error * room.products[place], rule)
+        move(shape.embedding_code, rule, pairs, (0, size, place), error * room.products[place])

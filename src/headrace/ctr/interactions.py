@@ -71,7 +71,7 @@ def _slot(features: Features, name: str) -> int:
     for field, start in zip(features.categorical, features.slot_starts, strict=False):
         if field.name == name:
             if field.values > 1:
-                raise ConfigError(f"interactions: field {name!r} may have {field.values} values; expected one")
+                raise ConfigError(f"interactions: {name!r} may have {field.values} values; expected one")
             return int(start)
     raise ConfigError(
         f"interactions: {name!r} is no categorical field; there are "

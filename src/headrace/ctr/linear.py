@@ -20,17 +20,19 @@ def sigmoid(logit):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(forceinline=True, fastmath=FAST)
-def linear_sum(table, indices, crossed, row, slots, room, fields, single, scaled):  # type: ignore[no-untyped-def]
+def linear_sum(shape, table, work, row):  # type: ignore[no-untyped-def]
     """What the fields and the interactions of a row add to its logit."""
+    indices, crossed, starts = work.rows.indices, work.rows.crossed, work.slots.starts
     total = _ZERO
-    for field in range(fields):
-        if single:
-            total += weight_at(table, np.uintp(indices[row, field]), 0, scaled)
+    for field in range(shape.fields):
+        if shape.single:
+            total += weight_at(shape, table, np.uintp(indices[row, field]), 0)
         else:
-            for slot in range(slots.starts[field], slots.starts[field + 1]):
-                total += room.shares[field] * weight_at(table, np.uintp(indices[row, slot]), 0, scaled)
+            for slot in range(starts[field], starts[field + 1]):
+                weight = weight_at(shape, table, np.uintp(indices[row, slot]), 0)
+                total += work.room.shares[field] * weight
     for number in range(crossed.shape[1]):
-        total += weight_at(table, np.uintp(crossed[row, number]), 0, scaled)
+        total += weight_at(shape, table, np.uintp(crossed[row, number]), 0)
     return total
 
 
@@ -44,27 +46,30 @@ def dense_sum(weights, dense, row):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(forceinline=True, fastmath=FAST)
-def update_linear(code, values, indices, crossed, row, slots, room, error, rule, fields, single):  # type: ignore[no-untyped-def]
+def update_linear(shape, rule, values, work, row, error):  # type: ignore[no-untyped-def]
     """Move the linear weights of a row's values and interactions; row 0 is never touched."""
-    for field in range(fields):
-        if single:
-            place = np.uintp(indices[row, field])
-            if place != 0:
-                move(code, values, place, 1, 0, error, rule)
+    indices, crossed, starts = work.rows.indices, work.rows.crossed, work.slots.starts
+    for field in range(shape.fields):
+        if shape.single:
+            _update_row(shape, rule, values, indices[row, field], error)
         else:
-            for slot in range(slots.starts[field], slots.starts[field + 1]):
-                place = np.uintp(indices[row, slot])
-                if place != 0:
-                    move(code, values, place, 1, 0, error * room.shares[field], rule)
+            share = error * work.room.shares[field]
+            for slot in range(starts[field], starts[field + 1]):
+                _update_row(shape, rule, values, indices[row, slot], share)
     for number in range(crossed.shape[1]):
-        place = np.uintp(crossed[row, number])
-        if place != 0:
-            move(code, values, place, 1, 0, error, rule)
+        _update_row(shape, rule, values, crossed[row, number], error)
 
 
 @numba.njit(forceinline=True, fastmath=FAST)
-def update_dense(code, values, dense, row, error, rule):  # type: ignore[no-untyped-def]
+def _update_row(shape, rule, values, index, error):  # type: ignore[no-untyped-def]
+    place = np.uintp(index)
+    if place != 0:
+        move(shape.linear_code, rule, values, (place, 1, 0), error)
+
+
+@numba.njit(forceinline=True, fastmath=FAST)
+def update_dense(shape, rule, values, dense, row, error):  # type: ignore[no-untyped-def]
     """Move the linear weights of dense features."""
     width = dense.shape[1]
     for column in range(width):
-        move(code, values, 0, width, column, error * dense[row, column], rule)
+        move(shape.linear_code, rule, values, (0, width, column), error * dense[row, column])

@@ -1,4 +1,4 @@
-"""How kernels meet memory: arrays that begin on a cache line, and rows that are asked for before they are used."""
+"""How kernels meet memory: arrays begin on a cache line, rows are asked for before they are used."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from headrace.tensors import Array
 LINE_BYTES = 64
 """A cache line."""
 
-_FLOATS_PER_LINE = LINE_BYTES // 4
+LINE_FLOATS = LINE_BYTES // 4
+"""The float32 numbers in it."""
+
 _WRITE, _KEEP, _DATA = 1, 3, 1  # llvm.prefetch: will be written, keep in all caches, data
 
 
@@ -27,9 +29,16 @@ def aligned_zeros(shape: tuple[int, ...]) -> Array:
     NumPy asks for huge pages itself where an array is large.
     """
     size = math.prod(shape)
-    buffer = np.zeros(size + _FLOATS_PER_LINE, np.float32)
+    buffer = np.zeros(size + LINE_FLOATS, np.float32)
     first = (-buffer.ctypes.data % LINE_BYTES) // 4
     return buffer[first : first + size].reshape(shape)
+
+
+def fixed(array: Array) -> Array:
+    """A C-contiguous view that nobody writes to: kernels are then compiled for one type of array only."""
+    view = np.ascontiguousarray(array).view()
+    view.flags.writeable = False
+    return view
 
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """How one weight moves against its gradient: SGD, Adagrad and FTRL, as functions for kernels.
 
-The rule's code is an argument that is constant where a kernel is compiled, so that only its own branch is left
-in the machine code. A row of a learning table is its weights, then the optimizer's numbers: see
+The rule's code is an argument that is constant where a kernel is compiled, so that only its own branch is
+left in the machine code. A row of a learning table is its weights, then the optimizer's numbers: see
 ``headrace.ctr.tables``.
 """
 
@@ -58,21 +58,20 @@ def fresh_state(optimizer: Optimizer) -> tuple[float, ...]:
 
 
 @numba.njit(forceinline=True, fastmath=FAST)
-def move(code, values, row, width, column, gradient, rule):  # type: ignore[no-untyped-def]
-    """Move the weight ``values[row, column]`` of a learning table against its gradient.
+def move(code, rule, values, place, gradient):  # type: ignore[no-untyped-def]
+    """Move one weight of a learning table against its gradient.
 
     Args:
         code: The rule's code.
-        values: The learning table: float32 ``[rows, width * (1 + state per weight)]``.
-        row: The weight's row.
-        width: How many weights a row has.
-        column: The weight's column.
-        gradient: The loss's derivative by the weight: float32.
         rule: The optimizer's numbers.
+        values: The learning table: float32 ``[rows, width * (1 + state per weight)]``.
+        place: The weight's row, the width (how many weights a row has), and the weight's column.
+        gradient: The loss's derivative by the weight: float32.
     """
+    row, width, column = place
     weight = values[row, column]
     if code == FTRL:
-        _move_ftrl(values, row, width, column, gradient, rule)
+        _move_ftrl(rule, values, place, gradient)
         return
     gradient += rule.l2 * weight
     if code == SGD:
@@ -88,8 +87,9 @@ def move(code, values, row, width, column, gradient, rule):  # type: ignore[no-u
 
 
 @numba.njit(forceinline=True, fastmath=FAST)
-def _move_ftrl(values, row, width, column, gradient, rule):  # type: ignore[no-untyped-def]
+def _move_ftrl(rule, values, place, gradient):  # type: ignore[no-untyped-def]
     """McMahan's per-coordinate FTRL-proximal; behind the weight are z, then the sum of squares n."""
+    row, width, column = place
     before = values[row, 2 * width + column]
     after = before + gradient * gradient
     root = np.float32(math.sqrt(after))
