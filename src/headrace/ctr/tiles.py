@@ -1,4 +1,4 @@
-"""Small matrix products for serving: a few rows times weights that were laid out once, bias and ReLU included.
+"""Small matrix products for serving: a few rows times weights laid out once, with bias and ReLU.
 
 A library's product pays for any shape: it copies the weights into panels at every call, and a layer's bias
 and ReLU are passes of their own over memory. Here the weights are laid out when a model is loaded, a block of
@@ -12,7 +12,7 @@ to the bit alone and in a batch.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import llvmlite.binding as llvm
 import numba
@@ -49,7 +49,7 @@ def padded(columns: int) -> int:
 
 
 def pack(weights: Array) -> Array:
-    """Lay out weights ``[inputs, columns]`` for ``multiply``: panel after panel, each input's columns together.
+    """Lay out weights ``[inputs, columns]`` for ``multiply``: panel by panel, an input's columns together.
 
     Returns:
         float32, one dimension.
@@ -99,12 +99,8 @@ def _make_block(rows: int) -> Callable[..., Any]:
     """Make the product of so many rows with one panel: ``y = relu?(y + x @ panel)``."""
 
     @intrinsic
-    def block(
-        typing: Any, x: Any, x_start: Any, x_stride: Any, w: Any, w_start: Any, inputs: Any, y: Any,
-        y_start: Any, y_stride: Any, relu: Any,
-    ) -> Any:  # fmt: skip
-        return types.void(x, types.intp, types.intp, w, types.intp, types.intp, y, types.intp, types.intp,
-                          types.boolean), _generator(rows)  # fmt: skip
+    def block(_typing: Any, x: Any, w: Any, y: Any, relu: Any) -> Any:
+        return types.void(x, w, y, types.boolean), _generator(rows)
 
     return block
 
@@ -114,17 +110,11 @@ def _generator(rows: int) -> Callable[..., Any]:
     vector = ir.VectorType(number, LANES)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        x, x_start, x_stride, w, w_start, inputs, y, y_start, y_stride, relu = arguments
-        x, w, y = (
-            builder.gep(context.make_array(kind)(context, builder, array).data, [start])
-            for kind, array, start in zip(
-                (signature.args[0], signature.args[3], signature.args[6]),
-                (x, w, y),
-                (x_start, w_start, y_start),
-                strict=True,
-            )
+        (x, x_stride), (w, inputs), (y, y_stride) = (
+            _operand(context, builder, kind, operand)
+            for kind, operand in zip(signature.args[:3], arguments[:3], strict=True)
         )
-        word = inputs.type
+        relu, word = arguments[3], inputs.type
         x_rows = [builder.gep(x, [builder.mul(x_stride, ir.Constant(word, row))]) for row in range(rows)]
         y_places = [
             builder.bitcast(
@@ -151,6 +141,13 @@ def _generator(rows: int) -> Callable[..., Any]:
         return context.get_dummy_value()
 
     return generate
+
+
+def _operand(context: Any, builder: Any, kind: Any, operand: Any) -> tuple[Any, Any]:
+    """Where an operand's numbers begin, and its stride."""
+    array, start, stride = (builder.extract_value(operand, place) for place in range(3))
+    data = context.make_array(kind.types[0])(context, builder, array).data
+    return builder.gep(data, [start]), stride
 
 
 def _loop(builder: Any, given: tuple[Any, Any, Any], sums: list[Any], vector: Any) -> list[Any]:
@@ -209,39 +206,44 @@ _three = _make_block(3)
 _one = _make_block(1)
 
 
+class Operand(NamedTuple):
+    """A matrix in an array of one dimension.
+
+    Attributes:
+        array: The array: float32.
+        start: Where the matrix begins.
+        stride: From one row to the next; for packed weights, how many inputs they have.
+    """
+
+    array: Array
+    start: int
+    stride: int
+
+
 @numba.njit(cache=True, nogil=True, _nrt=False)
-def multiply(
-    x: Array, x_start: int, x_stride: int, w: Array, w_start: int, inputs: int, y: Array, y_start: int,
-    y_stride: int, columns: int, rows: int, relu: bool,
-) -> None:  # fmt: skip
-    """Add ``x @ weights`` to ``y``, and cut off what is negative if wanted; all arrays have one dimension.
+def multiply(x: Operand, w: Operand, y: Operand, columns: int, rows: int, relu: bool) -> None:
+    """Add ``x @ w`` to ``y``, and cut off what is negative if wanted.
 
     Args:
-        x: The inputs: float32.
-        x_start: Where their first row begins.
-        x_stride: From one row to the next.
-        w: What ``pack`` made: float32.
-        w_start: Where the weights begin.
-        inputs: The columns of x that are used: the rows of the weights.
-        y: The bias, or whatever the product is added to; the result: float32.
-        y_start: Where its first row begins.
-        y_stride: From one row to the next; at least ``columns``.
+        x: The inputs.
+        w: The weights, as ``pack`` laid them out.
+        y: The bias, or whatever the product is added to; becomes the result.
         columns: The columns of the weights, a multiple of ``PANEL``.
         rows: How many rows.
         relu: Whether to cut off what is negative.
     """
     for at in range(0, columns, PANEL):
-        panel = w_start + at * inputs
+        panel = Operand(w.array, w.start + at * w.stride, w.stride)
         row = 0
-        while row + BLOCK_ROWS <= rows:
-            _six(x, x_start + row * x_stride, x_stride, w, panel, inputs, y,
-                 y_start + row * y_stride + at, y_stride, relu)  # fmt: skip
-            row += BLOCK_ROWS
-        while row + 3 <= rows:
-            _three(x, x_start + row * x_stride, x_stride, w, panel, inputs, y,
-                   y_start + row * y_stride + at, y_stride, relu)  # fmt: skip
-            row += 3
         while row < rows:
-            _one(x, x_start + row * x_stride, x_stride, w, panel, inputs, y,
-                 y_start + row * y_stride + at, y_stride, relu)  # fmt: skip
-            row += 1
+            inputs = Operand(x.array, x.start + row * x.stride, x.stride)
+            results = Operand(y.array, y.start + row * y.stride + at, y.stride)
+            if row + BLOCK_ROWS <= rows:
+                _six(inputs, panel, results, relu)
+                row += BLOCK_ROWS
+            elif row + 3 <= rows:
+                _three(inputs, panel, results, relu)
+                row += 3
+            else:
+                _one(inputs, panel, results, relu)
+                row += 1
