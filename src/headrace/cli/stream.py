@@ -234,8 +234,8 @@ def _add_inspect(tools: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     parser = tools.add_parser(
         "inspect",
         help="show what a stream holds",
-        description="Show a stream's schema, how much it holds, what its values are like and, where it has the "
-        "truth, the best possible logloss. What is wrong with it is said as headrace train would say it.",
+        description="Show a stream's schema, how much it holds, what its values are like and, where it has "
+        "the truth, the best possible logloss. What is wrong with it is said as headrace train would say it.",
         epilog=_INSPECT_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

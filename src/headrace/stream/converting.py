@@ -114,14 +114,8 @@ class _Column:
         self._refuse(values.is_null(), values, f"expected {expected}")
         if pa.types.is_timestamp(values.type) or pa.types.is_date(values.type):
             return values.cast(pa.timestamp("us", getattr(values.type, "tz", None)), safe=False).cast(_UTC)
-        if is_text(values.type):
-            for kind in (pa.int64(), pa.timestamp("us")):  # A time without a zone is taken for UTC.
-                try:
-                    return values.cast(kind).cast(_UTC)
-                except _NO_CAST:
-                    continue
-            return self._cast(values, _UTC, expected)
-        return self._cast(values, pa.int64(), expected).cast(_UTC)
+        kind = _kind_of_time(values) if is_text(values.type) else pa.int64()
+        return self._cast(values, kind, expected).cast(_UTC)
 
     def numbers(self, values: pa.Array) -> pa.Array:
         numbers = self._cast(values, pa.float64(), "a number")
@@ -218,6 +212,17 @@ class _Column:
 
 def _expected_value(kind: pa.DataType) -> str:
     return "text" if pa.types.is_string(kind) else "an integer"
+
+
+def _kind_of_time(texts: pa.Array) -> pa.DataType:
+    """How times are written, by the first: as microseconds, without a zone (taken for UTC), or with one."""
+    for kind in (pa.int64(), pa.timestamp("us")):
+        try:
+            texts.slice(0, 1).cast(kind)
+        except _NO_CAST:
+            continue
+        return kind
+    return _UTC
 
 
 def _same_bits(values: pa.Array, wanted: pa.DataType) -> pa.Array:

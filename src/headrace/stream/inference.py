@@ -160,7 +160,7 @@ def _longest(lists: pa.Array) -> int:
 def _category(name: str, values: pa.Array, hints: Hints, most: int = 1) -> Field:
     distinct = pc.count_distinct(values).as_py()
     # Four rows a value keep collisions rare; where values still come in, later rows bring many more.
-    room = 4 if distinct * 20 < len(values) else 32
+    room = 4 if distinct * 20 <= len(values) else 32
     buckets = 1 << max(8, min(20, (room * distinct - 1).bit_length()))
     text = is_text(values.type)
     return Field(
