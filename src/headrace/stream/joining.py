@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -91,7 +92,10 @@ class Joiner:
             stop = start + batch.num_rows
             self._fill(batch, block.part(start, stop))
             start = stop
-        return block
+        slices = {
+            name: block.slices[name]._replace(values=codes.values) for name, codes in self._slices.items()
+        }
+        return replace(block, slices=slices) if slices else block
 
     def _know(self, arrow_schema: pa.Schema) -> None:
         known = self._arrow_schema
@@ -130,7 +134,7 @@ class Joiner:
             ]
         if problems:
             first = min(problems, key=lambda problem: problem.row)
-            came = batch.column(column_number(first.field.name, batch.schema))[first.row].as_py()
+            came = batch.column(column_number(first.field.name, batch.schema))[first.row]
             raise StreamError(
                 f"{first.expected}, got {_shown(came)}; mend what writes the stream, or leave such rows out",
                 row=block.first_row + first.row,
@@ -224,6 +228,8 @@ def _exported(batch: pa.RecordBatch) -> Iterator[int]:
     del capsule  # It frees the structure; until here it must live.
 
 
-def _shown(value: object, most: int = 60) -> str:
+def _shown(scalar: pa.Scalar, most: int = 60) -> str:
+    # A time that microseconds cannot tell is none that Python can.
+    value = scalar.value if pa.types.is_timestamp(scalar.type) else scalar.as_py()
     text = "null" if value is None else repr(value)
     return text if len(text) <= most else text[:most] + " …"

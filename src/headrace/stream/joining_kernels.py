@@ -289,7 +289,7 @@ def _put_lists(
                 return row
             indices[row, column.slot + place] = _row(column, found[place]) if is_there and not exact else 0
             if exact:
-                keys[row, column.key_column + place] = _key(found[place]) if is_there else 0
+                keys[row, column.key_column + place] = _key(found[place]) if is_there else np.uint64(0)
         if not some and not exact:
             indices[row, column.slot] = column.table_start
     return -1

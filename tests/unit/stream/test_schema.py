@@ -1,0 +1,48 @@
+"""A schema says what each column is, and is wrong as early as it can be."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.errors import ConfigError
+from headrace.stream.schema import Field, Schema, parse_schema
+from tests.streams import CLICKS, schema_of
+
+
+def test_a_schema_survives_its_json() -> None:
+    assert parse_schema(CLICKS.encode()) == CLICKS
+
+
+def test_a_schema_can_be_written_as_toml() -> None:
+    schema = parse_schema('[[fields]]\nname = "y"\nrole = "label"\n[[fields]]\nname="a"\nrole="dense"\n')
+    assert [field.name for field in schema.of("label", "dense")] == ["a", "y"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"fields": [{"name": "a", "role": "colour"}]}', "colour"),
+        ('{"fields": [{"name": "a", "role": "dense", "bucket": 3}]}', "bucket"),
+        ('{"fields": [], "format": 99}', "newer"),
+        ('{"fields": [{"name": "a", "role": "dense"}, {"name": "a", "role": "dense"}]}', "twice"),
+        ('{"fields": [{"name": "a", "role": "label"}, {"name": "b", "role": "label"}]}', "only one"),
+        ('{"fields": [{"name": "a", "role": "categorical", "buckets": 1}]}', "buckets"),
+        ("fields = 3", "array"),
+        ("fields = [", "rows.toml"),
+    ],
+)
+def test_a_wrong_schema_says_what_is_wrong(text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as error:
+        parse_schema(text, "rows.toml")
+    assert error.value.message.startswith("rows.toml")
+
+
+def test_fields_that_share_a_table_agree_about_it() -> None:
+    with pytest.raises(ConfigError, match="share the table"):
+        schema_of(a={"table": "t", "buckets": 10}, b={"table": "t", "buckets": 11})
+
+
+def test_the_one_field_of_a_role_is_found_or_none_is() -> None:
+    schema = Schema(fields=(Field(name="y", role="label"),))
+    assert schema.one("label") is schema.fields[0]
+    assert schema.one("weight") is None
