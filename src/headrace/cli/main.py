@@ -7,15 +7,17 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from headrace.cli import example, rollback, serve, stream, versions
+from headrace.cli import example, profile, rollback, serve, stream, train, versions
 from headrace.errors import HeadraceError
 
 _EXAMPLES = """examples:
   headrace example models              write a small example model
   headrace serve models                serve every model in a directory
   headrace stream generate --out rows  draw rows to learn from
+  headrace train rows --publish models/ctr  learn from them
   headrace versions models ctr         show which versions there are
   headrace rollback models ctr --to 3  serve version 3 until released
+  headrace profile models/ctr          show where its time goes
 """
 
 
@@ -36,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"headrace {version('headrace')}")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
-    for verb in (serve, stream, example, versions, rollback):
+    for verb in (serve, train, stream, example, versions, rollback, profile):
         verb.add_to(verbs)
     options = parser.parse_args(arguments)
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol, TextIO
@@ -116,8 +117,12 @@ class JsonReport:
 
     def write(self, line: Mapping[str, object]) -> None:
         """Write one object."""
-        self._output.write(json.dumps(line, allow_nan=False) + "\n")
-        self._output.flush()
+        try:
+            self._output.write(json.dumps(line, allow_nan=False) + "\n")
+            self._output.flush()
+        except BrokenPipeError:
+            # Nobody reads on, which is no reason to stop learning: lines go nowhere from now on.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._output.fileno())
 
 
 class TerminalReport:

@@ -35,8 +35,13 @@ Release = Callable[[Training], Callable[[], Publication]]
 class Blocks(Protocol):
     """The rows of a stream, in blocks; what ``headrace.stream.reader`` gives."""
 
-    idle_seconds: float
-    stream_bytes: int
+    @property
+    def idle_seconds(self) -> float:
+        """How long the learner has waited for rows."""
+
+    @property
+    def stream_bytes(self) -> int:
+        """How many bytes were read."""
 
     def __iter__(self) -> Iterator[Block]:
         """Each block, numbered from the stream's first row."""
@@ -233,18 +238,20 @@ class Trainer:
         if self._plan.release is None:
             return
         progress = self.progress
-        last = self._learner.windows.last
-        metrics = described(last.score if last else self._learner.windows.total())
-        write = self._plan.release(
-            Training(
-                rows=progress.rows - (progress.pending_rows or 0),
-                stream_bytes=progress.stream_bytes,
-                newest_timestamp=self._learner.position.newest_timestamp,
-                metrics=metrics,
-            )
-        )
         self._asked = Mark(progress.rows, progress.seconds)
-        self._writing = writers.submit(write), self._asked
+        last = self._learner.windows.last
+        training = Training(
+            rows=progress.rows - (progress.pending_rows or 0),
+            stream_bytes=progress.stream_bytes,
+            newest_timestamp=self._learner.position.newest_timestamp,
+            metrics=described(last.score if last else self._learner.windows.total()),
+        )
+        try:
+            write = self._plan.release(training)
+        except (FailedPrecondition, ModelError) as error:
+            self._fail("not published", error)
+        else:
+            self._writing = writers.submit(write), self._asked
 
     def _await_version(self) -> None:
         """Wait for the version that is being written, if there is one."""

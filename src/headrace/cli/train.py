@@ -1,0 +1,243 @@
+"""``headrace train FILE|-``: learn a click model from a stream, continuously, and publish its versions."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headrace.ctr.settings import KINDS, OPTIMIZERS
+from headrace.errors import ConfigError
+
+if TYPE_CHECKING:
+    from headrace.training.session import TrainOptions
+
+_EXAMPLES = """examples:
+  headrace stream generate --rows 1000000 --seed 1 | headrace train --model deepfm
+  headrace train clicks.arrows --model ffm --publish models/ctr --every-rows 100000
+  producer | headrace train - --publish models/ctr --every-seconds 60 --checkpoint saved --resume
+  headrace train clicks.arrows --search search.toml > best.toml
+  headrace train clicks.arrows --config best.toml --plot run.png
+
+docs/training.md explains every option and what comes out."""
+
+_MEBIBYTE = 2**20
+_ADAM_RATE = 0.001
+_MODELS = (*KINDS, "keras")
+
+
+def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the verb to the command line."""
+    parser = verbs.add_parser(
+        "train",
+        help="learn a click model from a stream and publish its versions",
+        description="Learn a click model from a stream of rows: each is predicted, the prediction is scored, "
+        "then the model learns from it. The last line on standard output is one JSON object.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "input", metavar="FILE", nargs="?", default="-", help="the stream; - for standard input (default)"
+    )
+    _add_model(parser)
+    _add_stream(parser)
+    _add_publication(parser)
+    _add_reports(parser)
+    parser.set_defaults(run=run)
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("the model")
+    group.add_argument("--model", choices=_MODELS, help="its kind (default deepfm)")
+    group.add_argument("--config", metavar="FILE", type=Path, help="its settings in TOML; options here win")
+    group.add_argument("--factors", type=int, metavar="N", help="the numbers in an embedding")
+    group.add_argument("--hidden", metavar="N,N", help="the widths of the network's layers, such as 128,64")
+    group.add_argument("--optimizer", choices=OPTIMIZERS, help="of linear weights and embeddings")
+    group.add_argument("--learning-rate", type=float, metavar="R", help="of linear weights and embeddings")
+    group.add_argument(
+        "--interaction", action="append", metavar="A*B", default=[], help="a pair of fields; may be repeated"
+    )
+    group.add_argument("--batch-rows", type=int, metavar="N", help="how many rows are learnt from at a time")
+    group.add_argument("--threads", type=int, metavar="N", help="how many threads learn (default 1)")
+    group.add_argument("--seed", type=int, metavar="N", help="what fresh weights are drawn from")
+    group.add_argument("--keras", metavar="FILE.py:FUNCTION", help="builds the model of --model keras")
+    group.add_argument("--search", metavar="FILE", type=Path, help="try the configurations in a TOML file")
+
+
+def _add_stream(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("the stream")
+    group.add_argument("--schema", metavar="FILE", type=Path, help="what the columns are, if it does not say")
+    group.add_argument("--rows", type=int, metavar="N", help="stop after so many rows of the stream")
+    group.add_argument(
+        "--label-delay",
+        type=float,
+        metavar="SECONDS",
+        default=0.0,
+        help="learn a row only when its label would be known, by the stream's timestamps",
+    )
+    group.add_argument(
+        "--pending-mib",
+        type=int,
+        metavar="N",
+        default=2048,
+        help="how much memory rows may take that wait for their labels (default 2048)",
+    )
+    group.add_argument(
+        "--linger",
+        type=float,
+        metavar="SECONDS",
+        help="how long a slow stream's rows wait to be learnt together (default 1; with --checkpoint as long "
+        "as it takes, so that runs are the same to the bit)",
+    )
+
+
+def _add_publication(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("versions and checkpoints")
+    group.add_argument("--publish", metavar="DIR", type=Path, help="the model's directory, as served")
+    group.add_argument("--every-rows", type=int, metavar="N", default=0, help="publish so often")
+    group.add_argument("--every-seconds", type=float, metavar="S", default=0.0, help="publish so often")
+    group.add_argument("--keep", type=int, metavar="N", default=5, help="how many versions stay; 0 = all")
+    group.add_argument("--quantize", type=int, choices=(16, 8), help="store tables in so many bits")
+    group.add_argument(
+        "--patch", action="store_true", help="store only rows that changed, where that is less"
+    )
+    group.add_argument("--checkpoint", metavar="DIR", type=Path, help="where the state is saved")
+    group.add_argument("--checkpoint-every-rows", type=int, metavar="N", default=0, help="save so often")
+    group.add_argument(
+        "--checkpoint-every-seconds", type=float, metavar="S", default=0.0, help="save so often"
+    )
+    group.add_argument("--resume", action="store_true", help="go on from the newest checkpoint, if any")
+    group.add_argument(
+        "--continued",
+        action="store_true",
+        help="with --resume: the input begins with the rows after the checkpoint, not with the first ones",
+    )
+
+
+def _add_reports(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("reports")
+    group.add_argument(
+        "--window", type=int, metavar="ROWS", default=100_000, help="rows scored together (default 100000)"
+    )
+    group.add_argument(
+        "--slice", action="append", metavar="FIELD", default=[], help="score each value of a column apart"
+    )
+    group.add_argument("--plot", metavar="FILE", type=Path, help="draw the run: a png, svg or pdf file")
+    group.add_argument("--metrics-port", type=int, metavar="N", help="answer Prometheus; 0 = any free port")
+    group.add_argument("--metrics-host", metavar="HOST", default="127.0.0.1", help="default 127.0.0.1")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Learn, or search."""
+    try:
+        from headrace.training import session  # noqa: PLC0415 - the other verbs start without compilers
+    except ImportError as error:
+        raise ConfigError(f"train: {error}; pip install 'headrace[train]'") from error
+    asked = _asked(options)
+    if options.search is not None:
+        return session.search(asked, options.search, sys.stdout, sys.stderr)
+    return session.train(asked, sys.stdout, sys.stderr)
+
+
+def _asked(options: argparse.Namespace) -> TrainOptions:
+    from headrace.training.schedule import Every  # noqa: PLC0415 - as above
+    from headrace.training.session import DEFAULT_LINGER_SECONDS, TrainOptions  # noqa: PLC0415 - as above
+
+    _check(options)
+    linger = options.linger
+    if linger is None and options.checkpoint is None:
+        linger = DEFAULT_LINGER_SECONDS
+    return TrainOptions(
+        input=options.input,
+        model=model_settings(options),
+        keras=options.keras,
+        schema=options.schema,
+        publish=options.publish,
+        publish_every=Every(options.every_rows, options.every_seconds),
+        keep=options.keep,
+        quantize=options.quantize,
+        patch=options.patch,
+        checkpoint=options.checkpoint,
+        checkpoint_every=Every(options.checkpoint_every_rows, options.checkpoint_every_seconds),
+        resume=options.resume,
+        continued=options.continued,
+        window_rows=options.window,
+        slices=tuple(options.slice),
+        label_delay_seconds=options.label_delay,
+        pending_bytes=options.pending_mib * _MEBIBYTE,
+        most_rows=options.rows,
+        linger_seconds=linger,
+        plot=options.plot,
+        metrics_host=options.metrics_host,
+        metrics_port=options.metrics_port,
+    )
+
+
+def model_settings(options: argparse.Namespace) -> dict[str, object]:
+    """The model's settings of the file and the options, as in TOML.
+
+    Raises:
+        ConfigError: The file cannot be read, or an option is wrong.
+    """
+    from headrace.training.configuration import changed, read_toml  # noqa: PLC0415 - as above
+
+    values = read_toml(options.config, "config") if options.config is not None else {}
+    changes: dict[str, object] = {
+        name: value
+        for name in ("factors", "batch_rows", "threads", "seed")
+        if (value := getattr(options, name)) is not None
+    }
+    if options.model not in (None, "keras"):
+        changes["kind"] = options.model
+    if options.hidden is not None:
+        changes["hidden"] = _widths(options.hidden)
+    if options.interaction:
+        kept = values.get("interactions")
+        changes["interactions"] = [*(kept if isinstance(kept, list) else []), *_pairs(options.interaction)]
+    return changed(values, changes | _optimizer(options.optimizer, options.learning_rate))
+
+
+def _optimizer(kind: str | None, rate: float | None) -> dict[str, object]:
+    groups = ("linear",) if kind == "ftrl" else ("linear", "embeddings")
+    changes: dict[str, object] = {}
+    if kind is not None:
+        changes = {f"{group}.kind": kind for group in groups}
+    if rate is None and kind in ("adam", "lazy_adam"):
+        rate = _ADAM_RATE
+    if rate is not None:
+        changes |= {f"{group}.learning_rate": rate for group in ("linear", "embeddings")}
+    return changes
+
+
+def _widths(text: str) -> list[int]:
+    try:
+        return [int(width) for width in text.replace("-", ",").split(",") if width]
+    except ValueError:
+        raise ConfigError(f"hidden: expected widths such as 128,64, got {text!r}") from None
+
+
+def _pairs(texts: list[str]) -> list[Mapping[str, object]]:
+    pairs: list[Mapping[str, object]] = []
+    for text in texts:
+        fields = [name.strip() for name in text.split("*")]
+        if len(fields) != 2 or not all(fields):
+            raise ConfigError(f"interaction: expected two fields such as site*ad, got {text!r}")
+        pairs.append({"fields": fields})
+    return pairs
+
+
+def _check(options: argparse.Namespace) -> None:
+    for name in ("every_rows", "every_seconds", "checkpoint_every_rows", "checkpoint_every_seconds", "rows"):
+        value = getattr(options, name)
+        if value is not None and not value >= 0:
+            raise ConfigError(f"{name.replace('_', '-')}: expected 0 or more, got {value:g}")
+    if (options.model == "keras") != (options.keras is not None):
+        raise ConfigError("keras: --model keras and --keras FILE.py:FUNCTION go together")
+    if (options.every_rows or options.every_seconds) and options.publish is None:
+        raise ConfigError("publish: --every-rows and --every-seconds need --publish DIR")
+    if (options.checkpoint_every_rows or options.checkpoint_every_seconds) and options.checkpoint is None:
+        raise ConfigError("checkpoint: how often is said, but not where; add --checkpoint DIR")
+    if options.continued and not options.resume:
+        raise ConfigError("continued: it says where the input goes on after --resume; give both")

@@ -1,0 +1,59 @@
+"""Keras models in the loop: made of the user's function, and published as SavedModels."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from headrace.errors import ConfigError
+from headrace.lifecycle.manifest import publish
+from headrace.stream.features import Features
+from headrace.training.checkpoint import saying
+from headrace.training.publishing import Publication, Training
+
+if TYPE_CHECKING:
+    from headrace.training.keras import KerasModel
+
+Written = Callable[[], Publication]
+
+
+def build(
+    function: str, features: Features, seed: int, model_directory: Path | None
+) -> tuple[KerasModel, Callable[[Training], Written] | None]:
+    """Build a Keras model, and say how versions are made of it.
+
+    Args:
+        function: ``FILE.py:FUNCTION``.
+        features: The layout of the rows.
+        seed: What fresh weights are drawn from.
+        model_directory: Where its versions are; None to publish nothing.
+
+    Raises:
+        ConfigError: TensorFlow is not there, or the function builds no model of these features.
+    """
+    try:
+        from headrace.training.keras import KerasModel, load_build  # noqa: PLC0415 - an extra, slow to import
+    except ImportError as error:
+        raise ConfigError(f"keras: {error}; pip install 'headrace[tensorflow]'") from error
+    model = KerasModel(load_build(function), features, seed=seed)
+    if model_directory is None:
+        return model, None
+
+    def release(training: Training) -> Written:
+        # Written by the learner's thread: TensorFlow traces the model that learning would change meanwhile.
+        started = time.perf_counter()
+        metadata = {"training": msgspec.to_builtins(training)}
+        signature = f"keras: {len(features.categorical)} categorical fields -> probability"
+        with saying(f"no version can be published in {model_directory}"):
+            path = publish(model.write, model_directory, signature=signature, metadata=metadata)
+            size_bytes = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+        publication = Publication(
+            int(path.name), path, None, size_bytes, time.perf_counter() - started, deleted=()
+        )
+        return lambda: publication
+
+    return model, release
