@@ -118,15 +118,23 @@ class Reader:
                     self._parser.filled(count)
                 else:
                     self._parser.finish()
-            if self._parser.schema is None:
-                raise StreamError("it has no schema; give one")
-            self._joiner = Joiner(Features.of(self._parser.schema), self._settings.slices)
+            self._joiner = Joiner(self._laid_out(), self._settings.slices)
             self._joiner.check(self._parser.arrow_schema)
             self._blocks = _Cutter(self._source, self._parser, self._joiner, self._settings).blocks()
         except BaseException:
             self.close()
             raise
         return self
+
+    def _laid_out(self) -> Features:
+        if self._parser.schema is None:
+            raise StreamError("it has no schema; give one")
+        try:
+            return Features.of(self._parser.schema)
+        except ConfigError as error:
+            if self._settings.schema is None:  # The stream's own is wrong, not a setting.
+                raise StreamError(error.message) from error
+            raise
 
     def __exit__(
         self,

@@ -1,0 +1,116 @@
+"""Whatever bytes come, a stream gives its blocks or a StreamError; and how bytes are cut never matters."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.errors import StreamError
+from headrace.stream.block import Block
+from headrace.stream.hashing import hash_texts
+from headrace.stream.parser import StreamParser
+from headrace.stream.reader import BackgroundReader, Reader, ReadSettings
+from tests.streams import CLICKS, clicks, stream_of
+
+STREAMS = [
+    stream_of(clicks(60), CLICKS, rows=25, emit_dictionary_deltas=True),
+    stream_of(clicks(60), CLICKS, rows=25, compression="lz4"),
+    stream_of(clicks(60), CLICKS, rows=25, compression="zstd"),
+]
+
+Outcome = tuple[list[bytes], str]
+
+
+def mixed(block: Block) -> bytes:
+    return b"".join(one.tobytes() for one in (block.indices, block.dense, block.labels))
+
+
+def outcome(data: bytes, kind: type[Reader] = Reader) -> Outcome:
+    """The blocks that are given, and the error in the end."""
+    blocks: list[bytes] = []
+    try:
+        with kind(io.BytesIO(data), ReadSettings(batch_rows=10, slices=("site",))) as reader:
+            blocks.extend(mixed(block) for block in reader)
+    except StreamError as error:
+        return blocks, str(error)
+    return blocks, ""
+
+
+def fed(data: bytes, cuts: list[int]) -> tuple[list[pa.RecordBatch], str]:
+    """What the parser gives of data that comes in pieces, until it fails."""
+    parser, found, start = StreamParser(), [], 0
+    try:
+        for cut in [*sorted(cuts), len(data)]:
+            found += parser.feed(data[start:cut])
+            start = cut
+        parser.finish()
+    except StreamError as error:
+        return found, str(error)
+    return found, ""
+
+
+@st.composite
+def damaged(draw: st.DrawFn) -> bytes:
+    """A stream with some bytes changed, cut out, put in twice, or cut off."""
+    data = bytearray(draw(st.sampled_from(STREAMS)))
+    for _ in range(draw(st.integers(1, 4))):
+        at = draw(st.integers(0, max(0, len(data) - 2)))
+        count = draw(st.integers(1, 16))
+        match draw(st.sampled_from(["change", "number", "remove", "repeat", "cut"])):
+            case "change":
+                data[at : at + 1] = bytes([draw(st.integers(0, 255))])
+            case "number":
+                number = draw(st.sampled_from([-1, 0, 1, 2**31 - 1, 2**31, 2**63 - 1, -(2**63)]))
+                data[at : at + 8] = (number % 2**64).to_bytes(8, "little")
+            case "remove":
+                del data[at : at + count]
+            case "repeat":
+                data[at:at] = data[at : at + count]
+            case "cut":
+                del data[at + 1 :]
+    return bytes(data)
+
+
+@given(damaged())
+@settings(max_examples=600, deadline=None)
+def test_a_damaged_stream_gives_blocks_or_a_stream_error(data: bytes) -> None:
+    blocks, error = outcome(data)
+    assert len(blocks) < 1000
+    assert not error or error.startswith("stream, row ")
+
+
+@given(damaged())
+@settings(max_examples=60, deadline=None)
+def test_in_the_background_the_same_is_given(data: bytes) -> None:
+    assert outcome(data, BackgroundReader) == outcome(data)
+
+
+@given(st.sampled_from(STREAMS), st.data())
+@settings(max_examples=100, deadline=None)
+def test_how_a_stream_is_cut_into_pieces_never_matters(stream: bytes, data: st.DataObject) -> None:
+    cuts = data.draw(st.lists(st.integers(0, len(stream)), max_size=20))
+    found, error = fed(stream, cuts)
+    whole, _ = fed(stream, [])
+    assert not error
+    assert all(one.equals(other) for one, other in zip(found, whole, strict=True))
+
+
+@given(damaged(), st.data())
+@settings(max_examples=100, deadline=None)
+def test_a_damaged_stream_fails_alike_in_pieces(stream: bytes, data: st.DataObject) -> None:
+    cuts = data.draw(st.lists(st.integers(0, len(stream)), max_size=20))
+    assert fed(stream, cuts)[1] == fed(stream, [])[1]
+
+
+@given(st.lists(st.binary(max_size=80), max_size=20), st.integers(0, 2**64 - 1))
+@settings(max_examples=200, deadline=None)
+def test_hashes_are_xxh64(values: list[bytes], seed: int) -> None:
+    texts = np.empty(len(values), object)
+    texts[:] = values
+    wanted = [xxhash.xxh64_intdigest(value, seed) for value in values]
+    assert hash_texts(texts, np.uint64(seed)).tolist() == wanted
