@@ -169,9 +169,7 @@ class OnlineModel(LearningModel):
     def _alone(self) -> dict[str, Array]:
         """A copy of the weights that are in no table."""
         fields = self._shape.fields
-        alone = {"bias": self._tables["bias"].weights[0].copy()}
-        if self.features.dense_width:
-            alone["dense"] = self._tables["dense"].weights[0].copy()
+        alone = {name: self._tables[name].weights[0].copy() for name in ("bias", "dense")}
         if self._shape.kind == FWFM:
             alone["pairs"] = np.triu(self._tables["pairs"].weights[0].reshape(fields, fields), 1)
         return alone
