@@ -1,0 +1,139 @@
+"""``headrace train`` is killed in training, in checkpointing, in publishing; and its disk is full."""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from headrace.ctr.files import arrays_of, read_model
+from headrace.lifecycle.layout import version_directories
+from headrace.lifecycle.manifest import check_manifest
+from headrace.training.checkpoint import load_checkpoint
+
+ROWS = 40_000
+SAME = ("rows", "logloss", "auc", "calibration", "normalized_entropy", "click_rate", "optimal_logloss")
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+def headrace(*words: str, **options: object) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-m", "headrace", *words], **options)  # type: ignore[call-overload, no-any-return]
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A stream with drift, in a file."""
+    file = tmp_path_factory.mktemp("stream") / "rows"
+    with file.open("wb") as stream:
+        process = headrace("stream", "generate", "--rows", str(ROWS), "--seed", "7", stdout=stream)
+        assert process.wait(120) == 0
+    return file
+
+
+def train(rows: Path, directory: Path, **options: object) -> subprocess.Popen[bytes]:
+    return headrace(
+        *("train", str(rows), "--model", "fm", "--window", "10000", "--patch"),
+        *("--publish", str(directory / "models/ctr"), "--every-rows", "8000", "--keep", "2"),
+        *("--checkpoint", str(directory / "checkpoints"), "--checkpoint-every-rows", "6000", "--resume"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        **options,
+    )
+
+
+def finish(process: subprocess.Popen[bytes]) -> tuple[int, dict[str, object], str]:
+    """The exit code, the last line, and what was told to people."""
+    output, errors = process.communicate(timeout=200)
+    lines = output.decode().splitlines()
+    return process.returncode, json.loads(lines[-1]) if lines else {}, errors.decode()
+
+
+def newest(directory: Path) -> dict[str, bytes]:
+    versions = version_directories(directory / "models/ctr")
+    weights = read_model(versions[max(versions)])[2]
+    return {name: array.tobytes() for name, array in arrays_of(weights).items()}
+
+
+def everything_is_whole(directory: Path) -> None:
+    models = directory / "models/ctr"
+    for path in version_directories(models).values() if models.is_dir() else ():
+        assert check_manifest(path) is not None
+        read_model(path)
+    loaded = load_checkpoint(directory / "checkpoints")
+    assert loaded is None or not loaded.skipped
+
+
+@pytest.fixture(scope="module")
+def undisturbed(
+    rows: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[dict[str, object], dict[str, bytes]]:
+    """The last line and the weights of a run that nobody disturbed."""
+    directory = tmp_path_factory.mktemp("undisturbed")
+    code, last, _ = finish(train(rows, directory))
+    assert code == 0
+    return last, newest(directory)
+
+
+def kill_when(process: subprocess.Popen[bytes], now: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not now():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+    process.kill()
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+
+
+def drafts(directory: Path, seen: set[str], wanted: int) -> bool:
+    if directory.is_dir():
+        seen.update(path.name for path in directory.glob(".publishing-*"))
+    return len(seen) >= wanted
+
+
+def test_killed_in_training_checkpointing_and_publishing_it_ends_as_if_it_had_not_been(
+    rows: Path, tmp_path: Path, undisturbed: tuple[dict[str, object], dict[str, bytes]]
+) -> None:
+    points: list[Callable[[], bool]] = [
+        partial(drafts, tmp_path / "checkpoints", set(), 1),  # the first one: nothing to go on from
+        partial(drafts, tmp_path / "models/ctr", set(), 1),
+        partial(drafts, tmp_path / "checkpoints", set(), 2),
+        lambda: (tmp_path / "checkpoints/3").is_dir(),  # between two: in training
+        partial(drafts, tmp_path / "models/ctr", set(), 2),
+    ]
+    for point in points:
+        kill_when(train(rows, tmp_path), point)
+        everything_is_whole(tmp_path)
+    code, last, _ = finish(train(rows, tmp_path))
+    assert code == 0
+    expected, weights = undisturbed
+    assert {key: last[key] for key in SAME} == {key: expected[key] for key in SAME}
+    assert newest(tmp_path) == weights
+
+
+def limit_files() -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+
+
+def test_when_nothing_can_be_written_learning_goes_on_and_the_end_says_so(
+    rows: Path, tmp_path: Path, undisturbed: tuple[dict[str, object], dict[str, bytes]]
+) -> None:
+    """A limit on the size of files stands for the full disk: the error comes from the same calls."""
+    code, last, errors = finish(train(rows, tmp_path, preexec_fn=limit_files))
+    assert code == 1
+    assert {key: last[key] for key in SAME} == {key: undisturbed[0][key] for key in SAME}
+    assert "no version can be published" in errors
+    assert "File too large" in errors
+    assert not version_directories(tmp_path / "models/ctr")
+    assert not list((tmp_path / "models/ctr").iterdir())
+    code, again, _ = finish(train(rows, tmp_path))
+    assert (code, again["logloss"]) == (0, undisturbed[0]["logloss"])
+    assert newest(tmp_path) == undisturbed[1]
