@@ -1,0 +1,162 @@
+"""``headrace stream``: files in, streams out, and errors that say the way out."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from headrace.cli.main import main
+
+COMMAND = [sys.executable, "-m", "headrace", "stream"]
+
+
+def run(*words: str | Path, given: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    command = [*COMMAND, *map(str, words)]
+    return subprocess.run(command, input=given, capture_output=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("tool", ["", "generate", "encode", "inspect"])
+def test_help_tells_what_there_is_with_an_example(tool: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["stream", *tool.split(), "--help"])
+    assert left.value.code == 0
+    assert f"headrace stream {tool}" in capsys.readouterr().out.partition("examples:")[2]
+
+
+def test_what_is_generated_can_be_inspected() -> None:
+    generated = run("generate", "--rows", "5000", "--shape", "small", "--seed", "3")
+    assert (generated.returncode, generated.stderr) == (0, b"")
+    assert generated.stdout == run("generate", "--rows", "5000", "--shape", "small", "--seed", "3").stdout
+    inspected = run("inspect", "--json", given=generated.stdout)
+    assert (inspected.returncode, inspected.stderr) == (0, b"")
+    said = json.loads(inspected.stdout)
+    assert (said["rows"], said["problem"]) == (5000, None)
+    assert said["schema"]["generator"]["seed"] == 3
+
+
+def test_a_file_takes_its_name_when_it_is_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "clicks.arrows"
+    assert main(["stream", "generate", "--rows", "100", "--shape", "small", "--out", str(out)]) == 0
+    before = out.read_bytes()
+    bad = tmp_path / "bad.csv"
+    bad.write_text("label,a\n" + "1,2\n" * 60_000 + "7,2\n")
+    assert main(["stream", "encode", "--format", "csv", str(bad), "--out", str(out)]) == 1
+    assert "row 60000, field 'label': expected 0 or 1" in capsys.readouterr().err
+    assert out.read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.csv", "clicks.arrows"]
+
+
+def test_an_error_in_a_row_leaves_a_pipe_cut_not_ended() -> None:
+    """Whoever reads the pipe must not take the rows before the error for all there are."""
+    encoded = run("encode", "--format", "csv", "-", given=b"label,a\n" + b"1,2\n" * 60_000 + b"7,2\n")
+    assert encoded.returncode == 1
+    inspected = run("inspect", "--json", given=encoded.stdout)
+    assert inspected.returncode == 1
+    assert b"cut" in inspected.stderr
+    assert json.loads(inspected.stdout)["rows"] == 57_344
+
+
+def test_a_printed_schema_is_one_that_can_be_given(tmp_path: Path) -> None:
+    rows = b"clicked,site\n1,a\n0,b\n"
+    printed = run("encode", "--format", "csv", "-", "--label", "clicked", "--print-schema", given=rows)
+    (tmp_path / "schema.toml").write_bytes(printed.stdout)
+    encoded = run("encode", "--format", "csv", "-", "--schema", tmp_path / "schema.toml", given=rows)
+    assert (encoded.returncode, encoded.stderr) == (0, b"")
+    table = pa.ipc.open_stream(encoded.stdout).read_all()
+    assert table.to_pydict() == {"clicked": [1, 0], "site": ["a", "b"]}
+
+
+WRONG = {
+    "a setting of the generator": (("generate", "--rows", "-1"), "rows"),
+    "a pace that is none": (("generate", "--pace", "0"), "--pace"),
+    "a file that cannot be made": (("generate", "--rows", "1", "--out", "no/such/place"), "no/such/place"),
+    "a file that is missing": (("inspect", "no-such-file"), "no-such-file"),
+    "a schema that is missing": (("inspect", "--schema", "no-such-file"), "no-such-file"),
+    "a file to encode that is missing": (("encode", "--format", "vw", "no-such-file"), "no-such-file"),
+    "nothing": (("inspect",), "empty"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_is_wrong_is_said_without_a_traceback(case: str) -> None:
+    words, said = WRONG[case]
+    ran = run(*words)
+    assert ran.returncode == 1
+    assert said in ran.stderr.decode()
+    assert b"Traceback" not in ran.stderr
+
+
+def test_a_stream_is_not_written_to_a_terminal() -> None:
+    ours, theirs = pty.openpty()
+    try:
+        ran = subprocess.run(
+            [*COMMAND, "generate", "--rows", "1"],
+            stdout=theirs,
+            stderr=subprocess.PIPE,
+            timeout=60,
+            check=False,
+        )
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert ran.returncode == 1
+    assert b"terminal" in ran.stderr
+    assert b"--out" in ran.stderr
+
+
+def test_progress_is_drawn_on_a_terminal_and_cleared(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    command = [*COMMAND, "generate", "--rows", "3000", "--pace", "6000", "--shape", "small"]
+    try:
+        ran = subprocess.run([*command, "--out", tmp_path / "rows"], stderr=theirs, timeout=60, check=False)
+        drawn = os.read(ours, 65536).decode()
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert ran.returncode == 0
+    assert "rows/s" in drawn
+    assert "%" in drawn
+    assert drawn.endswith("\r")
+
+
+def test_a_reader_that_has_had_enough_is_no_error() -> None:
+    with subprocess.Popen(
+        [*COMMAND, "generate", "--rows", "100000000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as source:
+        assert source.stdout is not None
+        assert source.stderr is not None
+        source.stdout.read(100_000)
+        source.stdout.close()
+        assert source.stderr.read() == b""
+        assert source.wait(timeout=30) == 0
+
+
+def test_an_interrupt_is_quiet() -> None:
+    with subprocess.Popen(
+        [*COMMAND, "generate", "--rows", "100000000", "--pace", "1000"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as source:
+        assert source.stdout is not None
+        assert source.stderr is not None
+        source.stdout.read(1000)
+        source.send_signal(signal.SIGINT)
+        assert source.stderr.read() == b""
+        assert source.wait(timeout=30) == 130
+
+
+def test_a_pace_is_kept_from_the_first_row_on() -> None:
+    started = time.monotonic()
+    ran = run("generate", "--rows", "500", "--pace", "1000", "--shape", "small")
+    assert ran.returncode == 0
+    assert time.monotonic() - started >= 0.5
+    assert pa.ipc.open_stream(ran.stdout).read_all().num_rows == 500
