@@ -91,14 +91,10 @@ def _sizes(settings: ModelSettings, features: Features) -> Sizes:
     fields, of_context, factors = len(features.categorical), features.context_fields, settings.factors
     of_candidate = fields - of_context
     field_aware = settings.kind in ("ffm", "deepffm")
-    inputs = state = 0, 0
     context_inputs = candidate_inputs = 0
     if settings.kind in DEEP:
-        inputs = (
-            len(network_inputs(settings, features, context=True)),
-            len(network_inputs(settings, features, context=False)),
-        )
-        context_inputs, candidate_inputs = inputs
+        context_inputs = len(network_inputs(settings, features, context=True))
+        candidate_inputs = len(network_inputs(settings, features, context=False))
     state_size = {"lr": 0, "fm": factors, "deepfm": factors, "fwfm": of_candidate * factors}.get(
         settings.kind, of_candidate * of_context * factors
     )

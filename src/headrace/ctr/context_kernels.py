@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numba
 import numpy as np
 
 from headrace.ctr.settings import KINDS
 from headrace.ctr.tables import Table
-from headrace.ctr.tiles import LINE, Operand, multiply, read, write
+from headrace.ctr.tiles import LINE, Operand, kernel, multiply, read, write
 from headrace.tensors import Array
 
 TILE_ROWS = 48
@@ -140,16 +139,16 @@ def scratch_size(prepared: Prepared) -> int:
     return (TILE_ROWS + 1) * a_group + TILE_ROWS * a_row + pooled + 4 * LINE
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False, fastmath=_FLAGS, inline="always")
-def _dot(left: Array, left_start: int, right: Array, right_start: int, count: int) -> float:
+@kernel(fastmath=_FLAGS, inline="always")
+def _dot(left: Array, left_start: int, right: Array, right_start: int, count: int) -> np.float32:
     total = np.float32(0)
     for at in range(count):
         total += read(left, left_start + at) * read(right, right_start + at)
-    return total
+    return np.float32(total)
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False, fastmath=_FLAGS)
-def _pooled_linear(prepared: Prepared, rows: Rows, row: int, first: int, last: int) -> float:
+@kernel(fastmath=_FLAGS)
+def _pooled_linear(prepared: Prepared, rows: Rows, row: int, first: int, last: int) -> np.float32:
     """The linear part of the fields ``first`` to ``last``."""
     values, scales, shift = prepared.linear
     total = np.float32(0)
@@ -162,10 +161,10 @@ def _pooled_linear(prepared: Prepared, rows: Rows, row: int, first: int, last: i
                 part += np.float32(read(values, index)) * read(scales, index >> shift)
                 count += 1
         total += part / np.float32(count) if prepared.mean_pooled[field] and count > 1 else part
-    return total
+    return np.float32(total)
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False, fastmath=_FLAGS, inline="always")
+@kernel(fastmath=_FLAGS, inline="always")
 def _pool_one(
     prepared: Prepared, rows: Rows, where: tuple[int, int], out: Array, at: int, width: int
 ) -> None:
@@ -198,7 +197,7 @@ def _pool_one(
             write(out, at + column, read(out, at + column) * part)
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False, fastmath=_FLAGS)
+@kernel(fastmath=_FLAGS)
 def _pool(prepared: Prepared, rows: Rows, row: int, fields: tuple[int, int], out: Array, at: int) -> None:
     """Write the embeddings of some fields, one after the other."""
     width, factors = prepared.sizes.width, len(prepared.sizes.factors)
@@ -210,17 +209,17 @@ def _pool(prepared: Prepared, rows: Rows, row: int, fields: tuple[int, int], out
             _pool_one(prepared, rows, (row, field), out, at + (field - fields[0]) * width, width)
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False, fastmath=_FLAGS)
+@kernel(fastmath=_FLAGS)
 def _linear_and_dense(
     prepared: Prepared, rows: Rows, row: int, fields: tuple[int, int], columns: tuple[int, int]
-) -> float:
+) -> np.float32:
     total = _pooled_linear(prepared, rows, row, fields[0], fields[1])
     for column in range(columns[0], columns[1]):
         total += rows.dense[row, column] * read(prepared.weights, 1 + column)
-    return total
+    return np.float32(total)
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False)
+@kernel()
 def _same_context(sizes: Sizes, rows: Rows, row: int) -> bool:
     """Whether a row's context is that of the row before."""
     for slot in range(sizes.context_slots):
@@ -232,8 +231,8 @@ def _same_context(sizes: Sizes, rows: Rows, row: int) -> bool:
     return True
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False, fastmath=_FLAGS, inline="always")
-def _sum_squares(scratch: Array, at: int, fields: int, factors: int, sums: int) -> float:
+@kernel(fastmath=_FLAGS, inline="always")
+def _sum_squares(scratch: Array, at: int, fields: int, factors: int, sums: int) -> np.float32:
     """Add embeddings to their sums; returns the sum of their squares."""
     squares = np.float32(0)
     for field in range(fields):
@@ -244,7 +243,7 @@ def _sum_squares(scratch: Array, at: int, fields: int, factors: int, sums: int) 
     return squares
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False, fastmath=_FLAGS)
+@kernel(fastmath=_FLAGS)
 def _context(prepared: Prepared, rows: Rows, row: int, scratch: Array, places: Places) -> None:
     """Compute what a group has in common."""
     state, inputs, pooled = places
@@ -275,8 +274,8 @@ def _context(prepared: Prepared, rows: Rows, row: int, scratch: Array, places: P
     write(scratch, state + 1, squares)
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False, fastmath=_FLAGS)
-def _field_aware_context(prepared: Prepared, scratch: Array, places: Places) -> tuple[float, int]:
+@kernel(fastmath=_FLAGS)
+def _field_aware_context(prepared: Prepared, scratch: Array, places: Places) -> tuple[np.float32, int]:
     """The pairs among the context; what candidates' fields are paired with goes to the state."""
     state, inputs, pooled = places
     sizes = prepared.sizes
@@ -300,8 +299,8 @@ def _field_aware_context(prepared: Prepared, scratch: Array, places: Places) -> 
     return total, at
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False, fastmath=_FLAGS)
-def _weighted_context(prepared: Prepared, scratch: Array, pooled: int, sums: int) -> float:
+@kernel(fastmath=_FLAGS)
+def _weighted_context(prepared: Prepared, scratch: Array, pooled: int, sums: int) -> np.float32:
     """Fwfm's pairs among the context; each candidate field's weighted sum of the context goes to ``sums``."""
     sizes = prepared.sizes
     factors, fields, of_context = len(sizes.factors), sizes.fields, sizes.context_fields
@@ -321,11 +320,11 @@ def _weighted_context(prepared: Prepared, scratch: Array, pooled: int, sums: int
                     to + factor,
                     read(scratch, to + factor) + weight * read(scratch, pooled + first * factors + factor),
                 )
-    return total
+    return np.float32(total)
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False, fastmath=_FLAGS)
-def _candidate(prepared: Prepared, rows: Rows, row: int, scratch: Array, places: Places) -> float:
+@kernel(fastmath=_FLAGS)
+def _candidate(prepared: Prepared, rows: Rows, row: int, scratch: Array, places: Places) -> np.float32:
     """Compute what a candidate adds: returns the logit but for the network, whose inputs are written."""
     state, inputs, pooled = places
     sizes = prepared.sizes
@@ -354,11 +353,11 @@ def _candidate(prepared: Prepared, rows: Rows, row: int, scratch: Array, places:
     if sizes.candidate_inputs > 0:
         for column in range(sizes.context_dense, sizes.dense):
             write(scratch, at + column - sizes.context_dense, rows.dense[row, column])
-    return total
+    return np.float32(total)
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False, fastmath=_FLAGS)
-def _weighted_candidate(prepared: Prepared, scratch: Array, pooled: int, sums: int) -> float:
+@kernel(fastmath=_FLAGS)
+def _weighted_candidate(prepared: Prepared, scratch: Array, pooled: int, sums: int) -> np.float32:
     sizes = prepared.sizes
     factors, fields, of_context = len(sizes.factors), sizes.fields, sizes.context_fields
     pairs = 1 + sizes.dense
@@ -369,13 +368,13 @@ def _weighted_candidate(prepared: Prepared, scratch: Array, pooled: int, sums: i
         for second in range(first + 1, fields - of_context):
             weight = read(prepared.weights, pairs + (of_context + first) * fields + of_context + second)
             total += weight * _dot(scratch, own, scratch, pooled + second * factors, factors)
-    return total
+    return np.float32(total)
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False, fastmath=_FLAGS)
+@kernel(fastmath=_FLAGS)
 def _field_aware(
     prepared: Prepared, scratch: Array, pooled: int, state: int, inputs: int
-) -> tuple[float, int]:
+) -> tuple[np.float32, int]:
     """The pairs with a candidate's fields, in order of (first, second); deepffm's become inputs."""
     sizes = prepared.sizes
     factors, width, fields, of_context = len(sizes.factors), sizes.width, sizes.fields, sizes.context_fields
@@ -395,7 +394,7 @@ def _field_aware(
     return total, at
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False)
+@kernel()
 def score(prepared: Prepared, rows: Rows, scratch: Array, out: Array, probabilities: bool) -> None:
     """Predict rows, tile by tile.
 
@@ -438,7 +437,7 @@ def score(prepared: Prepared, rows: Rows, scratch: Array, out: Array, probabilit
                 out[row] = np.float32(1) / (np.float32(1) + np.exp(-out[row]))
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False)
+@kernel()
 def _tile(prepared: Prepared) -> Tile:
     """Lay out the scratch array; what products are added to comes first: its rows are whole cache lines."""
     sizes, layers = prepared.sizes, prepared.layers
@@ -452,7 +451,7 @@ def _tile(prepared: Prepared) -> Tile:
     return Tile(first, 0, activations, candidates, contexts, states, states + (TILE_ROWS + 1) * sizes.state)
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False)
+@kernel()
 def _contexts(
     prepared: Prepared, rows: Rows, part: tuple[int, int], scratch: Array, tile: Tile, known: int
 ) -> int:
@@ -482,25 +481,25 @@ def _contexts(
     return groups
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False, fastmath=_FLAGS)
-def _crossed(prepared: Prepared, rows: Rows, row: int) -> float:
+@kernel(fastmath=_FLAGS)
+def _crossed(prepared: Prepared, rows: Rows, row: int) -> np.float32:
     """The weights of a row's interactions."""
     values, scales, shift = prepared.linear
     total = np.float32(0)
     for column in range(rows.crossed.shape[1]):
         index = np.int64(rows.crossed[row, column])
         total += np.float32(read(values, index)) * read(scales, index >> shift)
-    return total
+    return np.float32(total)
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False)
+@kernel()
 def _move(scratch: Array, start: int, to: int, count: int) -> None:
     if start != to:
         for at in range(count):
             write(scratch, to + at, read(scratch, start + at))
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False)
+@kernel()
 def _fill(weights: Array, start: int, scratch: Array, to: int, count: int, rows: int) -> None:
     """Put a bias under each of some rows."""
     for row in range(rows):
@@ -508,7 +507,7 @@ def _fill(weights: Array, start: int, scratch: Array, to: int, count: int, rows:
             write(scratch, to + row * count + at, read(weights, start + at))
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False)
+@kernel()
 def _network(prepared: Prepared, scratch: Array, tile: Tile, out: Array, part: tuple[int, int]) -> None:
     """Add the network's output to a tile's logits; the context's part of the first layer is there already."""
     weights, layers, rows = prepared.weights, prepared.layers, part[1] - part[0]

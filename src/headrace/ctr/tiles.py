@@ -19,9 +19,24 @@ import numba
 import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
-from numba.extending import intrinsic
+from numba.extending import intrinsic as _typed_intrinsic
 
 from headrace.tensors import Array
+
+_intrinsic: Any = _typed_intrinsic  # its own types want all arguments at every call, also the typing context
+
+
+def kernel(**options: Any) -> Any:
+    """Compile a function that owns no memory, and that others may run beside.
+
+    Without counting references, which numba else does atomically at each use of an array out of a tuple: in
+    kernels as short as these that is half of the time. Such a function cannot make arrays.
+
+    Args:
+        options: What numba.njit takes.
+    """
+    njit: Any = numba.njit  # its own types do not know this option
+    return njit(cache=True, nogil=True, _nrt=False, **options)
 
 
 def _shape_of_panels() -> tuple[int, int]:
@@ -68,7 +83,7 @@ def aligned(count: int) -> Array:
     return room[start : start + count]
 
 
-@intrinsic
+@_intrinsic
 def read(_typing: Any, array: Any, place: Any) -> Any:
     """An element of an array of one dimension.
 
@@ -83,7 +98,7 @@ def read(_typing: Any, array: Any, place: Any) -> Any:
     return array.dtype(array, types.intp), generate
 
 
-@intrinsic
+@_intrinsic
 def write(_typing: Any, array: Any, place: Any, value: Any) -> Any:
     """Set an element of an array of one dimension; see ``read``."""
 
@@ -95,10 +110,10 @@ def write(_typing: Any, array: Any, place: Any, value: Any) -> Any:
     return types.void(array, types.intp, array.dtype), generate
 
 
-def _make_block(rows: int) -> Callable[..., Any]:
+def _make_block(rows: int) -> Any:
     """Make the product of so many rows with one panel: ``y = relu?(y + x @ panel)``."""
 
-    @intrinsic
+    @_intrinsic
     def block(_typing: Any, x: Any, w: Any, y: Any, relu: Any) -> Any:
         return types.void(x, w, y, types.boolean), _generator(rows)
 
@@ -171,9 +186,8 @@ def _loop(builder: Any, given: tuple[Any, Any, Any], sums: list[Any], vector: An
         )
         for at in range(VECTORS)
     ]
-    multiply_add = cgutils.get_or_insert_function(
-        builder.module, ir.FunctionType(vector, [vector] * 3), f"llvm.fmuladd.v{LANES}f32"
-    )
+    insert: Any = cgutils.get_or_insert_function
+    multiply_add = insert(builder.module, ir.FunctionType(vector, [vector] * 3), f"llvm.fmuladd.v{LANES}f32")
     added = []
     for row, values in enumerate(x_rows):
         value = _spread(builder, builder.load(builder.gep(values, [step])), vector)
@@ -220,7 +234,7 @@ class Operand(NamedTuple):
     stride: int
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False)
+@kernel()
 def multiply(x: Operand, w: Operand, y: Operand, columns: int, rows: int, relu: bool) -> None:
     """Add ``x @ w`` to ``y``, and cut off what is negative if wanted.
 

@@ -41,7 +41,7 @@ class Runtime:
 RUNTIMES = (
     Runtime("onnx", "headrace.runtimes.onnx", "model.onnx", "*.onnx"),
     Runtime("sklearn", "headrace.runtimes.sklearn", "model.skops", "*.skops", extra="sklearn"),
-    Runtime("ctr", "headrace.runtimes.ctr", "model.ctr", "*.ctr", extra="ctr"),
+    Runtime("ctr", "headrace.runtimes.ctr", "model.ctr", "model.ctr", extra="ctr"),
     Runtime(
         "tensorflow",
         "headrace.runtimes.tensorflow",
