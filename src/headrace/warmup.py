@@ -21,7 +21,7 @@ from headrace.batching.cost import BatchCost
 from headrace.batching.joining import cut, join, padded_size
 from headrace.config import BatchingPolicy, ModelConfig
 from headrace.errors import HeadraceError, LoadError
-from headrace.servable import CheckedInputs, Servable, Signature, signature_named
+from headrace.servable import DEFAULT_SIGNATURE, CheckedInputs, Servable, Signature, signature_named
 from headrace.tensors import STRING, Tensors
 
 _log = logging.getLogger(__name__)
@@ -54,6 +54,23 @@ def warm_up(servable: Servable, config: ModelConfig, path: Path | None, cost: Ba
             except Exception as error:  # the boundary to a model's own code
                 raise LoadError(f"warm-up: line {number} of {recording.name} failed: {error}") from error
     _run_zeros(servable, config, cost)
+
+
+def first_recorded(servable: Servable, path: Path) -> Tensors | None:
+    """The inputs of the first recorded request for the default signature; None if there is none.
+
+    Args:
+        servable: The loaded version.
+        path: The version directory; recordings lie in it or in the model's directory above it.
+
+    Raises:
+        LoadError: The recording cannot be read.
+    """
+    for recording in _recordings(path, ()):
+        for _, inputs, signature in _recorded(servable, recording, ModelConfig()):
+            if signature == DEFAULT_SIGNATURE:
+                return inputs
+    return None
 
 
 def _recordings(path: Path | None, names: tuple[str, ...]) -> Iterator[Path]:

@@ -58,7 +58,7 @@ def load(file: Path, options: RuntimeOptions) -> OnnxServable:
     Raises:
         LoadError: ONNX Runtime refuses it, or its inputs or outputs are not rows.
     """
-    settings = _session_options(options)
+    settings = session_options(options)
     try:
         # Without fallback: it would print and try again what fails in the same way.
         session = onnxruntime.InferenceSession(
@@ -130,7 +130,12 @@ class OnnxServable:
         del self._run
 
 
-def _session_options(options: RuntimeOptions) -> onnxruntime.SessionOptions:
+def session_options(options: RuntimeOptions) -> onnxruntime.SessionOptions:
+    """What the operator's settings mean to ONNX Runtime.
+
+    Raises:
+        LoadError: One is unknown or wrong.
+    """
     entries = {name: value for name, value in options.options.items() if name.startswith("session.")}
     options.check_known({"optimization": str, **{name: type(value) for name, value in entries.items()}})
     level = str(options.options.get("optimization", "all"))

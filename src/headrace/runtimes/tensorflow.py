@@ -16,7 +16,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 # Before TensorFlow is imported, which reads it then: what it would print is in the exceptions it raises.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -40,7 +40,24 @@ _INITIAL = "__saved_model_init_op"
 _Session = Any  # TensorFlow ships no types
 _SignatureDef = Any
 _TensorInfo = Any
-_Call = Callable[..., list[Array]]
+
+
+class Prepared(NamedTuple):
+    """A signature as it is called.
+
+    Attributes:
+        call: Takes its inputs in order, gives its outputs in order.
+        inputs: The names of its inputs, in order.
+        outputs: The names of its outputs, in order.
+        feeds: The names of the inputs in the graph.
+        fetches: The names of the outputs in the graph.
+    """
+
+    call: Callable[..., list[Array]]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    feeds: list[str]
+    fetches: list[str]
 
 
 def load(file: Path, options: RuntimeOptions) -> TensorflowServable:
@@ -71,21 +88,18 @@ class TensorflowServable:
     platform = "tensorflow_savedmodel"
 
     def __init__(
-        self, session: _Session, signatures: Mapping[str, Signature], calls: Mapping[str, _Call]
+        self, session: _Session, signatures: Mapping[str, Signature], calls: Mapping[str, Prepared]
     ) -> None:
         """Keep what answers.
 
         Args:
             session: The session that holds the variables.
             signatures: The signatures, by name.
-            calls: What answers each of them: takes its inputs in order, gives its outputs in order.
+            calls: What answers each of them.
         """
         self.signatures = signatures
         self._session = session
-        self._calls = {
-            name: (call, signatures[name].input_names, signatures[name].output_names)
-            for name, call in calls.items()
-        }
+        self._calls = dict(calls)
 
     def predict(self, inputs: Tensors, signature: str = DEFAULT_SIGNATURE) -> Tensors:
         """Answer a whole batch.
@@ -97,12 +111,24 @@ class TensorflowServable:
         Raises:
             ModelError: TensorFlow failed.
         """
-        call, names, outputs = self._calls[signature]
+        prepared = self._calls[signature]
         try:
-            answers = call(*[inputs[name] for name in names])
+            answers = prepared.call(*[inputs[name] for name in prepared.inputs])
         except Exception as error:  # the boundary to TensorFlow, whose exceptions share no base class
             raise ModelError(f"the model failed: {_text(error)}") from error
-        return dict(zip(outputs, answers, strict=True))
+        return dict(zip(prepared.outputs, answers, strict=True))
+
+    def predict_traced(self, inputs: Tensors, signature: str = DEFAULT_SIGNATURE) -> Any:
+        """Answer a batch, and record what ran: TensorFlow's ``StepStats``, for ``headrace profile``."""
+        prepared = self._calls[signature]
+        record = config_pb2.RunMetadata()
+        self._session.run(
+            prepared.fetches,
+            {feed: inputs[name] for name, feed in zip(prepared.inputs, prepared.feeds, strict=True)},
+            options=config_pb2.RunOptions(trace_level=config_pb2.RunOptions.FULL_TRACE),
+            run_metadata=record,
+        )
+        return record.step_stats
 
     def close(self) -> None:
         """End the session, and free what it held."""
@@ -160,7 +186,7 @@ def _session(threads: int) -> _Session:
 
 def _prepare(
     session: _Session, file: Path, tags: Sequence[str], options: RuntimeOptions
-) -> tuple[dict[str, Signature], dict[str, _Call]]:
+) -> tuple[dict[str, Signature], dict[str, Prepared]]:
     try:
         with session.graph.as_default(), _without_advice():
             graph = tensorflow.compat.v1.saved_model.load(session, tags, str(file.parent))
@@ -169,7 +195,7 @@ def _prepare(
     found = {name: one for name, one in graph.signature_def.items() if name != _INITIAL}
     default = _default(sorted(found), str(options.options.get("default_signature", "")))
     signatures: dict[str, Signature] = {}
-    calls: dict[str, _Call] = {}
+    calls: dict[str, Prepared] = {}
     for served, name in _served(sorted(found), default):
         try:
             signatures[served] = _signature(served, found[name], options)
@@ -218,14 +244,16 @@ def _served(names: Sequence[str], default: str) -> list[tuple[str, str]]:
     return [(DEFAULT_SIGNATURE, default), *others]
 
 
-def _prepared(session: _Session, signature: Signature, definition: _SignatureDef) -> _Call:
+def _prepared(session: _Session, signature: Signature, definition: _SignatureDef) -> Prepared:
     feeds = [definition.inputs[name].name for name in signature.input_names]
     fetches = [definition.outputs[name].name for name in signature.output_names]
     make = getattr(session, "_make_callable_from_options", None)
     if make is None:
         # The public one does the same, and then looks at each value again in Python: five times the time.
-        return session.make_callable(fetches, feeds)  # type: ignore[no-any-return]
-    return make(config_pb2.CallableOptions(feed=feeds, fetch=fetches))  # type: ignore[no-any-return]
+        call = session.make_callable(fetches, feeds)
+    else:
+        call = make(config_pb2.CallableOptions(feed=feeds, fetch=fetches))
+    return Prepared(call, signature.input_names, signature.output_names, feeds, fetches)
 
 
 def _signature(name: str, definition: _SignatureDef, options: RuntimeOptions) -> Signature:

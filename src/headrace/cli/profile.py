@@ -1,0 +1,137 @@
+"""``headrace profile DIR``: show where a model's time goes, operation by operation."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from headrace.config import MODEL_CONFIG_FILE, parse_model_config
+from headrace.errors import ConfigError, NotFound
+from headrace.lifecycle.layout import version_directories
+from headrace.profiling.report import Profile, as_json, as_table
+from headrace.profiling.trace import write_trace
+from headrace.runtimes.options import RuntimeOptions
+from headrace.runtimes.registry import Runtime, find
+
+_EXAMPLES = """examples:
+  headrace profile models/ctr                          the newest version of a model
+  headrace profile models/ctr/7 --rows 300 --calls 50  one version, for 300 rows a call
+  headrace profile models/ctr --training               how a click model of these settings learns, too
+  headrace profile models/ctr --trace trace.json       for https://ui.perfetto.dev or chrome://tracing
+"""
+
+
+def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the verb to the command line."""
+    parser = verbs.add_parser(
+        "profile",
+        help="show where a model's time goes",
+        description="Measure each operation of an ONNX, TensorFlow or click model, with recorded requests "
+        "(warm_up.jsonl) or made-up ones.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("directory", metavar="DIR", type=Path, help="a model, or one version of it")
+    parser.add_argument("--rows", type=_count, default=32, help="rows a call; %(default)s if left out")
+    parser.add_argument("--calls", type=_count, default=100, help="calls to measure; %(default)s if left out")
+    parser.add_argument("--threads", type=_count, default=1, help="threads a call; %(default)s if left out")
+    parser.add_argument("--training", action="store_true", help="measure learning, too (click models, Keras)")
+    parser.add_argument("--keras", metavar="FILE.py:FUNCTION", help="with --training: what builds the model")
+    parser.add_argument("--schema", metavar="FILE", type=Path, help="with --keras: the stream's schema")
+    parser.add_argument("--batch-rows", type=_count, default=1024, help="rows a batch of training")
+    parser.add_argument("--trace", metavar="FILE", type=Path, help="write each operation of each call")
+    parser.add_argument("--json", action="store_true", help="JSON instead of tables")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure, and print what was measured."""
+    directory = _version(options.directory)
+    settings = _settings(directory, options.threads)
+    names = [entry.name for entry in directory.iterdir() if entry.is_file()]
+    runtime, name = find(names, settings.kind)
+    profiles = _profiles(runtime, directory / name, settings, options)
+    if options.trace is not None:
+        write_trace(options.trace, profiles)
+    if options.json:
+        print(json.dumps([as_json(profile) for profile in profiles], indent=2))
+    else:
+        print("\n\n".join(as_table(profile) for profile in profiles))
+        if options.trace is not None:
+            print(f"trace: {options.trace}; open it at https://ui.perfetto.dev", file=sys.stderr)
+    return 0
+
+
+def _count(word: str) -> int:
+    number = int(word)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"expected 1 or more, got {number}")
+    return number
+
+
+def _version(directory: Path) -> Path:
+    if not directory.is_dir():
+        raise NotFound(f"DIR: {directory} is not a directory")
+    versions = version_directories(directory)
+    return versions[max(versions)] if versions else directory
+
+
+def _settings(directory: Path, threads: int) -> RuntimeOptions:
+    """What the version would be served with: the settings beside the model's versions."""
+    file = directory.parent / MODEL_CONFIG_FILE
+    runtime = parse_model_config(file.read_text("utf-8") if file.is_file() else "").runtime
+    return RuntimeOptions(kind=runtime.kind, threads=threads, options=runtime.options)
+
+
+def _profiles(
+    runtime: Runtime, file: Path, settings: RuntimeOptions, options: argparse.Namespace
+) -> list[Profile]:
+    made = [_serving(runtime)(file, settings, options.rows, options.calls)]
+    if options.training:
+        made.append(_training(runtime, file, options))
+    return made
+
+
+_Measure = Callable[[Path, RuntimeOptions, int, int], Profile]
+
+
+def _serving(runtime: Runtime) -> _Measure:
+    try:
+        if runtime.kind == "onnx":
+            from headrace.profiling.onnx import profile_serving as measure  # noqa: PLC0415 - only when used
+        elif runtime.kind == "tensorflow":
+            from headrace.profiling.tensorflow import profile_serving as measure  # noqa: PLC0415 - as above
+        elif runtime.kind == "ctr":
+            from headrace.profiling.ctr import profile_serving as measure  # noqa: PLC0415 - as above
+        else:
+            raise ConfigError(
+                f"profile: a {runtime.kind} model is no graph of operations; "
+                "there are profiles of ONNX, TensorFlow and click models"
+            )
+    except ImportError as error:
+        raise _missing(runtime.extra, error) from error
+    return measure
+
+
+def _training(runtime: Runtime, file: Path, options: argparse.Namespace) -> Profile:
+    try:
+        if runtime.kind == "ctr":
+            from headrace.profiling.ctr import profile_training  # noqa: PLC0415 - only when used
+
+            return profile_training(file, options.batch_rows, options.calls)
+        if runtime.kind == "tensorflow" and options.keras and options.schema:
+            from headrace.profiling.keras import profile_training as of_keras  # noqa: PLC0415 - as above
+
+            return of_keras(options.keras, options.schema, options.batch_rows, options.calls)
+    except ImportError as error:
+        raise _missing(runtime.extra, error) from error
+    if runtime.kind == "tensorflow":
+        raise ConfigError("--training: a SavedModel does not learn; say what does: --keras and --schema")
+    raise ConfigError(f"--training: headrace does not train {runtime.kind} models")
+
+
+def _missing(extra: str, error: ImportError) -> ConfigError:
+    return ConfigError(f"profile: a package is missing ({error}); pip install 'headrace[{extra}]'")
