@@ -118,7 +118,7 @@ class Trainer:
         self._started = now()
         self._blocks: Blocks | None = None
         self._asked = self._published = Mark()
-        self._checkpointed = Mark()
+        self._save_asked = self._checkpointed = Mark()
         self._windowed = Progress()
         self._versions: list[int] = []
         self._writing: tuple[Future[Publication], Mark] | None = None
@@ -160,7 +160,7 @@ class Trainer:
             self._before.stream_bytes = 0  # they are read again
         self._versions = list(self._before.versions)
         self._asked = self._published = Mark(self._before.published_rows, self._before.seconds)
-        self._checkpointed = Mark(self._learner.position.rows, self._before.seconds)
+        self._save_asked = self._checkpointed = Mark(self._learner.position.rows, self._before.seconds)
         self._windowed = self.progress
 
     def run(self, blocks: Blocks) -> Outcome:
@@ -207,7 +207,7 @@ class Trainer:
             mark = Mark(progress.rows, progress.seconds)
             if is_due(self._plan.publish_every, self._asked, mark):
                 self._publish(writers)
-            if is_due(self._plan.checkpoint_every, self._checkpointed, mark):
+            if is_due(self._plan.checkpoint_every, self._save_asked, mark):
                 self._save()
         return "rows"
 
@@ -218,18 +218,15 @@ class Trainer:
             return
         over = stopped in ("end", "rows")
         late = over and bool(self._learner.pending_rows)
-        if not late:
-            self._publish_rest(writers)
+        if not late and self._learner.position.rows > self._published.rows:
+            self._publish(writers)
+            self._await_version()
         # Before the rest is learnt and the open window closed: more rows of the stream may come some day.
         if self._learner.position.rows > self._checkpointed.rows:
             self._save()
         if over:
             self._say(self._learner.finish())
         if late:
-            self._publish_rest(writers)
-
-    def _publish_rest(self, writers: ThreadPoolExecutor) -> None:
-        if self._learner.position.rows > self._published.rows:
             self._publish(writers)
             self._await_version()
 
@@ -275,6 +272,7 @@ class Trainer:
             return
         self._await_version()
         progress = self.progress
+        self._save_asked = Mark(progress.rows, progress.seconds)
         saved = _Saved(
             seconds=progress.seconds,
             idle_seconds=progress.idle_seconds,
@@ -290,7 +288,7 @@ class Trainer:
             self._fail("not saved", error)
         else:
             self._failures.pop("not saved", None)
-            self._checkpointed = Mark(progress.rows, progress.seconds)
+            self._checkpointed = self._save_asked
 
     def _fail(self, what: str, error: HeadraceError) -> None:
         self._failures[what] = f"{what}: {error.message}"
