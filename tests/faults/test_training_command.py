@@ -106,7 +106,7 @@ def test_killed_in_training_checkpointing_and_publishing_it_ends_as_if_it_had_no
         partial(drafts, tmp_path / "checkpoints", set(), 1),  # the first one: nothing to go on from
         partial(drafts, tmp_path / "models/ctr", set(), 1),
         partial(drafts, tmp_path / "checkpoints", set(), 2),
-        lambda: (tmp_path / "checkpoints/3").is_dir(),  # between two: in training
+        (tmp_path / "checkpoints/3").is_dir,  # between two: in training
         partial(drafts, tmp_path / "models/ctr", set(), 2),
     ]
     for point in points:
