@@ -220,6 +220,7 @@ class StreamParser:
     def _open(self) -> None:
         self._reader = pa.ipc.open_stream(pa.PythonFile(self._messages, mode="r"))
         columns = self._reader.schema
+        _ = columns.names  # Names that are no text fail here, where that is told as what it is.
         if self.arrow_schema is not None:
             if not columns.equals(self.arrow_schema):
                 raise self._error("a second stream follows, with other columns; give each its own run")

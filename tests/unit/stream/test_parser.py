@@ -103,6 +103,11 @@ def test_absurd_lengths_are_refused_before_memory_is_taken() -> None:
         StreamParser(most_bytes=1000).feed(stream_of(ROWS, CLICKS))
 
 
+def test_a_column_s_name_that_is_no_text_is_found_at_once() -> None:
+    with pytest.raises(StreamError, match="corrupt"):
+        parsed(stream_of(batch_of(abcdefgh=[1]), CLICKS).replace(b"abcdefgh", b"abcd\xffefg"))
+
+
 def test_an_invalid_dictionary_index_is_found_before_anybody_reads_it() -> None:
     batch = batch_of(a=pa.array(["x", "y"] * 50).dictionary_encode())
     data = bytearray(stream_of(batch, CLICKS))
