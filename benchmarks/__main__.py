@@ -9,7 +9,17 @@ from benchmarks.processes import require
 from benchmarks.rounds import Effort, print_machine
 from benchmarks.stalls import told
 
-NAMES = ("throughput", "grpc_single", "rest_single", "lone", "swap", "batching", "start", "transports")
+NAMES = (
+    "throughput",
+    "grpc_single",
+    "rest_single",
+    "lone",
+    "swap",
+    "batching",
+    "start",
+    "transports",
+    "model_files",
+)
 
 
 def main() -> None:

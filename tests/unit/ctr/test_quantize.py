@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hn
 
-from headrace.ctr.quantize import Bits, dequantize_table, group_shift, quantize, quantize_table
+from headrace.ctr.quantize import (
+    LOOSEST_SCALE,
+    Bits,
+    dequantize_table,
+    group_shift,
+    quantize,
+    quantize_table,
+)
 from headrace.ctr.tables import Table
 from headrace.tensors import Array
 from tests.click_weights import settings_for, weights_for
@@ -45,6 +52,27 @@ def test_a_weight_moves_by_at_most_half_its_groups_scale(rows: int, width: int, 
 )
 def test_the_bound_holds_for_any_finite_weights(weights: Array, bits: Bits) -> None:
     assert worst_excess(weights, bits) <= 0
+
+
+@pytest.mark.parametrize("bits", [16, 8])
+def test_stored_like_an_earlier_table_only_what_changed_gets_other_numbers(bits: Bits) -> None:
+    random = np.random.default_rng(0)
+    before = random.normal(0.0, 1.0, (4000, 16)).astype(np.float32)
+    earlier = quantize_table(Table.of(before), bits)
+    after = before.copy()
+    shrunk, grown = np.arange(0, 1000), np.arange(2000, 2400, 4)
+    after[shrunk] *= np.float32(0.1)
+    after[grown] *= np.float32(3.0)
+    after[3000:3900:3] *= np.float32(0.97)
+    table = quantize_table(Table.of(after), bits, earlier)
+    needed = quantize_table(Table.of(after), bits)
+    assert np.all(table.scales >= needed.scales)
+    assert np.all(table.scales <= needed.scales * np.float32(LOOSEST_SCALE))
+    error = np.abs(dequantize_table(table) - after)
+    assert np.all(error <= table.scales[np.arange(4000) >> 2][:, None] * 0.505)
+    np.testing.assert_array_equal(table.values[1000:2000], earlier.values[1000:2000])
+    kept = np.setdiff1d(np.arange(3000, 3900), np.arange(3000, 3900, 3))
+    np.testing.assert_array_equal(table.values[kept], earlier.values[kept])
 
 
 def test_zeros_stay_zero_and_groups_of_zeros_are_fine() -> None:
