@@ -1,0 +1,95 @@
+"""The options of ``headrace train`` become settings; wrong ones are refused in words."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from headrace.cli import train
+from headrace.cli.main import main
+from headrace.errors import ConfigError
+
+
+def parsed(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    train.add_to(parser.add_subparsers())
+    return parser.parse_args(["train", *words])
+
+
+def test_options_change_the_settings_that_they_name() -> None:
+    words = "--model ffm --factors 4 --hidden 32-16 --learning-rate 0.1 --optimizer sgd --interaction a*b"
+    assert train.model_settings(parsed(*words.split(), "--batch-rows", "64", "--seed", "3")) == {
+        "kind": "ffm",
+        "factors": 4,
+        "hidden": [32, 16],
+        "batch_rows": 64,
+        "seed": 3,
+        "interactions": [{"fields": ["a", "b"]}],
+        "linear": {"kind": "sgd", "learning_rate": 0.1},
+        "embeddings": {"kind": "sgd", "learning_rate": 0.1},
+    }
+
+
+def test_options_win_over_the_file_and_leave_the_rest_of_it(tmp_path: Path) -> None:
+    file = tmp_path / "model.toml"
+    file.write_text('kind = "fm"\nfactors = 2\ninteractions = [{fields = ["x", "y"]}]\n[linear]\nl2 = 0.5\n')
+    found = train.model_settings(
+        parsed("--config", str(file), "--model", "lr", "--interaction", "a*b", "--optimizer", "adagrad")
+    )
+    assert found["kind"] == "lr"
+    assert found["factors"] == 2
+    assert found["interactions"] == [{"fields": ["x", "y"]}, {"fields": ["a", "b"]}]
+    assert found["linear"] == {"l2": 0.5, "kind": "adagrad"}
+
+
+def test_ftrl_is_for_linear_weights_only() -> None:
+    found = train.model_settings(parsed("--optimizer", "ftrl"))
+    assert found == {"linear": {"kind": "ftrl"}}
+
+
+def test_adam_comes_with_a_rate_that_fits_it() -> None:
+    found = train.model_settings(parsed("--optimizer", "lazy_adam"))
+    assert found["embeddings"] == {"kind": "lazy_adam", "learning_rate": 0.001}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--hidden", "many"], "hidden: expected widths such as 128,64, got 'many'"),
+        (["--interaction", "a+b"], "interaction: expected two fields such as site"),
+        (["--every-rows", "5"], "publish: --every-rows and --every-seconds need --publish DIR"),
+        (["--every-rows", "-5"], "every-rows: expected 0 or more, got -5"),
+        (["--checkpoint-every-rows", "5"], "checkpoint: how often is said, but not where"),
+        (["--resume"], "resume: there is nothing to go on from"),
+        (["--continued"], "continued: it says where the input goes on after --resume"),
+        (["--model", "keras"], "keras: --model keras and --keras FILE.py:FUNCTION go together"),
+        (["/missing/rows"], "input: /missing/rows cannot be opened: No such file"),
+        (["--schema", "/missing/schema"], "schema: /missing/schema cannot be read: No such file"),
+        (["--window", "0", "/dev/null"], "stream"),
+        (["--factors", "0"], "model: factors: expected a number, at least 1"),
+    ],
+)
+def test_wrong_options_are_refused_in_words(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", *words]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_a_terminal_is_no_stream(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    class Terminal:
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr("sys.stdin", Terminal())
+    assert main(["train"]) == 1
+    assert "standard input is a terminal; pipe a stream into it" in capsys.readouterr().err
+
+
+def test_a_missing_compiler_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "headrace.training.session", None)
+    monkeypatch.delattr("headrace.training.session", raising=False)
+    with pytest.raises(ConfigError, match=r"pip install 'headrace\[train\]'"):
+        train.run(parsed())
