@@ -210,11 +210,11 @@ def _prepare(
 
 @contextlib.contextmanager
 def _without_advice() -> Iterator[None]:
-    """Keep quiet about the loader into sessions being the old one: there is no other into sessions."""
+    """Keep quiet about files, and about this loader being the old one: into sessions there is no other."""
     log = logging.getLogger("tensorflow")
 
     def is_news(record: logging.LogRecord) -> bool:
-        return "is deprecated" not in str(record.msg) and "Instructions for updating" not in str(record.msg)
+        return record.levelno >= logging.WARNING and "is deprecated" not in str(record.msg)
 
     log.addFilter(is_news)
     try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -13,7 +12,7 @@ from headrace.errors import ConfigError
 from headrace.lifecycle.manifest import publish
 from headrace.stream.features import Features
 from headrace.training.checkpoint import saying
-from headrace.training.publishing import Publication, Training
+from headrace.training.publishing import Publication, Publisher, Training
 
 if TYPE_CHECKING:
     from headrace.training.keras import KerasModel
@@ -22,7 +21,7 @@ Written = Callable[[], Publication]
 
 
 def build(
-    function: str, features: Features, seed: int, model_directory: Path | None
+    function: str, features: Features, seed: int, publisher: Publisher | None
 ) -> tuple[KerasModel, Callable[[Training], Written] | None]:
     """Build a Keras model, and say how versions are made of it.
 
@@ -30,7 +29,7 @@ def build(
         function: ``FILE.py:FUNCTION``.
         features: The layout of the rows.
         seed: What fresh weights are drawn from.
-        model_directory: Where its versions are; None to publish nothing.
+        publisher: What knows where versions go and how many stay; None to publish nothing.
 
     Raises:
         ConfigError: TensorFlow is not there, or the function builds no model of these features.
@@ -40,8 +39,9 @@ def build(
     except ImportError as error:
         raise ConfigError(f"keras: {error}; pip install 'headrace[tensorflow]'") from error
     model = KerasModel(load_build(function), features, seed=seed)
-    if model_directory is None:
+    if publisher is None:
         return model, None
+    model_directory = publisher.model_directory
 
     def release(training: Training) -> Written:
         # Written by the learner's thread: TensorFlow traces the model that learning would change meanwhile.
@@ -51,8 +51,9 @@ def build(
         with saying(f"no version can be published in {model_directory}"):
             path = publish(model.write, model_directory, signature=signature, metadata=metadata)
             size_bytes = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+            deleted = tuple(publisher.delete_old())
         publication = Publication(
-            int(path.name), path, None, size_bytes, time.perf_counter() - started, deleted=()
+            int(path.name), path, None, size_bytes, time.perf_counter() - started, deleted
         )
         return lambda: publication
 

@@ -140,7 +140,7 @@ class Publisher:
                 path = self._write(settings, features, self._stored(weights), training)
                 delete_versions(self.model_directory, [orphan])
             size_bytes = sum(file.stat().st_size for file in path.iterdir())
-            deleted = self._delete_old()
+            deleted = self.delete_old()
         base = None if found is None else found[1].base
         seconds = time.perf_counter() - started
         return Publication(int(path.name), path, base, size_bytes, seconds, tuple(deleted))
@@ -177,7 +177,8 @@ class Publisher:
             write, self.model_directory, signature=_signature(settings, features), metadata=metadata
         )
 
-    def _delete_old(self) -> list[int]:
+    def delete_old(self) -> list[int]:
+        """Delete the versions that are neither among the newest, nor needed, nor named by the operator."""
         if self._keep == 0:
             return []
         try:

@@ -253,12 +253,12 @@ def _learner(
 ) -> tuple[Learner, Release | None]:
     _check_label(features.schema)
     model: Learnable
+    publisher = _publisher(options)
     if options.keras is None:
         model = zoo.create(settings, features)
-        publisher = _publisher(options)
         release = None if publisher is None else _release(model, publisher)
     else:
-        model, release = keras_release.build(options.keras, features, settings.seed, options.publish)
+        model, release = keras_release.build(options.keras, features, settings.seed, publisher)
     delay = options.label_delay_seconds
     pending = Pending(delay, options.pending_bytes) if delay else None
     return Learner(model, Windows(options.window_rows, options.slices), pending), release
