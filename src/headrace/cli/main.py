@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from headrace.cli import example, profile, rollback, serve, stream, train, versions
+from headrace.cli import example, export, profile, rollback, serve, stream, train, versions
 from headrace.errors import HeadraceError
 
 _EXAMPLES = """examples:
@@ -17,6 +17,7 @@ _EXAMPLES = """examples:
   headrace train rows --publish models/ctr  learn from them
   headrace versions models ctr         show which versions there are
   headrace rollback models ctr --to 3  serve version 3 until released
+  headrace export models/ctr/3 m.onnx  write a click model as ONNX
   headrace profile models/ctr          show where its time goes
 """
 
@@ -38,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"headrace {version('headrace')}")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
-    for verb in (serve, train, stream, example, versions, rollback, profile):
+    for verb in (serve, train, stream, example, versions, rollback, export, profile):
         verb.add_to(verbs)
     options = parser.parse_args(arguments)
     try:

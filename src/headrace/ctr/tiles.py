@@ -72,7 +72,7 @@ def pack(weights: Array) -> Array:
     inputs, columns = weights.shape
     wide = np.zeros((inputs, padded(columns)), np.float32)
     wide[:, :columns] = weights
-    panels = wide.reshape(inputs, -1, PANEL).transpose(1, 0, 2)
+    panels = wide.reshape(inputs, padded(columns) // PANEL, PANEL).transpose(1, 0, 2)
     return np.ascontiguousarray(panels).reshape(-1)
 
 

@@ -1,0 +1,40 @@
+"""``headrace export DIR/NAME/NUMBER model.onnx``: a click model as ONNX, with equal predictions."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from headrace.errors import ConfigError, LoadError
+
+
+def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the verb to the command line."""
+    parser = verbs.add_parser(
+        "export",
+        help="write a click model as ONNX",
+        description="Write a published click model as ONNX. Its inputs are rows of all tables together instead "
+        "of values, because hashing stays outside.",
+        epilog="example:\n  headrace export models/ctr/3 model.onnx",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("version", metavar="DIR", type=Path, help="the version's directory")
+    parser.add_argument("file", metavar="FILE", type=Path, help="where to, for example model.onnx")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Export, and say where to."""
+    try:
+        # Compiled kernels and optional packages, only when used.
+        from headrace.ctr.files import read_model  # noqa: PLC0415
+        from headrace.ctr.onnx_export import export  # noqa: PLC0415
+    except ImportError as error:
+        raise ConfigError(f"export: {error}; pip install 'headrace[ctr]' onnx") from error
+    settings, features, weights = read_model(options.version)
+    try:
+        export(settings, features, weights, options.file)
+    except OSError as error:
+        raise LoadError(f"{options.file} cannot be written: {error.strerror}") from error
+    print(f"{options.file}: {settings.kind} with {features.rows} rows of tables")
+    return 0

@@ -1,0 +1,113 @@
+"""Click models served natively: what is particular to them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headrace.ctr.context import GroupedScorer
+from headrace.ctr.files import read_model, write_model
+from headrace.ctr.settings import ModelSettings
+from headrace.errors import InvalidRequest, LoadError
+from headrace.runtimes.ctr import PADDING, ROWS_SIGNATURE, load
+from headrace.runtimes.options import RuntimeOptions, SignatureSettings
+from headrace.stream.features import Features
+from headrace.stream.hashing import keys_of, rows_of
+from headrace.stream.schema import Field, Schema
+from tests.conformance.ctr_models import SCHEMA, field_inputs, random_weights, write
+
+
+def test_values_find_the_rows_that_the_stream_gave_them(tmp_path: Path) -> None:
+    write(tmp_path, "deepfm")
+    settings, features, weights = read_model(tmp_path)
+    inputs = field_inputs(30)
+    indices = np.concatenate(
+        [
+            rows_of(inputs[field.name], field, int(start)).reshape(30, -1)
+            for field, start in zip(features.categorical, features.table_starts, strict=True)
+        ],
+        axis=1,
+    )
+    dense = np.concatenate([inputs[field.name].reshape(30, -1) for field in features.numeric], axis=1)
+    wanted = GroupedScorer(settings, features, weights).predict(indices, dense)
+    servable = load(tmp_path / "model.ctr", RuntimeOptions())
+    assert servable.predict(inputs)["probability"].tolist() == wanted.tolist()
+
+
+def test_joined_inputs_are_buckets_and_may_be_padded(tmp_path: Path) -> None:
+    write(tmp_path, "fm")
+    servable = load(tmp_path / "model.ctr", RuntimeOptions())
+    signature = servable.signatures[ROWS_SIGNATURE]
+    assert [str(spec) for spec in signature.inputs] == [
+        "context UINT32 [rows, 5]",
+        "context_dense FP32 [rows, 1]",
+        "candidate UINT32 [rows, 3]",
+        "candidate_dense FP32 [rows, 5]",
+    ]
+    assert [spec.context for spec in signature.inputs] == [True, True, False, False]
+    settings, features, weights = read_model(tmp_path)
+    context = np.array([[3, 1, PADDING, PADDING, 7]], np.uint32)
+    candidate = np.array([[5, 6, PADDING]], np.uint32)
+    numbers = np.ones((1, 6), np.float32)
+    starts = [features.tables[field.table_name][0] for field, _ in features.field_slots()]
+    given = np.concatenate([context, candidate], axis=1)
+    rows = np.where(given == PADDING, 0, given + np.array(starts)).astype(np.uint32)
+    inputs = {
+        "context": context,
+        "candidate": candidate,
+        "context_dense": numbers[:, :1],
+        "candidate_dense": numbers[:, 1:],
+    }
+    wanted = GroupedScorer(settings, features, weights).predict(rows, numbers)
+    assert servable.predict(inputs, ROWS_SIGNATURE)["probability"].tolist() == wanted.tolist()
+
+
+def test_inputs_that_would_be_empty_are_left_out(tmp_path: Path) -> None:
+    schema = Schema(fields=(Field(name="ad", role="categorical", buckets=9),))
+    write(tmp_path, "lr", schema)
+    servable = load(tmp_path / "model.ctr", RuntimeOptions())
+    assert servable.signatures[ROWS_SIGNATURE].input_names == ("candidate",)
+    with pytest.raises(InvalidRequest, match=r"candidate: row 1, column 0 \(ad\): expected .* 0 to 8"):
+        servable.predict({"candidate": np.array([[8], [9]], np.uint32)}, ROWS_SIGNATURE)
+
+
+def test_exact_values_are_looked_up_and_have_no_joined_form(tmp_path: Path) -> None:
+    schema = Schema(
+        fields=(
+            Field(name="ad", role="categorical", buckets=16, keys="exact", values=2),
+            Field(name="hour", role="categorical", buckets=24, keys="bucket"),
+        )
+    )
+    settings, features = ModelSettings(kind="fm", factors=4), Features.of(schema)
+    weights = random_weights(settings, features)
+    keys = np.zeros(16, np.uint64)
+    field = schema.by_name["ad"]
+    hashed = keys_of(np.array([77]), field)[0]
+    place = 1 + int(((int(hashed) >> 32) * 15) >> 32)
+    keys[place] = hashed
+    weights.keys["ad"] = keys  # type: ignore[index]
+    write_model(tmp_path, settings, features, weights)
+    servable = load(tmp_path / "model.ctr", RuntimeOptions())
+    assert list(servable.signatures) == ["serving_default"]
+    inputs = {"ad": np.array([[77, -1], [78, 77], [-1, -1]]), "hour": np.array([1, 2, -1])}
+    starts = {name: first for name, (first, _) in features.tables.items()}
+    ad, hour = starts["ad"], starts["hour"]
+    rows = np.array([[ad + place, 0, hour + 1], [ad, ad + place, hour + 2], [ad, 0, hour]], np.uint32)
+    wanted = GroupedScorer(settings, features, weights).predict(rows, np.zeros((3, 0), np.float32))
+    assert servable.predict(inputs)["probability"].tolist() == wanted.tolist()
+
+
+def test_it_is_a_regression_unless_the_operator_says_otherwise(tmp_path: Path) -> None:
+    write(tmp_path, "lr")
+    for kind, said in (("regress", RuntimeOptions()),
+                       ("classify", RuntimeOptions(signature=SignatureSettings(kind="classify")))):  # fmt: skip
+        assert load(tmp_path / "model.ctr", said).signatures["serving_default"].kind == kind
+
+
+def test_a_missing_array_is_a_load_error(tmp_path: Path) -> None:
+    write(tmp_path, "fm")
+    (tmp_path / "table.embeddings.npy").unlink()
+    with pytest.raises(LoadError, match="embeddings"):
+        load(tmp_path / "model.ctr", RuntimeOptions())
