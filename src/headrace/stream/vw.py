@@ -12,6 +12,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -40,6 +41,29 @@ class Example:
     importance: float = 1.0
     categories: dict[str, list[str]] = field(default_factory=dict)
     numbers: dict[str, float] = field(default_factory=dict)
+
+
+class _Numeric(NamedTuple):
+    """The dense fields.
+
+    Attributes:
+        splits: Each one's name, and the namespaces and features that it may stand for: both may have dots.
+        features: The features of each of those namespaces.
+    """
+
+    splits: dict[str, list[tuple[str, str]]]
+    features: dict[str, set[str]]
+
+    @classmethod
+    def of(cls, names: Iterable[str]) -> _Numeric:
+        splits = {}
+        features: dict[str, set[str]] = {}
+        for name in names:
+            words = name.split(".")
+            splits[name] = [(".".join(words[:at]), ".".join(words[at:])) for at in range(1, len(words))]
+            for space, feature in splits[name]:
+                features.setdefault(space, set()).add(feature)
+        return cls(splits, features)
 
 
 def parse_line(line: str, row: int) -> Example:
@@ -85,14 +109,14 @@ def read_batches(
     sample = list(itertools.islice(examples, sample_lines))
     if not sample:
         return
-    numeric = set(dense) if dense is not None else {name for one in sample for name in one.numbers}
+    numeric = _Numeric.of(dense if dense is not None else {name for one in sample for name in one.numbers})
     known = list(spaces)
     seen = dict.fromkeys(name for one in sample for name in one.categories if name not in known)
     # A namespace of numbers alone is no category, also where one of its numbers is 1.
     known += [name for name in seen if any(_categories(one, name, numeric) for one in sample)]
     row = 0
     for batch in itertools.chain([sample], _batched(examples)):
-        yield _columns(batch, known, sorted(numeric), row)
+        yield _columns(batch, known, numeric, row)
         row += len(batch)
 
 
@@ -101,13 +125,10 @@ def _batched(examples: Iterator[Example]) -> Iterator[list[Example]]:
         yield batch
 
 
-def _columns(
-    examples: list[Example], spaces: list[str], numeric: list[str], first_row: int
-) -> pa.RecordBatch:
-    known = set(numeric)
+def _columns(examples: list[Example], spaces: list[str], numeric: _Numeric, first_row: int) -> pa.RecordBatch:
     for row, one in enumerate(examples, first_row):
         for name in one.numbers:
-            if name not in known:
+            if name not in numeric.splits:
                 raise StreamError(
                     "this feature has a value other than 1 and no dense field; name it in the schema with "
                     'role = "dense" (--schema FILE)',
@@ -119,24 +140,25 @@ def _columns(
         WEIGHT: pa.array([one.importance for one in examples], pa.float64()),
     }
     for name in spaces:
-        values = [_categories(one, name, known) or None for one in examples]
+        values = [_categories(one, name, numeric) or None for one in examples]
         columns[name] = pa.array(values, pa.list_(pa.string()))
-    for name in numeric:
-        columns[name] = pa.array([_number(one, name) for one in examples], pa.float64())
+    for name, splits in sorted(numeric.splits.items()):
+        columns[name] = pa.array([_number(one, name, splits) for one in examples], pa.float64())
     return pa.record_batch(columns)
 
 
-def _categories(example: Example, space: str, numeric: set[str]) -> list[str]:
+def _categories(example: Example, space: str, numeric: _Numeric) -> list[str]:
     values = example.categories.get(space, [])
-    return [value for value in values if f"{space}.{value}" not in numeric]
+    numbers = numeric.features.get(space)
+    return [value for value in values if value not in numbers] if numbers else values
 
 
-def _number(example: Example, name: str) -> float:
+def _number(example: Example, name: str, splits: list[tuple[str, str]]) -> float:
     found = example.numbers.get(name)
     if found is not None:
         return found
-    space, _, feature = name.partition(".")
-    return float(feature in example.categories.get(space, ()))  # Written as 1, or not there: VW's zero.
+    # Written as 1 it stands with the categories; not there, it is VW's zero.
+    return float(any(feature in example.categories.get(space, ()) for space, feature in splits))
 
 
 def _head(head: str, row: int) -> Example:
@@ -177,12 +199,10 @@ def _section(section: str, example: Example, row: int) -> None:
         feature, colon, value = word.rpartition(":")
         if not colon:
             categories.append(word)
-            continue
-        number = _value(value, f"{name}.{feature}", row)
-        if number == 1.0:
+        elif value == "1" or _value(value, f"{name}.{feature}", row) == 1.0:
             categories.append(feature)
         else:
-            example.numbers[f"{name}.{feature}"] = number
+            example.numbers[f"{name}.{feature}"] = float(value)
 
 
 def _value(text: str, name: str, row: int) -> float:

@@ -70,3 +70,13 @@ def test_known_columns_are_there_whatever_the_first_lines_hold() -> None:
     first, second = read_batches(["1 |u a", "0 |v b |n x:2"], 1, ["n.x"], ["u", "v"])
     assert first.schema == second.schema
     assert second.to_pydict()["v"] == [["b"]]
+
+
+def test_names_with_dots_are_told_apart() -> None:
+    (batch,) = read_batches(["1 |a.b x.y:2 z", "0 |a.b x.y:1 z"], 100, None)
+    assert batch.to_pydict() == {
+        "label": [1, 0],
+        "weight": [1.0, 1.0],
+        "a.b": [["z"], ["z"]],
+        "a.b.x.y": [2.0, 1.0],
+    }
