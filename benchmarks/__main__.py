@@ -19,6 +19,7 @@ NAMES = (
     "start",
     "transports",
     "model_files",
+    "stream",
 )
 
 

@@ -16,7 +16,7 @@ from headrace.stream.block import Block, Slice
 from headrace.stream.features import Features
 from headrace.stream.joined_columns import Columns, Times, column_number, columns_of
 from headrace.stream.joining_kernels import join_categorical, join_integers, join_numbers
-from headrace.stream.schema import Field
+from headrace.stream.schema import Field, Role
 from headrace.tensors import Array
 
 MOST_SLICE_VALUES = 1000
@@ -30,6 +30,9 @@ _NO_KEYS = np.zeros((0, 0), np.uint64)
 _capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _capsule_pointer.restype = ctypes.c_void_p
 _capsule_pointer.argtypes = (ctypes.py_object, ctypes.c_char_p)
+
+
+_SINGLE: tuple[Role, ...] = ("label", "weight", "truth", "timestamp")
 
 
 class _Wrong(NamedTuple):
@@ -58,7 +61,9 @@ class Joiner:
         self._slices = {name: _SliceCodes() for name in slices}
         self._columns: Columns | None = None
         self._arrow_schema: pa.Schema | None = None
-        self._exact = len(features.exact_slots)
+        # Asked for once: a Block is made in less time than a schema takes to answer.
+        self._shape = (features.slots, features.dense_width, len(features.exact_slots))
+        self._roles: dict[str, Field | None] = {role: features.schema.one(role) for role in _SINGLE}
 
     def check(self, arrow_schema: pa.Schema) -> None:
         """Check that every field has a column of a type that it may have.
@@ -90,7 +95,7 @@ class Joiner:
         for batch in batches:
             self._know(batch.schema)
             stop = start + batch.num_rows
-            self._fill(batch, block.part(start, stop))
+            self._fill(batch, block if len(batches) == 1 else block.part(start, stop))
             start = stop
         slices = {
             name: block.slices[name]._replace(values=codes.values) for name, codes in self._slices.items()
@@ -103,19 +108,19 @@ class Joiner:
             self.check(arrow_schema)
 
     def _empty(self, rows: int, first_row: int) -> Block:
-        schema, features = self.features.schema, self.features
+        slots, width, exact = self._shape
 
         def numbers(role: str) -> Array | None:
-            return np.empty(rows, np.float32) if schema.of(role) else None
+            return np.empty(rows, np.float32) if self._roles[role] else None
 
         return Block(
-            indices=np.empty((rows, features.slots), np.uint32),
-            dense=np.empty((rows, features.dense_width), np.float32),
-            labels=np.empty(rows if schema.of("label") else 0, np.float32),
+            indices=np.empty((rows, slots), np.uint32),
+            dense=np.empty((rows, width), np.float32),
+            labels=np.empty(rows if self._roles["label"] else 0, np.float32),
             weights=numbers("weight"),
             truth=numbers("truth"),
-            timestamps=np.empty(rows, np.int64) if schema.of("timestamp") else None,
-            keys=np.empty((rows, self._exact), np.uint64) if self._exact else None,
+            timestamps=np.empty(rows, np.int64) if self._roles["timestamp"] else None,
+            keys=np.empty((rows, exact), np.uint64) if exact else None,
             slices={
                 name: Slice(np.empty(rows, np.int32), codes.values) for name, codes in self._slices.items()
             },
@@ -130,7 +135,7 @@ class Joiner:
             problems = [
                 *self._features(array, columns, block),
                 *self._labels(array, columns, block),
-                *_timestamps(array, columns.times, block, self.features.schema.one("timestamp")),
+                *_timestamps(array, columns.times, block, self._roles["timestamp"]),
             ]
         if problems:
             first = min(problems, key=lambda problem: problem.row)
@@ -161,7 +166,7 @@ class Joiner:
             ("weight", "expected a finite number of 0 or more", columns.weight, block.weights),
             ("truth", "expected a probability", columns.truth, block.truth),
         ):
-            field = self.features.schema.one(role)  # type: ignore[arg-type]  # Three of its roles.
+            field = self._roles[role]
             if field is None or numbers is None:
                 continue
             row, _ = join_numbers(array, column, numbers.reshape(-1, 1))
