@@ -13,8 +13,8 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = verbs.add_parser(
         "export",
         help="write a click model as ONNX",
-        description="Write a published click model as ONNX. Its inputs are rows of all tables together instead "
-        "of values, because hashing stays outside.",
+        description="Write a published click model as ONNX. Its inputs are rows of all tables together "
+        "instead of values, because hashing stays outside.",
         epilog="example:\n  headrace export models/ctr/3 model.onnx",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

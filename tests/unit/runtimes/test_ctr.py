@@ -16,7 +16,7 @@ from headrace.runtimes.options import RuntimeOptions, SignatureSettings
 from headrace.stream.features import Features
 from headrace.stream.hashing import keys_of, rows_of
 from headrace.stream.schema import Field, Schema
-from tests.conformance.ctr_models import SCHEMA, field_inputs, random_weights, write
+from tests.conformance.ctr_models import field_inputs, random_weights, write
 
 
 def test_values_find_the_rows_that_the_stream_gave_them(tmp_path: Path) -> None:
@@ -101,8 +101,8 @@ def test_exact_values_are_looked_up_and_have_no_joined_form(tmp_path: Path) -> N
 
 def test_it_is_a_regression_unless_the_operator_says_otherwise(tmp_path: Path) -> None:
     write(tmp_path, "lr")
-    for kind, said in (("regress", RuntimeOptions()),
-                       ("classify", RuntimeOptions(signature=SignatureSettings(kind="classify")))):  # fmt: skip
+    chosen = RuntimeOptions(signature=SignatureSettings(kind="classify"))
+    for kind, said in (("regress", RuntimeOptions()), ("classify", chosen)):
         assert load(tmp_path / "model.ctr", said).signatures["serving_default"].kind == kind
 
 
