@@ -30,7 +30,7 @@ with warnings.catch_warnings():
     import keras
     import tensorflow
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, ModelError
 from headrace.stream.block import Block
 from headrace.stream.features import Features
 from headrace.stream.schema import Field, Schema
@@ -189,7 +189,16 @@ class KerasModel:
 
         Args:
             directory: The version directory; there, and empty.
+
+        Raises:
+            ModelError: A weight is no finite number.
         """
+        for variable in self.model.variables:
+            if not np.isfinite(np.sum(variable.numpy(), dtype=np.float64)):
+                raise ModelError(
+                    f"{variable.path} holds a weight that is no finite number; nothing was published. "
+                    "Go back to a checkpoint, and lower the learning rate"
+                )
         # Not by Keras' own export, which writes every variable twice.
         published = tensorflow.Module()
         published.kept = [variable.value for variable in self.model.variables]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, FailedPrecondition, ModelError
 from headrace.lifecycle.manifest import publish
 from headrace.stream.features import Features
 from headrace.training.checkpoint import saying
@@ -43,8 +43,7 @@ def build(
         return model, None
     model_directory = publisher.model_directory
 
-    def release(training: Training) -> Written:
-        # Written by the learner's thread: TensorFlow traces the model that learning would change meanwhile.
+    def write(training: Training) -> Publication:
         started = time.perf_counter()
         metadata = {"training": msgspec.to_builtins(training)}
         signature = f"keras: {len(features.categorical)} categorical fields -> probability"
@@ -52,9 +51,20 @@ def build(
             path = publish(model.write, model_directory, signature=signature, metadata=metadata)
             size_bytes = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
             deleted = tuple(publisher.delete_old())
-        publication = Publication(
-            int(path.name), path, None, size_bytes, time.perf_counter() - started, deleted
-        )
-        return lambda: publication
+        return Publication(int(path.name), path, None, size_bytes, time.perf_counter() - started, deleted)
+
+    def release(training: Training) -> Written:
+        # Written at once, by the learner's thread: TensorFlow would read variables that learning changes.
+        try:
+            publication = write(training)
+        except (FailedPrecondition, ModelError) as error:
+            failure = error  # told where others fail: learning goes on, and the next version may succeed
+        else:
+            return lambda: publication
+
+        def fail() -> Publication:
+            raise failure
+
+        return fail
 
     return model, release

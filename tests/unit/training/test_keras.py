@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, FailedPrecondition, ModelError
 from headrace.runtimes.registry import RuntimeOptions, load
 from headrace.stream.block import Block
 from headrace.stream.features import Features
 from headrace.stream.schema import Field, Schema
+from headrace.training import keras_release
 from headrace.training.keras import Embedded, KerasModel, inputs_of, keras, load_build
+from headrace.training.publishing import Publisher, Training
 
 SCHEMA = Schema(
     fields=(
@@ -206,3 +208,31 @@ def test_the_function_is_imported_from_the_users_file(tmp_path: Path) -> None:
     file.write_text("1 / 0\n")
     with pytest.raises(ConfigError, match="cannot be run: ZeroDivisionError"):
         load_build(str(file))
+
+
+def test_weights_that_are_no_numbers_are_not_written(tmp_path: Path) -> None:
+    model = KerasModel(network, FEATURES)
+    model.model.trainable_variables[0].assign(np.full((1000, 8), np.nan, np.float32))
+    with pytest.raises(ModelError, match="embeddings holds a weight that is no finite number"):
+        model.write(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_version_that_cannot_be_written_is_told_where_others_are(tmp_path: Path) -> None:
+    """And not where learning would end by it."""
+    file = tmp_path / "clicks.py"
+    file.write_text(
+        "import keras\nfrom headrace.training.keras import inputs_of\n\n\ndef build(schema):\n"
+        "    inputs = inputs_of(schema)\n"
+        "    return keras.Model(inputs, keras.layers.Dense(1, activation='sigmoid')(inputs['age']))\n"
+    )
+    (tmp_path / "taken").write_text("a file")
+    model, release = keras_release.build(str(file), FEATURES, 0, Publisher(tmp_path / "taken"))
+    assert release is not None
+    write = release(Training(rows=1))
+    with pytest.raises(FailedPrecondition, match="no version can be published"):
+        write()
+    model, release = keras_release.build(str(file), FEATURES, 0, Publisher(tmp_path / "clicks", keep=1))
+    assert release is not None
+    assert [release(Training(rows=rows))().deleted for rows in (1, 2)] == [(), (1,)]
+    model.learn(block(0))
