@@ -245,6 +245,7 @@ class _Cutter:
         self._rows = 0
         self._first_row = 0
         self._due: float | None = None
+        self._dry = False
 
     def blocks(self) -> Iterator[Block]:
         """Read to the end."""
@@ -252,7 +253,8 @@ class _Cutter:
             while self._read():
                 while self._rows >= self._settings.batch_rows:
                     yield from self._block(self._settings.batch_rows)
-                if self._due is not None and time.monotonic() >= self._due:
+                # Only when no bytes wait: a slow learner is no slow stream, and its Blocks stay whole.
+                if self._dry and self._due is not None and time.monotonic() >= self._due:
                     yield from self._block(self._rows)
         except StreamError:
             yield from self._block(self._rows)
@@ -269,6 +271,7 @@ class _Cutter:
         """Wait for bytes, and take them; False at the end of the stream."""
         timeout = None if self._due is None else max(0.0, self._due - time.monotonic())
         count = self._source.read(self._parser.room(), timeout)
+        self._dry = count is None
         if count is None:
             return True
         if count == 0:

@@ -200,8 +200,9 @@ class Trainer:
                 return "end"
             if most is not None and block.first_row + len(block) > most:
                 block = block.part(0, most - block.first_row)
-            self._say(self._learner.take(block))
+            closed = self._learner.take(block)
             progress = self.progress
+            self._say(closed, progress)
             for observer in self._observers:
                 observer.moved(progress)
             mark = Mark(progress.rows, progress.seconds)
@@ -213,6 +214,7 @@ class Trainer:
 
     def _end(self, stopped: str, writers: ThreadPoolExecutor) -> None:
         """Publish and save all that was learnt; a model that has diverged stays as it was saved last."""
+        ended = self.progress
         self._await_version()
         if stopped == "diverged":
             return
@@ -225,7 +227,7 @@ class Trainer:
         if self._learner.position.rows > self._checkpointed.rows:
             self._save()
         if over:
-            self._say(self._learner.finish())
+            self._say(self._learner.finish(), ended._replace(versions=tuple(self._versions)))
         if late:
             self._publish(writers)
             self._await_version()
@@ -295,10 +297,12 @@ class Trainer:
         for observer in self._observers:
             observer.failed(self._failures[what])
 
-    def _say(self, windows: Sequence[Window]) -> None:
+    def _say(self, windows: Sequence[Window], progress: Progress) -> None:
+        """Tell of windows that were closed by the same block."""
+        if not windows:
+            return
+        pace = Pace.between(self._windowed, progress)
+        self._windowed = progress
         for window in windows:
-            progress = self.progress
-            pace = Pace.between(self._windowed, progress)
-            self._windowed = progress
             for observer in self._observers:
                 observer.closed(window, pace, progress)
