@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import numba
 
-from headrace.ctr.updates import FAST
+from headrace.ctr.compiling import PART
+from headrace.ctr.memory import one_by_one, read, write
 
 
-@numba.njit(forceinline=True, fastmath=FAST)
+@numba.njit(**PART)
 def towards(shape, room):  # type: ignore[no-untyped-def]
     """A field is drawn towards the embeddings that the others have for it; its own for itself stay zero."""
     fields, factors, width = shape.fields, shape.factors, shape.width
     for field in range(fields):
         for other in range(fields):
+            one_by_one()
             if field != other:
+                here, there = field * width + other * factors, other * width + field * factors
                 for factor in range(factors):
-                    room.towards[field * width + other * factors + factor] = room.pooled[
-                        other * width + field * factors + factor
-                    ]
+                    write(room.towards, here + factor, read(room.pooled, there + factor))

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import numba
+import numpy as np
 
-from headrace.ctr.updates import FAST
+from headrace.ctr.compiling import PART
+from headrace.ctr.memory import one_by_one, read, write
+
+_ZERO = np.float32(0)
 
 
-@numba.njit(forceinline=True, fastmath=FAST)
+@numba.njit(**PART)
 def towards(shape, room):  # type: ignore[no-untyped-def]
     """A field is drawn towards the sum of the other fields' embeddings."""
-    fields, factors = shape.fields, shape.factors
+    factors = shape.factors
     for factor in range(factors):
-        total = room.pooled[factor]
-        for field in range(1, fields):
-            total += room.pooled[field * factors + factor]
-        for field in range(fields):
+        write(room.columns, factor, _ZERO)
+    for field in range(shape.fields):
+        one_by_one()
+        for factor in range(factors):
+            total = read(room.columns, factor) + read(room.pooled, field * factors + factor)
+            write(room.columns, factor, total)
+    for field in range(shape.fields):
+        one_by_one()
+        for factor in range(factors):
             place = field * factors + factor
-            room.towards[place] = total - room.pooled[place]
+            write(room.towards, place, read(room.columns, factor) - read(room.pooled, place))

@@ -9,12 +9,14 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from headrace.ctr.updates import FAST, move
+from headrace.ctr.compiling import PART
+from headrace.ctr.memory import one_by_one, read, write
+from headrace.ctr.updates import move
 
 _ZERO = np.float32(0)
 
 
-@numba.njit(forceinline=True, fastmath=FAST)
+@numba.njit(**PART)
 def towards(shape, room, pairs):  # type: ignore[no-untyped-def]
     """A field is drawn towards the other fields' embeddings, each times the pair's weight.
 
@@ -22,27 +24,47 @@ def towards(shape, room, pairs):  # type: ignore[no-untyped-def]
     """
     fields, factors = shape.fields, shape.factors
     for field in range(fields):
+        one_by_one()
         for factor in range(factors):
-            room.columns[factor * fields + field] = room.pooled[field * factors + factor]
+            write(room.columns, factor * fields + field, read(room.pooled, field * factors + factor))
     for field in range(fields):
-        for factor in range(factors):
-            room.towards[field * factors + factor] = _ZERO
-        for other in range(fields):
-            room.products[field * fields + other] = _ZERO
-        for factor in range(factors):
-            value = room.pooled[field * factors + factor]
-            for other in range(fields):
-                room.products[field * fields + other] += value * room.columns[factor * fields + other]
-        room.products[field * fields + field] = _ZERO
-        for other in range(fields):
-            weight = pairs[0, field * fields + other]
-            for factor in range(factors):
-                room.towards[field * factors + factor] += weight * room.pooled[other * factors + factor]
+        one_by_one()
+        _weigh(shape, room, pairs, field)
+        _multiply(shape, room, field)
 
 
-@numba.njit(forceinline=True, fastmath=FAST)
+@numba.njit(**PART)
+def _weigh(shape, room, pairs, field):  # type: ignore[no-untyped-def]
+    fields, factors = shape.fields, shape.factors
+    first = field * factors
+    for factor in range(factors):
+        write(room.towards, first + factor, _ZERO)
+    for other in range(fields):
+        one_by_one()
+        weight = read(pairs, (0, field * fields + other))
+        for factor in range(factors):
+            drawn = weight * read(room.pooled, other * factors + factor)
+            write(room.towards, first + factor, read(room.towards, first + factor) + drawn)
+
+
+@numba.njit(**PART)
+def _multiply(shape, room, field):  # type: ignore[no-untyped-def]
+    fields, factors = shape.fields, shape.factors
+    first = field * fields
+    for other in range(fields):
+        write(room.products, first + other, _ZERO)
+    for factor in range(factors):
+        one_by_one()
+        value = read(room.pooled, field * factors + factor)
+        for other in range(fields):
+            product = value * read(room.columns, factor * fields + other)
+            write(room.products, first + other, read(room.products, first + other) + product)
+    write(room.products, first + field, _ZERO)
+
+
+@numba.njit(**PART)
 def update_pairs(shape, rule, pairs, room, error):  # type: ignore[no-untyped-def]
     """Move the weights of all pairs; those of a field with itself are zero and stay so."""
     size = shape.fields * shape.fields
     for place in range(size):
-        move(shape.embedding_code, rule, pairs, (0, size, place), error * room.products[place])
+        move(shape.embedding_code, rule, pairs, (0, size, place), error * read(room.products, place))

@@ -13,10 +13,11 @@ from typing import NamedTuple
 import numba
 
 from headrace.ctr import ffm, fm, fwfm
+from headrace.ctr.compiling import KERNEL, PART
 from headrace.ctr.linear import dense_sum, linear_sum, sigmoid, update_dense, update_linear
 from headrace.ctr.pooling import count_values, half_dot, pool, prefetch_rows, update_rows
 from headrace.ctr.tables import Table
-from headrace.ctr.updates import FAST, Rule, move
+from headrace.ctr.updates import Rule, move
 from headrace.ctr.work import FM, FWFM, LR, Shape, Work
 from headrace.tensors import Array
 
@@ -57,7 +58,7 @@ PredictKernel = Callable[[Work, Served, Array], None]
 LearnKernel = Callable[[Work, Served, Rules, Array], None]
 
 
-@numba.njit(forceinline=True, fastmath=FAST)
+@numba.njit(**PART)
 def _prefetch(shape, work, served, row):  # type: ignore[no-untyped-def]
     indices, last = work.rows.indices, work.rows.indices.shape[0] - 1
     coming = min(row + _AHEAD, last)
@@ -68,7 +69,7 @@ def _prefetch(shape, work, served, row):  # type: ignore[no-untyped-def]
         prefetch_rows(values, indices, coming, values.shape[1])
 
 
-@numba.njit(forceinline=True, fastmath=FAST)
+@numba.njit(**PART)
 def _logit(shape, work, served, row):  # type: ignore[no-untyped-def]
     if not shape.single:
         count_values(shape, work, row)
@@ -86,7 +87,7 @@ def _logit(shape, work, served, row):  # type: ignore[no-untyped-def]
     return logit
 
 
-@numba.njit(forceinline=True, fastmath=FAST)
+@numba.njit(**PART)
 def _update(shape, work, served, rules, row, error):  # type: ignore[no-untyped-def]
     move(shape.linear_code, rules.bias, served.bias, (0, 1, 0), error)
     update_dense(shape, rules.linear, served.dense, work.rows.dense, row, error)
@@ -101,7 +102,7 @@ def _update(shape, work, served, rules, row, error):  # type: ignore[no-untyped-
 def predictor(shape: Shape) -> PredictKernel:
     """The kernel that writes the logits of rows."""
 
-    @numba.njit(cache=True, nogil=True, fastmath=FAST, error_model="numpy")
+    @numba.njit(**KERNEL)
     def predict(work, served, logits):  # type: ignore[no-untyped-def]
         for row in range(work.rows.indices.shape[0]):
             _prefetch(shape, work, served, row)
@@ -114,7 +115,7 @@ def predictor(shape: Shape) -> PredictKernel:
 def learner(shape: Shape) -> LearnKernel:
     """The kernel that predicts each row, writes the probability, and learns from it at once."""
 
-    @numba.njit(cache=True, nogil=True, fastmath=FAST, error_model="numpy")
+    @numba.njit(**KERNEL)
     def learn(work, served, rules, probabilities):  # type: ignore[no-untyped-def]
         labels, weights = work.rows.labels, work.rows.weights
         for row in range(work.rows.indices.shape[0]):

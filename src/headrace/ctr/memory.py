@@ -1,15 +1,15 @@
-"""How kernels meet memory: arrays begin on a cache line, rows are asked for before they are used."""
+"""How kernels meet memory: arrays on cache lines, rows asked for early, elements without questions."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
+from numba.extending import intrinsic as _typed_intrinsic
 from numba.np import arrayobj
 
 from headrace.tensors import Array
@@ -21,6 +21,8 @@ LINE_FLOATS = LINE_BYTES // 4
 """The float32 numbers in it."""
 
 _WRITE, _KEEP, _DATA = 1, 3, 1  # llvm.prefetch: will be written, keep in all caches, data
+
+_intrinsic: Any = _typed_intrinsic  # its own types want all arguments at every call, also the typing context
 
 
 def aligned_zeros(shape: tuple[int, ...]) -> Array:
@@ -41,32 +43,77 @@ def fixed(array: Array) -> Array:
     return view
 
 
-if TYPE_CHECKING:
+@_intrinsic
+def read(_typing: Any, array: Any, place: Any) -> Any:
+    """An element of a C-contiguous array.
 
-    def prefetch(array: Array, row: int, column: int) -> None:
-        """Ask for the cache line of ``array[row, column]``, which is about to be changed; C-contiguous."""
+    ``array[place]`` would first ask whether the place counts from the end: LLVM then no longer sees that
+    elements lie side by side, and gathers them one by one where a vector could be loaded.
 
-else:
+    Args:
+        array: Of one dimension or two.
+        place: The number of the element, or the row and the column.
+    """
 
-    @intrinsic
-    def prefetch(_context, array, row, column):
-        """Ask for the cache line of ``array[row, column]``, which is about to be changed; C-contiguous."""
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.load(_pointer(context, builder, signature.args[:2], arguments[:2]))
 
-        def generate(context, builder, signature, arguments):
-            taken = arrayobj.make_array(signature.args[0])(context, builder, arguments[0])
-            width = cgutils.unpack_tuple(builder, taken.shape, 2)[1]
-            row_number, column_number = (
-                context.cast(builder, value, kind, types.intp)
-                for value, kind in zip(arguments[1:], signature.args[1:], strict=True)
-            )
-            place = builder.add(builder.mul(row_number, width), column_number)
-            byte = ir.PointerType(ir.IntType(8))
-            number = ir.IntType(32)
-            function = builder.module.declare_intrinsic(
-                "llvm.prefetch", [byte], ir.FunctionType(ir.VoidType(), [byte, number, number, number])
-            )
-            hints = [ir.Constant(number, value) for value in (_WRITE, _KEEP, _DATA)]
-            builder.call(function, [builder.bitcast(builder.gep(taken.data, [place]), byte), *hints])
-            return context.get_dummy_value()
+    return array.dtype(array, place), generate
 
-        return types.void(array, row, column), generate
+
+@_intrinsic
+def write(_typing: Any, array: Any, place: Any, value: Any) -> Any:
+    """Set an element of a C-contiguous array; see ``read``."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        builder.store(arguments[2], _pointer(context, builder, signature.args[:2], arguments[:2]))
+        return context.get_dummy_value()
+
+    return types.void(array, place, array.dtype), generate
+
+
+@_intrinsic
+def prefetch(_typing: Any, array: Any, place: Any) -> Any:
+    """Ask for the cache line of an element that is about to be changed; see ``read``."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        byte, number = ir.PointerType(ir.IntType(8)), ir.IntType(32)
+        function = builder.module.declare_intrinsic(
+            "llvm.prefetch", [byte], ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+        )
+        pointer = builder.bitcast(_pointer(context, builder, signature.args, arguments), byte)
+        hints = [ir.Constant(number, value) for value in (_WRITE, _KEEP, _DATA)]
+        builder.call(function, [pointer, *hints])
+        return context.get_dummy_value()
+
+    return types.void(array, place), generate
+
+
+@_intrinsic
+def one_by_one(_typing: Any) -> Any:
+    """Keep the rounds of the loop around it apart: vectors are made of what one round does.
+
+    A short loop inside is unrolled first; then LLVM would rather gather and scatter across the rounds of the
+    outer one, which is slower by far than the few whole vectors of each round. It is an assembler instruction
+    of no length, which no vector can have.
+    """
+
+    def generate(context: Any, builder: Any, _signature: Any, _arguments: Any) -> Any:
+        builder.asm(ir.FunctionType(ir.VoidType(), []), "", "", [], side_effect=True)
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+def _pointer(context: Any, builder: Any, kinds: Any, arguments: Any) -> Any:
+    array = arrayobj.make_array(kinds[0])(context, builder, arguments[0])
+    if isinstance(kinds[1], types.BaseTuple):
+        row, column = (
+            context.cast(builder, part, kind, types.intp)
+            for part, kind in zip(cgutils.unpack_tuple(builder, arguments[1]), kinds[1], strict=True)
+        )
+        width = cgutils.unpack_tuple(builder, array.shape)[1]
+        place = builder.add(builder.mul(row, width, flags=["nsw"]), column, flags=["nsw"])
+    else:
+        place = context.cast(builder, arguments[1], kinds[1], types.intp)
+    return builder.gep(array.data, [place], inbounds=True)

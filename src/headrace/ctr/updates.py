@@ -13,10 +13,9 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
+from headrace.ctr.compiling import PART
+from headrace.ctr.memory import read, write
 from headrace.ctr.settings import Optimizer
-
-FAST = {"contract", "reassoc", "nsz", "arcp", "afn"}
-"""What compilers may do to floating-point numbers here; NaN and infinity stay what they are."""
 
 SGD, ADAGRAD, ADAGRAD_POWER, FTRL = range(4)
 """The codes of rules; Adagrad with the power 0.5, a square root, is one of its own."""
@@ -57,7 +56,7 @@ def fresh_state(optimizer: Optimizer) -> tuple[float, ...]:
     return {"sgd": (), "adagrad": (optimizer.initial,), "ftrl": (0.0, optimizer.initial)}[optimizer.kind]
 
 
-@numba.njit(forceinline=True, fastmath=FAST)
+@numba.njit(**PART)
 def move(code, rule, values, place, gradient):  # type: ignore[no-untyped-def]
     """Move one weight of a learning table against its gradient.
 
@@ -69,37 +68,34 @@ def move(code, rule, values, place, gradient):  # type: ignore[no-untyped-def]
         gradient: The loss's derivative by the weight: float32.
     """
     row, width, column = place
-    weight = values[row, column]
     if code == FTRL:
         _move_ftrl(rule, values, place, gradient)
         return
+    weight = read(values, (row, column))
     gradient += rule.l2 * weight
     if code == SGD:
-        values[row, column] = weight - rule.learning_rate * gradient
+        step = gradient
     else:
-        total = values[row, width + column] + gradient * gradient
-        values[row, width + column] = total
+        total = read(values, (row, width + column)) + gradient * gradient
+        write(values, (row, width + column), total)
         if code == ADAGRAD:
             step = gradient / np.float32(math.sqrt(total + _TINY))
         else:
             step = gradient / (total + _TINY) ** rule.power
-        values[row, column] = weight - rule.learning_rate * step
+    write(values, (row, column), weight - rule.learning_rate * step)
 
 
-@numba.njit(forceinline=True, fastmath=FAST)
+@numba.njit(**PART)
 def _move_ftrl(rule, values, place, gradient):  # type: ignore[no-untyped-def]
     """McMahan's per-coordinate FTRL-proximal; behind the weight are z, then the sum of squares n."""
     row, width, column = place
-    before = values[row, 2 * width + column]
+    before = read(values, (row, 2 * width + column))
     after = before + gradient * gradient
     root = np.float32(math.sqrt(after))
     sigma = (root - np.float32(math.sqrt(before))) / rule.learning_rate
-    pull = values[row, width + column] + gradient - sigma * values[row, column]
-    values[row, 2 * width + column] = after
-    values[row, width + column] = pull
-    beyond = abs(pull) - rule.l1
-    if beyond <= _ZERO:
-        values[row, column] = _ZERO
-    else:
-        stiffness = root / rule.learning_rate + rule.l2
-        values[row, column] = -math.copysign(beyond, pull) / (stiffness + _TINY)
+    pull = read(values, (row, width + column)) + gradient - sigma * read(values, (row, column))
+    write(values, (row, 2 * width + column), after)
+    write(values, (row, width + column), pull)
+    beyond = max(abs(pull) - rule.l1, _ZERO)
+    stiffness = root / rule.learning_rate + rule.l2
+    write(values, (row, column), -math.copysign(beyond, pull) / (stiffness + _TINY))
