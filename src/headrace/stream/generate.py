@@ -141,9 +141,16 @@ class _Category(NamedTuple):
 
 
 class _Scale(NamedTuple):
-    """What makes the parts of the logit as strong as the shape says: factors, and what is added."""
+    """What makes the parts of the logit as strong as the shape says, and the clicks as many as are wanted.
 
-    factors: tuple[float, float, float]
+    Attributes:
+        factors: What each part is multiplied by: ``[3]``.
+        means: The means of the parts before any turn, and after a quarter: ``[1 or 2, 3]``.
+        intercept: What is added.
+    """
+
+    factors: Array
+    means: Array
     intercept: float
 
 
@@ -236,42 +243,53 @@ class _Source:
 
     def calibrate(self) -> _Scale:
         """Measure the parts of the logit on the first rows; give what makes them as strong as wanted."""
-        _, _, parts = self._features(0, _CALIBRATION_ROWS)
-        factors = [
-            spread / deviation if (deviation := float(part.std())) > 0.0 else 0.0
-            for part, spread in zip(parts, self._shape.spreads, strict=True)
-        ]
-        logits = sum(part * factor for part, factor in zip(parts, factors, strict=True))
+        # What turns is its value at no turn and that at a quarter, mixed: two measurements tell all others.
+        angles = (0.0, math.pi / 2) if self._settings.drift else (0.0,)
+        measured = [self._features(0, np.full(_CALIBRATION_ROWS, angle))[2] for angle in angles]
+        means = np.array([parts.mean(axis=1) for parts in measured])
+        spreads = np.sqrt(np.mean([parts.var(axis=1) for parts in measured], axis=0))
+        factors = np.divide(self._shape.spreads, spreads, out=np.zeros(3), where=spreads > 0.0)
+        logits = factors @ (measured[0] - means[0][:, None])
         low, high = -30.0, 30.0
         for _ in range(60):
             middle = (low + high) / 2
             rate = float(np.mean(1.0 / (1.0 + np.exp(-logits - middle))))
             low, high = (middle, high) if rate < self._settings.base_rate else (low, middle)
-        return _Scale((factors[0], factors[1], factors[2]), (low + high) / 2)
+        return _Scale(factors, means, (low + high) / 2)
 
     def columns(self, first: int, rows: int, scale: _Scale) -> list[Array]:
         """The columns of some rows, in the order of the schema."""
-        categorical, dense, parts = self._features(first, rows)
-        logits = sum(part * factor for part, factor in zip(parts, scale.factors, strict=True))
+        angles = np.arange(first, first + rows) * (2 * math.pi * self._settings.drift / _DRIFT_ROWS)
+        categorical, dense, parts = self._features(first, angles)
+        if self._settings.drift:
+            # However effects turn, the clicks stay about as many.
+            centres = np.cos(angles) * scale.means[0][:2, None] + np.sin(angles) * scale.means[1][:2, None]
+            parts[:2] -= centres
+            parts[2] -= scale.means[0][2]
+        else:
+            parts -= scale.means[0][:, None]
+        logits = scale.factors @ parts + scale.intercept
         truth, labels = np.empty(rows, np.float32), np.empty(rows, np.int8)
-        kernels.draw_labels(self._key("label"), first, logits + scale.intercept, truth, labels)
+        kernels.draw_labels(self._key("label"), first, logits, truth, labels)
         seconds = np.arange(first, first + rows, dtype=np.float64) / self._settings.rows_per_second
         timestamps = _START_MICROSECONDS + (seconds * 1e6).astype(np.int64)
         return [labels, timestamps, truth, *categorical, *dense]
 
-    def _features(self, first: int, rows: int) -> tuple[list[Array], list[Array], Array]:
+    def _features(self, first: int, angles: Array) -> tuple[list[Array], list[Array], Array]:
         """Categorical columns, dense columns, and the parts of the logit: float64 ``[3, rows]``."""
+        rows = len(angles)
         parts = np.zeros((3, rows))
-        turns = self._turns(first, rows)
+        turning = np.stack([np.cos(angles), np.sin(angles)])
+        resting = np.stack([np.ones(rows), np.zeros(rows)])
         vectors: dict[int, Array] = {}
         written = []
         for one in self._categories:
             ranks, identities = self._drawn(one, first, rows)
-            kernels.add_effects(self._key("effect", one.number), ranks, identities, turns[0], parts[0])
+            kernels.add_effects(self._key("effect", one.number), ranks, identities, turning, parts[0])
             if one.number in self._interacting:
                 vectors[one.number] = np.empty((kernels.LATENT_FACTORS, rows))
                 # Two vectors that turn alike keep their product: those of contexts turn, the others rest.
-                turn = turns[0] if one.context else turns[1]
+                turn = turning if one.context else resting
                 key = self._key("vector", one.number)
                 kernels.hidden_vectors(key, ranks, identities, turn, vectors[one.number])
             written.append(self._written(one, identities))
@@ -279,12 +297,6 @@ class _Source:
             # Both signs: products that all add up would be those of plain factorization machines.
             kernels.add_products(vectors[left], vectors[right], -1.0 if number % 3 == 2 else 1.0, parts[1])
         return written, self._dense(first, rows, parts[2]), parts
-
-    def _turns(self, first: int, rows: int) -> tuple[Array, Array]:
-        angle = np.arange(first, first + rows) * (2 * math.pi * self._settings.drift / _DRIFT_ROWS)
-        turning = np.stack([np.cos(angle), np.sin(angle)])
-        resting = np.stack([np.ones(rows), np.zeros(rows)])
-        return turning, resting
 
     def _drawn(self, one: _Category, first: int, rows: int) -> tuple[Array, Array]:
         ranks = np.empty(rows, np.int64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
 import time
@@ -53,6 +54,7 @@ def write_stream(file: BinaryIO, schema: pa.Schema, batches: Iterable[pa.RecordB
             told(rows)
     except HeadraceError:
         file.write(_MESSAGE_FOLLOWS)
+        file.flush()
         raise
     writer.close()
     file.flush()
@@ -73,7 +75,7 @@ def open_output(path: Path | None) -> Iterator[BinaryIO]:
             yield file
         return
     if path.exists() and not path.is_file():  # A named pipe or a device: nothing to rename.
-        with path.open("wb", buffering=BUFFER_BYTES) as file:
+        with _unbroken(path) as file:
             yield file
         return
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
@@ -96,15 +98,20 @@ def _standard_output() -> Iterator[BinaryIO]:
             "standard output is a terminal, and a stream is binary: it would garble the screen; "
             "pipe it (… | headrace stream inspect) or name a file (--out rows.arrows)"
         )
-    # A descriptor of its own: closing it after a broken pipe cannot spoil the interpreter's exit.
-    file = open(os.dup(sys.stdout.fileno()), "wb", buffering=BUFFER_BYTES)  # noqa: SIM115 - closed below, with care
-    try:
+    with _unbroken(os.dup(sys.stdout.fileno())) as file:
         yield file
-        file.close()
-    except BaseException:
-        with contextlib.suppress(OSError):
-            file.close()
-        raise
+
+
+@contextlib.contextmanager
+def _unbroken(where: Path | int) -> Iterator[BinaryIO]:
+    """Write to what may be a pipe: whoever reads it may have gone, or have stopped reading for good."""
+    raw = io.FileIO(where, "wb")
+    try:
+        file = io.BufferedWriter(raw, BUFFER_BYTES)
+        yield file
+        file.flush()
+    finally:
+        raw.close()  # Below the buffer: what could not be written must not be tried again.
 
 
 class ProgressLine:

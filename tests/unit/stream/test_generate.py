@@ -113,6 +113,16 @@ def test_drift_turns_effects_and_replaces_categories() -> None:
     assert np.isin(column(late, "c4"), column(early, "c4")).mean() < 0.9
 
 
+@every_shape
+def test_the_base_rate_stays_about_the_same_however_effects_turn(shape: ShapeName) -> None:
+    drifting = GeneratorSettings(rows=20_000, seed=1, shape=shape, drift=1.0)
+    rates = [
+        column(table(replace(drifting, from_row=at)), "truth").mean() for at in range(0, 1_000_000, 125_000)
+    ]
+    assert min(rates) > 0.14
+    assert max(rates) < 0.28
+
+
 def test_timestamps_advance_as_fast_as_asked() -> None:
     rows = table(replace(SMALL, rows_per_second=100.0, from_row=200, rows=101))
     times = rows["timestamp"].cast(pa.int64()).to_numpy()
