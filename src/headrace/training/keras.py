@@ -95,9 +95,8 @@ class Embedded(keras.layers.Layer):  # type: ignore[misc]  # Keras ships no type
         """
         super().__init__(**settings)
         self._mean = field.pooling == "mean"
-        self._embedding = keras.layers.Embedding(
-            field.buckets, factors, embeddings_initializer=keras.initializers.RandomNormal(stddev=0.01)
-        )
+        normal = keras.initializers.RandomNormal(stddev=0.01)
+        self._table = self.add_weight((field.buckets, factors), initializer=normal, name="embeddings")
 
     def call(self, numbers: _Tensor) -> _Tensor:
         """Embed a field; called by Keras.
@@ -106,10 +105,18 @@ class Embedded(keras.layers.Layer):  # type: ignore[misc]  # Keras ships no type
             numbers: ``[rows]`` or ``[rows, values]``.
         """
         if len(numbers.shape) == 1:
-            return self._embedding(numbers)
+            return self._rows(numbers)
         there = keras.ops.cast(numbers >= 0, "float32")[..., None]
-        total = keras.ops.sum(self._embedding(keras.ops.maximum(numbers, 0)) * there, axis=1)
+        total = keras.ops.sum(self._rows(keras.ops.maximum(numbers, 0)) * there, axis=1)
         return total / keras.ops.maximum(keras.ops.sum(there, axis=1), 1) if self._mean else total
+
+    def compute_output_shape(self, shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
+        """The shape that the layer gives; called by Keras."""
+        return (shape[0], self._table.shape[1])
+
+    def _rows(self, numbers: _Tensor) -> _Tensor:
+        # Keras' own layer reads the whole table, which is a copy of it where an optimizer writes rows.
+        return self._table.value.sparse_read(numbers)
 
 
 class KerasModel:
@@ -233,9 +240,7 @@ class KerasModel:
             ) from error
         if shape not in ((1,), (1, 1)):
             raise ConfigError(f"keras: expected one probability a row, [rows, 1], got {list(shape)}")
-        self._twice = any(
-            "training" in inspect.signature(layer.call).parameters for layer in _leaves(self.model)
-        )
+        self._twice = any(map(_learns_otherwise, _leaves(self.model)))
 
     def _probabilities(self, inputs: Mapping[str, _Tensor]) -> _Tensor:
         return tensorflow.reshape(self.model(inputs, training=False), [-1])
@@ -274,6 +279,13 @@ def _refuse_exact(features: Features) -> None:
         raise ConfigError(
             f'keras: {", ".join(exact)}: exact tables belong to headrace\'s own models; use keys = "hash"'
         )
+
+
+def _learns_otherwise(layer: _Model) -> bool:
+    """Whether a layer may answer otherwise when it learns; these only do with eight-bit floats."""
+    if isinstance(layer, (keras.layers.Dense, keras.layers.EinsumDense)):
+        return False
+    return "training" in inspect.signature(layer.call).parameters
 
 
 def _leaves(layer: _Model) -> Iterator[_Model]:

@@ -50,9 +50,10 @@ class LazyAdam(keras.optimizers.Adam):  # type: ignore[misc]  # Keras ships no t
         index = self._get_variable_index(variable)
         first, second = self._momentums[index], self._velocities[index]
         step = tensorflow.cast(self.iterations + 1, variable.dtype)
-        moment = tensorflow.gather(first, rows)
+        # Only some rows are read: once rows have been written, reading a whole variable copies it.
+        moment = _variable(first).sparse_read(rows)
         moment += (total - moment) * (1 - self.beta_1)
-        velocity = tensorflow.gather(second, rows)
+        velocity = _variable(second).sparse_read(rows)
         velocity += (tensorflow.square(total) - velocity) * (1 - self.beta_2)
         factor = tensorflow.sqrt(1 - self.beta_2**step) / (1 - self.beta_1**step)
         move = tensorflow.cast(learning_rate, variable.dtype) * factor
@@ -60,3 +61,8 @@ class LazyAdam(keras.optimizers.Adam):  # type: ignore[misc]  # Keras ships no t
         for target, values in ((first, moment), (second, velocity)):
             self.assign(target, tensorflow.IndexedSlices(values, rows))
         self.assign_sub(variable, tensorflow.IndexedSlices(change, rows))
+
+
+def _variable(variable: _Variable) -> _Variable:
+    """TensorFlow's own variable, of Keras' or of itself."""
+    return variable.value if isinstance(variable, keras.Variable) else variable
