@@ -142,6 +142,7 @@ class _Runner:
     model: LearningModel
     tally: Tally
     seconds: float = 0.0
+    timed_rows: int = 0
 
     def take(self, block: Block) -> None:
         rows = self.configuration.settings.batch_rows
@@ -149,7 +150,9 @@ class _Runner:
             part = block.part(start, min(start + rows, len(block)))
             started = time.perf_counter()
             predictions = np.array(self.model.learn(part))
-            self.seconds += time.perf_counter() - started
+            if self.tally.sums[0, 0]:  # the first batch may compile kernels
+                self.seconds += time.perf_counter() - started
+                self.timed_rows += len(part)
             if not np.isfinite(predictions).all():
                 predictions = np.nan_to_num(predictions, nan=0.5)  # diverged: as good as no model
             scored = Scored(predictions, part.labels, part.weights, part.truth, np.zeros((0, len(part))))
@@ -206,13 +209,14 @@ class Search:
             numbers = np.arange(LATENCY_ROWS) % len(self._last)
             indices, dense = self._last.indices[numbers], self._last.dense[numbers]
             scorer = zoo.scorer(settings, self._features, weights)
+            scorer.predict(indices, dense)  # may compile kernels
             times = []
             for _ in range(_LATENCY_CALLS):
                 started = time.perf_counter()
                 scorer.predict(indices, dense)
                 times.append(time.perf_counter() - started)
             latency_ms = statistics.median(times) * 1e3
-        pace = self.rows / max(runner.seconds, 1e-9)
+        pace = runner.timed_rows / max(runner.seconds, 1e-9)
         out = why_out(self._gates, size_mb, latency_ms)
         return Result(runner.configuration, runner.tally.score(0), pace, size_mb, latency_ms, out)
 

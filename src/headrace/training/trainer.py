@@ -201,6 +201,8 @@ class Trainer:
             if most is not None and block.first_row + len(block) > most:
                 block = block.part(0, most - block.first_row)
             closed = self._learner.take(block)
+            if self._writing is not None and self._writing[0].done():
+                self._await_version()
             progress = self.progress
             self._say(closed, progress)
             for observer in self._observers:
