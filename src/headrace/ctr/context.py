@@ -15,8 +15,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from headrace.ctr.context_kernels import Prepared, Rows, Sizes, score, scratch_size
+from headrace.ctr.context_kernels import score, scratch_size
+from headrace.ctr.context_parts import Prepared, Rows, Sizes
 from headrace.ctr.interactions import crossing
+from headrace.ctr.memory import fixed
 from headrace.ctr.model import Weights
 from headrace.ctr.settings import DEEP, KINDS, ModelSettings
 from headrace.ctr.tables import Table
@@ -54,13 +56,6 @@ def _plain(table: Table) -> Table:
     """The same memory as a plain array of one dimension: kernels know no mapped ones."""
     values = np.asarray(table.values)
     return Table(fixed(values.reshape(-1)), fixed(np.asarray(table.scales)), int(table.shift))
-
-
-def fixed(array: Array) -> Array:
-    """A C-contiguous view that nobody writes to: kernels are then compiled for one type of array only."""
-    view = np.ascontiguousarray(array).view()
-    view.flags.writeable = False
-    return view
 
 
 def _alone(settings: ModelSettings, features: Features, dense: Mapping[str, Array]) -> Array:

@@ -110,6 +110,25 @@ def write(_typing: Any, array: Any, place: Any, value: Any) -> Any:
     return types.void(array, types.intp, array.dtype), generate
 
 
+@_intrinsic
+def ask(_typing: Any, array: Any, place: Any) -> Any:
+    """Ask for the cache line of an element of an array of one dimension, which will be read soon."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        word, byte = ir.IntType(32), cgutils.voidptr_t
+        insert: Any = cgutils.get_or_insert_function
+        kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
+        address = builder.bitcast(builder.gep(data, [arguments[1]]), byte)
+        for_reading, keep, data_cache = (ir.Constant(word, value) for value in (0, 3, 1))
+        builder.call(
+            insert(builder.module, kind, "llvm.prefetch.p0"), [address, for_reading, keep, data_cache]
+        )
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp), generate
+
+
 def _make_block(rows: int) -> Any:
     """Make the product of so many rows with one panel: ``y = relu?(y + x @ panel)``."""
 

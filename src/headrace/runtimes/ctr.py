@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
-import numba
 import numpy as np
 
 from headrace.ctr.context import GroupedScorer
 from headrace.ctr.files import read_model
+from headrace.ctr.joined_inputs import Joined, join
 from headrace.ctr.model import Weights
 from headrace.errors import ConfigError, InvalidRequest, LoadError
 from headrace.runtimes.options import RuntimeOptions
@@ -134,8 +133,8 @@ class CtrServable:
         rows = len(next(iter(inputs.values())))
         indices = np.empty((rows, features.slots), np.uint32)
         dense = np.empty((rows, features.dense_width), np.float32)
-        wrong = _join(
-            _Joined(
+        wrong = join(
+            Joined(
                 _whole(inputs.get("context"), rows, _BUCKET),
                 _whole(inputs.get("candidate"), rows, _BUCKET),
                 _whole(inputs.get("context_dense"), rows, _FLOAT),
@@ -201,57 +200,9 @@ def _joined_inputs(features: Features) -> tuple[TensorSpec, ...]:
     return tuple(spec for spec in specs if spec.shape != (0,))
 
 
-# ---- Joined inputs ----
-
-
-class _Joined(NamedTuple):
-    """The inputs of ``rows``, as the kernel takes them."""
-
-    context: Array
-    candidate: Array
-    context_dense: Array
-    candidate_dense: Array
-
-
 def _whole(array: Array | None, rows: int, dtype: np.dtype[np.generic]) -> Array:
     if array is None:
         array = np.empty((rows, 0), dtype)
     array = array.view()
     array.flags.writeable = False  # the kernel is compiled for one type of array only
     return array
-
-
-@numba.njit(cache=True, nogil=True)
-def _join(given: _Joined, starts: Array, buckets: Array, indices: Array, dense: Array) -> int:
-    """Put the context before the candidates; returns the first place with a wrong value, -1 for none.
-
-    Args:
-        given: The inputs.
-        starts: The first row of each slot's table.
-        buckets: How many rows it has.
-        indices: Becomes rows of the tables.
-        dense: Becomes the dense columns.
-    """
-    of_context, of_context_dense = given.context.shape[1], given.context_dense.shape[1]
-    slots, columns = indices.shape[1], dense.shape[1]
-    for row in range(len(indices)):
-        for slot in range(slots):
-            bucket = np.int64(
-                given.context[row, slot] if slot < of_context else given.candidate[row, slot - of_context]
-            )
-            if bucket < buckets[slot]:
-                indices[row, slot] = np.uint32(starts[slot] + bucket)
-            elif bucket == np.int64(2**32 - 1):
-                indices[row, slot] = np.uint32(0)
-            else:
-                return int(row * (slots + columns) + slot)
-        for column in range(columns):
-            number = (
-                given.context_dense[row, column]
-                if column < of_context_dense
-                else given.candidate_dense[row, column - of_context_dense]
-            )
-            if not np.isfinite(number):
-                return int(row * (slots + columns) + slots + column)
-            dense[row, column] = number
-    return -1
