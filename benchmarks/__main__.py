@@ -20,6 +20,7 @@ NAMES = (
     "transports",
     "model_files",
     "stream",
+    "candidates",
 )
 
 
