@@ -108,7 +108,8 @@ def predictor(shape: Shape) -> PredictKernel:
             _prefetch(shape, work, served, row)
             logits[row] = _logit(shape, work, served, row)
 
-    return predict
+    made: PredictKernel = predict
+    return made
 
 
 @functools.cache
@@ -127,4 +128,5 @@ def learner(shape: Shape) -> LearnKernel:
                 error *= weights[row]
             _update(shape, work, served, rules, row, error)
 
-    return learn
+    made: LearnKernel = learn
+    return made
