@@ -99,18 +99,10 @@ def profile_training(file: Path, rows: int, calls: int) -> Profile:
     settings, features, _ = read_model(file.parent)
     blocks = [random_block(features, rows, seed) for seed in range(_BLOCKS)]
     make = _maker(settings)
-    names: list[tuple[str, str]] = []
-    timed: list[Callable[[], object]] = []
-    for name, _, smaller in stages_of(settings):
-        model = make(smaller, features)
-        if settings.online:
-            names.append((name, "predict, learn"))
-        else:
-            names += [(f"{name}: predict", "forward"), (f"{name}: learn", "gradients, update")]
-            timed.append(_over(blocks, model.predict))
-        timed.append(_over(blocks, model.learn))
-    medians = _medians(timed, calls)
-    parts = _differences(names, medians) if settings.online else _two_ways(names, medians)
+    stages = stages_of(settings)
+    # Predictions are no stage of their own: models predict by other kernels when they only predict.
+    medians = _medians([_over(blocks, make(smaller, features).learn) for _, _, smaller in stages], calls)
+    parts = _differences([(name, "predict, gradients, update") for name, _, _ in stages], medians)
     return Profile("ctr", "training", rows, calls, medians[-1], _events(parts, calls, f"[{rows}]"))
 
 
@@ -121,14 +113,6 @@ def _maker(settings: ModelSettings) -> Callable[[ModelSettings, Features], Learn
     from headrace.ctr.batched import BatchedModel  # noqa: PLC0415 - its kernels only where they are used
 
     return BatchedModel
-
-
-def _two_ways(names: Sequence[tuple[str, str]], microseconds: Sequence[float]) -> list[_Part]:
-    """Of models that predict a batch before they learn from it: each stage's predictions, and the rest."""
-    predicted, whole = microseconds[::2], microseconds[1::2]
-    learnt = [one - other for one, other in zip(whole, predicted, strict=True)]
-    pairs = zip(_differences(names[::2], predicted), _differences(names[1::2], learnt), strict=True)
-    return [part for pair in pairs for part in pair]
 
 
 def random_rows(

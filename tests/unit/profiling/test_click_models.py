@@ -78,7 +78,8 @@ def test_learning_is_measured_stage_by_stage(kind: Kind, tmp_path: Path) -> None
     profile = profile_training(published(kind, tmp_path), rows=64, calls=3)
     check(profile, 3)
     names = {line.operation for line in profile.lines()}
-    assert names == {"linear"} if kind == "lr" else {"layer 1: predict", "layer 1: learn"} <= names
+    more = set() if kind == "lr" else {"embeddings and pairs", "layer 0", "layer 1"}
+    assert names == {"linear"} | more
 
 
 def test_keras_models_that_learn_are_measured_by_operation(tmp_path: Path) -> None:
