@@ -70,4 +70,4 @@ class LearningTable:
 
     def strip(self) -> Table:
         """A copy without the optimizer's state: what is published."""
-        return Table.of(np.ascontiguousarray(self.weights))
+        return Table.of(self.weights.copy())  # C-contiguous; with SGD the view is, too, and no copy
