@@ -235,9 +235,21 @@ def _check(options: argparse.Namespace) -> None:
             raise ConfigError(f"{name.replace('_', '-')}: expected 0 or more, got {value:g}")
     if (options.model == "keras") != (options.keras is not None):
         raise ConfigError("keras: --model keras and --keras FILE.py:FUNCTION go together")
+    if options.model == "keras":
+        _check_keras(options)
     if (options.every_rows or options.every_seconds) and options.publish is None:
         raise ConfigError("publish: --every-rows and --every-seconds need --publish DIR")
     if (options.checkpoint_every_rows or options.checkpoint_every_seconds) and options.checkpoint is None:
         raise ConfigError("checkpoint: how often is said, but not where; add --checkpoint DIR")
     if options.continued and not options.resume:
         raise ConfigError("continued: it says where the input goes on after --resume; give both")
+
+
+def _check_keras(options: argparse.Namespace) -> None:
+    own = ("optimizer", "learning_rate", "factors", "hidden", "interaction", "quantize", "patch")
+    given = [f"--{name.replace('_', '-')}" for name in own if getattr(options, name)]
+    if given:
+        raise ConfigError(
+            f"keras: {', '.join(given)} belongs to headrace's own models; what a Keras model is made of, and "
+            "how it learns, is said in its file"
+        )

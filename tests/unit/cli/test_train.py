@@ -65,6 +65,10 @@ def test_adam_comes_with_a_rate_that_fits_it() -> None:
         (["--resume"], "resume: there is nothing to go on from"),
         (["--continued"], "continued: it says where the input goes on after --resume"),
         (["--model", "keras"], "keras: --model keras and --keras FILE.py:FUNCTION go together"),
+        (
+            ["--model", "keras", "--keras", "m.py:build", "--quantize", "8", "--learning-rate", "0.1"],
+            "keras: --learning-rate, --quantize belongs to headrace's own models",
+        ),
         (["/missing/rows"], "input: /missing/rows cannot be opened: No such file"),
         (["--schema", "/missing/schema"], "schema: /missing/schema cannot be read: No such file"),
         (["--window", "0", "/dev/null"], "stream"),
