@@ -19,8 +19,6 @@ from tests.click_blocks import MANY, block_of
 
 PAIR = Interaction(fields=("ad", "site"), buckets=50)
 SETTINGS = ModelSettings(kind="fwfm", factors=4, interactions=(PAIR,))
-    kind="fwfm", factors=4, interactions=(Interaction(fields=("ad", "site"), buckets=50),)
-)
 FEATURES = Features.of(MANY)
 
 
@@ -64,7 +62,6 @@ def test_weights_that_do_not_fit_are_refused(weights: Weights) -> None:
     wrong = replace(weights, dense={**weights.dense, "pairs": np.zeros((2, 2), np.float32)})
     with pytest.raises(ConfigError, match="'pairs': expected an array of the shape"):
         WeightsScorer(SETTINGS, FEATURES, wrong)
-
 
 
 def test_explanations_name_what_they_are_of(weights: Weights) -> None:
