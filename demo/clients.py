@@ -1,99 +1,98 @@
-"""Two clients, each with one protocol: one row per request over REST, thirty-two per request over gRPC.
-
-The request bodies are made beforehand, so that the load spends its time on asking.
-"""
+"""Two ways to ask about a page: over REST about one film, over gRPC about all films with the person said once."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import grpc
 import numpy as np
 import numpy.typing as npt
 
-from demo.training import INPUT, OUTPUT, Rows
+from demo.features import SCHEMA, Page, Value
 from headrace.frontends.protos import message
+from headrace.stream.schema import Field
 
 PredictRequest = message("tensorflow.serving.PredictRequest")
 PredictResponse = message("tensorflow.serving.PredictResponse")
 
-DT_FLOAT = 1
+OUTPUT = "probability"
 LONGEST_WAIT_SECONDS = 10.0
+INPUTS = [field for field in SCHEMA.fields if field.role != "label"]
 
 
 class Answer(NamedTuple):
     """What came back for one request.
 
     Attributes:
-        first_row: The first of the rows that were asked about.
         version: Which version of the model answered.
-        liked: The probability of each row.
+        liked: The probability of each film.
     """
 
-    first_row: int
     version: int
     liked: npt.NDArray[np.float64]
 
 
-class Client(Protocol):
-    """Asks about the next rows, one request after another."""
-
-    async def ask(self) -> Answer:
-        """Send the next request and wait for its answer."""
-
-    async def close(self) -> None:
-        """Leave."""
+def values(field: Field, page: Page) -> list[Value]:
+    """Give an input's rows, flat: one row if it belongs to the context, however many films there are."""
+    rows = [page.context[field.name]] if field.context else page.candidates[field.name]
+    if field.values == 1:
+        return rows
+    return [value for row in rows if isinstance(row, list) for value in padded(row, field.values)]
 
 
-def json_bodies(rows: Rows) -> list[bytes]:
-    """Make one Open Inference Protocol body per row."""
-    tensor = {"name": INPUT, "datatype": "FP32", "shape": [1, rows.shape[1]]}
-    outputs = [{"name": OUTPUT}]
-    values = np.round(rows.astype(np.float64), 6).tolist()
-    return [json.dumps({"inputs": [tensor | {"data": row}], "outputs": outputs}).encode() for row in values]
+def padded(row: list[str], size: int) -> list[str]:
+    """Fill up with empty texts, which are no values."""
+    return row + [""] * (size - len(row))
+
+
+def shape(field: Field, page: Page) -> list[int]:
+    """Give an input's shape."""
+    return [1 if field.context else len(page.liked), *([field.values] if field.values > 1 else [])]
 
 
 class RestClient:
     """One connection that speaks the Open Inference Protocol in JSON."""
 
-    def __init__(self, port: int, model: str, bodies: list[bytes], start: int) -> None:
+    def __init__(self, port: int, model: str) -> None:
         """Prepare a connection; the first request opens it.
 
         Args:
             port: Where the server listens.
             model: The model to ask.
-            bodies: The requests, one row each.
-            start: The first of them to send.
         """
         self.port = port
-        self.bodies = bodies
-        self.next = start
         self.head = (
             f"POST /v2/models/{model}/infer HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         )
         self.streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
-    async def ask(self) -> Answer:
-        """Send the next row and wait for its probability."""
-        row = self.next % len(self.bodies)
-        self.next += 1
-        body = self.bodies[row]
-        if self.streams is None:
-            self.streams = await asyncio.open_connection("127.0.0.1", self.port)
-        reader, writer = self.streams
-        writer.write(f"{self.head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-        status, text = await asyncio.wait_for(self.read(reader), LONGEST_WAIT_SECONDS)
+    async def ask(self, page: Page) -> Answer:
+        """Ask about a page's films."""
+        inputs = [
+            {
+                "name": field.name,
+                "datatype": "FP32" if field.role == "dense" else "BYTES" if field.text else "INT64",
+                "shape": shape(field, page),
+                "data": values(field, page),
+            }
+            for field in INPUTS
+        ]
+        body = json.dumps({"inputs": inputs}).encode()
+        status, text = await asyncio.wait_for(self.exchange(body), LONGEST_WAIT_SECONDS)
         if status != 200:
             raise OSError(f"HTTP {status}: {text[:300]!r}")
         answered = json.loads(text)
         (output,) = answered["outputs"]
-        liked = np.array(output["data"], np.float64).reshape(output["shape"])[:, 1]
-        return Answer(row, int(answered["model_version"]), liked)
+        return Answer(int(answered["model_version"]), np.array(output["data"], np.float64))
 
-    async def read(self, reader: asyncio.StreamReader) -> tuple[int, bytes]:
-        """Read one response whose length is stated."""
+    async def exchange(self, body: bytes) -> tuple[int, bytes]:
+        """Send one request, and read its response, whose length is stated."""
+        if self.streams is None:
+            self.streams = await asyncio.open_connection("127.0.0.1", self.port)
+        reader, writer = self.streams
+        writer.write(f"{self.head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         head = (await reader.readuntil(b"\r\n\r\n")).lower()
         length = int(head.split(b"content-length:", 1)[1].split(b"\r\n", 1)[0])
         return int(head.split(None, 2)[1]), await reader.readexactly(length)
@@ -106,52 +105,40 @@ class RestClient:
             self.streams = None
 
 
-def predict_requests(rows: Rows, model: str, rows_per_request: int) -> list[bytes]:
-    """Make TensorFlow Serving's Predict requests of so many rows each."""
-    made = []
-    for first in range(0, len(rows) - rows_per_request + 1, rows_per_request):
-        request = PredictRequest(output_filter=[OUTPUT])
-        request.model_spec.name = model
-        tensor = request.inputs[INPUT]
-        tensor.dtype = DT_FLOAT
-        for size in (rows_per_request, rows.shape[1]):
-            tensor.tensor_shape.dim.add(size=size)
-        tensor.tensor_content = rows[first : first + rows_per_request].tobytes()
-        made.append(request.SerializeToString())
-    return made
-
-
 class GrpcClient:
-    """One caller that speaks TensorFlow Serving's Predict, over a channel that all callers share."""
+    """Callers that speak TensorFlow Serving's Predict over one channel."""
 
-    def __init__(
-        self, channel: grpc.aio.Channel, bodies: list[bytes], rows_per_request: int, start: int
-    ) -> None:
-        """Prepare a caller.
+    def __init__(self, channel: grpc.aio.Channel, model: str) -> None:
+        """Prepare the call.
 
         Args:
             channel: The channel to call over.
-            bodies: The requests, serialized.
-            rows_per_request: How many rows each has.
-            start: The first of them to send.
+            model: The model to ask.
         """
         self.predict = channel.unary_unary("/tensorflow.serving.PredictionService/Predict")
-        self.bodies = bodies
-        self.rows_per_request = rows_per_request
-        self.next = start
+        self.model = model
 
-    async def ask(self) -> Answer:
-        """Send the next rows and wait for their probabilities."""
-        place = self.next % len(self.bodies)
-        self.next += 1
-        reply = await self.predict(self.bodies[place], timeout=LONGEST_WAIT_SECONDS)
+    async def ask(self, page: Page, label: str = "") -> Answer:
+        """Ask the newest version, or the one that a label points at, about a page's films."""
+        request = PredictRequest()
+        request.model_spec.name = self.model
+        if label:
+            request.model_spec.version_label = label
+        for field in INPUTS:
+            tensor = request.inputs[field.name]
+            for size in shape(field, page):
+                tensor.tensor_shape.dim.add(size=size)
+            if field.text:
+                tensor.dtype = 7  # DT_STRING
+                tensor.string_val.extend(str(value).encode() for value in values(field, page))
+            elif field.role == "dense":
+                tensor.dtype = 1  # DT_FLOAT
+                tensor.tensor_content = np.array(values(field, page), np.float32).tobytes()
+            else:
+                tensor.dtype = 9  # DT_INT64
+                tensor.tensor_content = np.array(values(field, page), np.int64).tobytes()
+        reply = await self.predict(request.SerializeToString(), timeout=LONGEST_WAIT_SECONDS)
         answered = PredictResponse.FromString(reply)
-        output = answered.outputs[OUTPUT]
-        values = (
-            np.frombuffer(output.tensor_content, np.float32) if output.tensor_content else output.float_val
+        return Answer(
+            answered.model_spec.version.value, np.array(answered.outputs[OUTPUT].float_val, np.float64)
         )
-        liked = np.array(values, np.float64).reshape(self.rows_per_request, 2)[:, 1]
-        return Answer(place * self.rows_per_request, answered.model_spec.version.value, liked)
-
-    async def close(self) -> None:
-        """Nothing of its own: whoever made the channel closes it."""

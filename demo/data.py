@@ -11,9 +11,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
-import numpy.typing as npt
+from typing import NamedTuple
 
 PACKAGE = "recbole==1.2.1"
 LIKED_FROM_STARS = 4
@@ -49,6 +47,22 @@ class Film:
     genres: tuple[str, ...]
 
 
+class Rating(NamedTuple):
+    """One person's verdict on one film.
+
+    Attributes:
+        person: Their number in the data set.
+        film: Its number in the data set.
+        seconds: When, since 1970.
+        liked: Whether it got four or five stars.
+    """
+
+    person: str
+    film: str
+    seconds: int
+    liked: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Ratings:
     """All ratings, in the order they were given.
@@ -56,14 +70,12 @@ class Ratings:
     Attributes:
         people: By number in the data set.
         films: By number in the data set.
-        events: A person, a film, and whether it was liked.
-        liked: The last column of ``events`` as 0.0 or 1.0.
+        ratings: The ratings.
     """
 
     people: dict[str, Person]
     films: dict[str, Film]
-    events: list[tuple[str, str, bool]]
-    liked: npt.NDArray[np.float64]
+    ratings: list[Rating]
 
 
 def fetch(folder: Path) -> Path:
@@ -95,6 +107,8 @@ def load(folder: Path) -> Ratings:
         number: Film(title, int(year) if year.isdigit() else 0, tuple(genres.split()))
         for number, title, year, genres in read_rows(folder / "ml-100k.item")
     }
-    rows = sorted(read_rows(folder / "ml-100k.inter"), key=lambda row: (float(row[3]), row[0], row[1]))
-    events = [(person, film, int(stars) >= LIKED_FROM_STARS) for person, film, stars, _ in rows]
-    return Ratings(people, films, events, np.array([liked for *_, liked in events], np.float64))
+    ratings = [
+        Rating(person, film, int(float(seconds)), int(stars) >= LIKED_FROM_STARS)
+        for person, film, stars, seconds in read_rows(folder / "ml-100k.inter")
+    ]
+    return Ratings(people, films, sorted(ratings, key=lambda one: (one.seconds, one.person, one.film)))

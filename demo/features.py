@@ -1,27 +1,71 @@
-"""Features of a rating, as they were known the moment before it was given.
+"""What a request is made of: a page of films for one person, with what was known the moment before.
 
-Each row sees only the ratings before it: what would have been looked up at that time. So a model trained on
-the past can be replayed on the future without knowing it.
+A page is asked about before any of its ratings counts for anything: so what is learnt from the past can be
+tried on the future without knowing it. How much a film is liked in general is no feature: that, and who
+likes which films, is for the model to learn, and changes from day to day.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from demo.data import Film, Person, Ratings
+from demo.data import Film, Person, Rating, Ratings
+from headrace.stream.schema import Field, Schema
 
-Rows = npt.NDArray[np.float32]
+Numbers = npt.NDArray[np.float32]
 Whole = npt.NDArray[np.int64]
+Value = int | str | float | list[str]
 
+MOST_GENRES = 6
+SCHEMA = Schema(
+    fields=(
+        Field(name="liked", role="label"),
+        Field(name="age", role="categorical", buckets=64, context=True),
+        Field(name="gender", role="categorical", text=True, buckets=16, context=True),
+        Field(name="occupation", role="categorical", text=True, buckets=256, context=True),
+        Field(name="mood", role="dense", context=True),
+        Field(name="experience", role="dense", context=True),
+        Field(name="film", role="categorical", buckets=2**14),
+        Field(name="year", role="categorical", buckets=1024),
+        Field(name="genres", role="categorical", text=True, buckets=256, values=MOST_GENRES),
+        Field(name="taste", role="dense"),
+        Field(name="affinity", role="dense"),
+    )
+)
+"""What a row of the stream, and so of a request, consists of; the context is the person."""
+
+PAGE_SECONDS = 300
+PAGE_FILMS = 32
 LIKED_OVERALL = 0.55
 PRIOR_RATINGS = 5.0
-OLDEST_FILM_YEAR = 1920
-AGE_STEP_YEARS = 12
+AGE_STEP_YEARS = 6
+
+
+class Page(NamedTuple):
+    """Films that one person is asked about at once: one row of context, one row a film.
+
+    Attributes:
+        first_row: The number of the first film's rating among all ratings.
+        context: The person's features, by name.
+        candidates: The films' features, by name.
+        liked: What the person said about each film, afterwards.
+    """
+
+    first_row: int
+    context: dict[str, Value]
+    candidates: dict[str, list[Value]]
+    liked: list[bool]
+
+    def first(self) -> Page:
+        """The page with its first film only."""
+        candidates = {name: values[:1] for name, values in self.candidates.items()}
+        return Page(self.first_row, self.context, candidates, self.liked[:1])
 
 
 class Rates:
@@ -56,7 +100,7 @@ class Neighbours:
         self.agreement = np.zeros((len(self.index), len(self.index)), np.float32)
         self.together = np.zeros_like(self.agreement)
         self.seen: defaultdict[str, Whole] = defaultdict(lambda: np.empty(0, np.int64))
-        self.surprise: defaultdict[str, Rows] = defaultdict(lambda: np.empty(0, np.float32))
+        self.surprise: defaultdict[str, Numbers] = defaultdict(lambda: np.empty(0, np.float32))
 
     def affinity(self, who: str, what: str) -> float:
         """Give the mean surprise of the person at films like this one, between -1 and 1."""
@@ -76,73 +120,79 @@ class Neighbours:
         self.surprise[who] = np.append(self.surprise[who], np.float32(surprise))
 
 
-def mean(values: list[float]) -> float:
-    """Give the mean; 0 of nothing."""
-    return sum(values) / len(values) if values else 0.0
-
-
 class FeatureMaker:
-    """Turns one person and one film into a row of features, and learns the counts as time goes by."""
+    """Turns a person and films into features, and learns the counts as time goes by.
 
-    def __init__(self, ratings: Ratings) -> None:
-        """Fix the columns.
+    Dense features are centred, and about one wide: then what learns row by row treats them alike.
+    """
+
+    def __init__(self, films: Iterable[str]) -> None:
+        """Start with nothing rated.
 
         Args:
-            ratings: What to take the genres and occupations from.
+            films: All that can be rated.
         """
-        self.genres = sorted({genre for film in ratings.films.values() for genre in film.genres})
-        self.occupations = sorted({person.occupation for person in ratings.people.values()})
         self.rates = Rates()
-        self.neighbours = Neighbours(ratings.films)
+        self.neighbours = Neighbours(films)
 
-    def learn(self, who: str, person: Person, what: str, film: Film, liked: bool) -> None:
-        """Count one rating, after its row was made."""
+    def context(self, who: str, person: Person) -> dict[str, Value]:
+        """Give the features of a person."""
+        return {
+            "age": person.age // AGE_STEP_YEARS,
+            "gender": person.gender,
+            "occupation": person.occupation,
+            "mood": (self.rates.rate(("person", who)) - LIKED_OVERALL) * 6,
+            "experience": (math.log1p(self.rates.rated[("person", who)]) - 4) / 1.25,
+        }
+
+    def candidate(self, who: str, what: str, film: Film) -> dict[str, Value]:
+        """Give the features of a film, some of them for a person."""
+        usual = self.rates.rate(("person", who))
+        tastes = [self.rates.rate(("taste", who, genre), usual) - usual for genre in film.genres]
+        return {
+            "film": int(what),
+            "year": film.year,
+            "genres": list(film.genres[:MOST_GENRES]),
+            "taste": sum(tastes) / max(1, len(tastes)) * 14,
+            "affinity": self.neighbours.affinity(who, what) * 12,
+        }
+
+    def learn(self, rating: Rating, film: Film) -> None:
+        """Count one rating, after its page was made."""
+        who, what, _, liked = rating
         self.neighbours.add(who, what, liked - self.rates.rate(("film", what)))
-        self.rates.add(self.keys(who, person, what, film), liked)
-
-    def keys(self, who: str, person: Person, what: str, film: Film) -> list[object]:
-        """Give everything that one rating counts for."""
-        group = (person.gender, person.age // AGE_STEP_YEARS)
-        counted: list[object] = [
-            ("person", who),
-            ("film", what),
-            ("gender", person.gender, what),
-            ("group", group, what),
-        ]
-        for genre in film.genres:
-            counted += [("taste", who, genre), ("trade", person.occupation, genre), ("genre", genre)]
-        return counted
-
-    def row(self, who: str, person: Person, what: str, film: Film) -> list[float]:
-        """Give the features of one person and one film, from what was counted so far."""
-        rate, rated = self.rates.rate, self.rates.rated
-        of_person, of_film = rate(("person", who)), rate(("film", what))
-        group = (person.gender, person.age // AGE_STEP_YEARS)
-        return [
-            of_person,
-            of_film,
-            self.neighbours.affinity(who, what),
-            math.log1p(rated[("person", who)]),
-            math.log1p(rated[("film", what)]),
-            mean([rate(("taste", who, genre), of_person) for genre in film.genres]) - of_person,
-            mean([rate(("trade", person.occupation, genre)) for genre in film.genres]),
-            mean([rate(("genre", genre)) for genre in film.genres]),
-            rate(("gender", person.gender, what), of_film) - of_film,
-            rate(("group", group, what), of_film) - of_film,
-            max(0, film.year - OLDEST_FILM_YEAR) / 100.0,
-            person.age / 100.0,
-            float(person.gender == "F"),
-            *(float(genre in film.genres) for genre in self.genres),
-            *(float(occupation == person.occupation) for occupation in self.occupations),
-        ]
+        tastes = [("taste", who, genre) for genre in film.genres]
+        self.rates.add([("person", who), ("film", what), *tastes], liked)
 
 
-def build(ratings: Ratings) -> Rows:
-    """Make the features of all ratings, each from those before it."""
-    maker = FeatureMaker(ratings)
-    rows = []
-    for who, what, liked in ratings.events:
-        person, film = ratings.people[who], ratings.films[what]
-        rows.append(maker.row(who, person, what, film))
-        maker.learn(who, person, what, film, liked)
-    return np.array(rows, np.float32)
+def visits(ratings: Iterable[Rating]) -> Iterator[list[Rating]]:
+    """Cut ratings into pages: what one person rates in a row, within a few minutes."""
+    page: list[Rating] = []
+    for rating in ratings:
+        if page and not (
+            rating.person == page[0].person
+            and rating.seconds - page[0].seconds <= PAGE_SECONDS
+            and len(page) < PAGE_FILMS
+        ):
+            yield page
+            page = []
+        page.append(rating)
+    if page:
+        yield page
+
+
+def pages(data: Ratings) -> list[Page]:
+    """Make all pages, each from the ratings before it."""
+    maker = FeatureMaker(data.films)
+    made: list[Page] = []
+    row = 0
+    for visit in visits(data.ratings):
+        who = visit[0].person
+        rows = [maker.candidate(who, one.film, data.films[one.film]) for one in visit]
+        candidates = {name: [row[name] for row in rows] for name in rows[0]}
+        liked = [one.liked for one in visit]
+        made.append(Page(row, maker.context(who, data.people[who]), candidates, liked))
+        for rating in visit:
+            maker.learn(rating, data.films[rating.film])
+        row += len(visit)
+    return made

@@ -1,115 +1,136 @@
-"""The table: how good the answers were, how many, how late, and who gave them."""
+"""The tables: how good the answers were, how fresh, how many, how late."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from demo.replay import Tally
-from demo.scores import Numbers, auc, logloss, percentile
+from demo.replay import FROZEN, NEWEST, SINGLE, Record
+from demo.scores import auc, logloss, percentile
 
 Row = tuple[str, ...]
 
+ASKED = {
+    NEWEST: "gRPC: a page, newest version",
+    FROZEN: "gRPC: the same page, version 1",
+    SINGLE: "REST: one film, newest version",
+}
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """Everything the table is made of.
+
+class Scores(NamedTuple):
+    """How good the newest version was on some rows, and how good the frozen one on the same.
 
     Attributes:
-        liked: The truth about the held-out rows.
-        descriptions: Of each version.
-        mean_batch_rows: Of each version.
-        tallies: What the callers saw, by what they spoke.
-        seconds: How long the load lasted.
-        server_cpu_seconds: Processor time of the server while it lasted.
-        swap_seconds: From publishing the second version to its first answer.
+        rows: How many rows both have answered.
+        auc: The newest version's.
+        frozen_auc: The frozen one's.
+        logloss: The newest version's.
+        frozen_logloss: The frozen one's.
     """
 
-    liked: Numbers
-    descriptions: dict[int, str]
-    mean_batch_rows: dict[int, float]
-    tallies: dict[str, Tally]
-    seconds: float
-    server_cpu_seconds: float
-    swap_seconds: float
+    rows: int
+    auc: float
+    frozen_auc: float
+    logloss: float
+    frozen_logloss: float
 
 
-def together(tallies: list[Tally], version: int) -> Numbers:
-    """Give the answers of a version from all callers; NaN where it has not answered."""
-    found = np.full(tallies[0].rows, np.nan)
-    for tally in tallies:
-        if version in tally.answers:
-            found = np.where(np.isnan(tally.answers[version]), found, tally.answers[version])
-    return found
-
-
-def version_rows(outcome: Outcome) -> list[Row]:
-    """Say what each version answered, and how good that was."""
-    tallies = list(outcome.tallies.values())
-    columns = []
-    for version, description in outcome.descriptions.items():
-        answers = together(tallies, version)
-        answered = ~np.isnan(answers)
-        truth, said = outcome.liked[answered], answers[answered]
-        columns.append(
-            (
-                f"version {version}",
-                description,
-                f"{auc(truth, said):.4f}",
-                f"{logloss(truth, said):.4f}",
-                f"{sum(tally.requests[version] for tally in tallies):,}",
-                f"{sum(tally.predictions[version] for tally in tallies):,}",
-                f"{outcome.mean_batch_rows[version]:.1f} rows",
-            )
-        )
-    names = ("", "model", "AUC of what it answered", "logloss of it", "requests", "predictions", "mean batch")
-    return list(zip(names, *columns, strict=True))
-
-
-def protocol_rows(outcome: Outcome) -> list[Row]:
-    """Say what the callers of each protocol saw."""
-    columns = []
-    for name, tally in outcome.tallies.items():
-        milliseconds = np.array(tally.latencies_seconds) * 1000
-        columns.append(
-            (
-                name,
-                f"{tally.requests.total():,}",
-                f"{tally.requests.total() / outcome.seconds:,.0f}",
-                f"{tally.predictions.total() / outcome.seconds:,.0f}",
-                f"{percentile(milliseconds, 50):.2f} / {percentile(milliseconds, 99):.2f}",
-                f"{tally.failures.total()}",
-            )
-        )
-    names = ("", "requests", "requests/s", "predictions/s", "p50 / p99, ms", "failed, the swap included")
-    return list(zip(names, *columns, strict=True))
-
-
-def lay_out(rows: list[Row]) -> str:
-    """Align the columns."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]
-    return "\n".join(
-        ["  " + lines[0], "  " + "-" * max(map(len, lines)), *("  " + line for line in lines[1:])]
+def scores(record: Record, chosen: npt.NDArray[np.bool_]) -> Scores:
+    """Score both versions on the rows that both have answered."""
+    chosen = chosen & ~np.isnan(record.newest) & ~np.isnan(record.frozen)
+    truth, newest, frozen = record.liked[chosen], record.newest[chosen], record.frozen[chosen]
+    return Scores(
+        int(chosen.sum()),
+        auc(truth, newest),
+        auc(truth, frozen),
+        logloss(truth, newest),
+        logloss(truth, frozen),
     )
 
 
-def text(outcome: Outcome) -> str:
-    """Write the whole table."""
-    predictions = sum(tally.predictions.total() for tally in outcome.tallies.values())
-    microseconds = outcome.server_cpu_seconds / predictions * 1e6
-    failures = [line for tally in outcome.tallies.values() for line in tally.failures]
+def cells(one: Scores) -> Row:
+    """Write scores."""
+    return (
+        f"{one.rows:,}",
+        f"{one.auc:.4f}",
+        f"{one.frozen_auc:.4f}",
+        f"{one.logloss:.4f}",
+        f"{one.frozen_logloss:.4f}",
+    )
+
+
+def version_rows(record: Record) -> Iterator[Row]:
+    """Say what each version answered, how good that was, and how old it became."""
+    yield ("version", "learnt", "KiB", "served after", "replaced at", "answered", "AUC", "v1's", "logloss", "v1's")
+    answered = [version.answered for version in record.versions.values()]
+    replaced = [*answered[1:], None]
+    for (number, version), next_one in zip(record.versions.items(), replaced, strict=True):
+        age = f"{(next_one - version.published).total_seconds():.1f} s" if next_one else "-"
+        lag = f"{(version.answered - version.published).total_seconds():.1f} s"
+        size = f"{version.size_bytes / 1024:,.0f}"
+        yield (str(number), f"{version.rows:,}", size, lag, age, *cells(scores(record, record.version == number)))
+    yield ("all", "", "", "", "", *cells(scores(record, record.version > 0)))
+
+
+def request_rows(record: Record) -> Iterator[Row]:
+    """Say what the callers saw."""
+    yield ("", "requests", "a second", "predictions", "p50, ms", "p99, ms", "failed")
+    for kind, tally in record.tallies.items():
+        milliseconds = np.array(tally.latencies_seconds or [np.nan]) * 1000
+        yield (
+            ASKED[kind],
+            f"{len(tally.latencies_seconds):,}",
+            f"{len(tally.latencies_seconds) / record.seconds:,.0f}",
+            f"{tally.predictions:,}",
+            f"{percentile(milliseconds, 50):.2f}",
+            f"{percentile(milliseconds, 99):.2f}",
+            f"{tally.failures.total()}",
+        )
+
+
+def difference(record: Record) -> float:
+    """Give the largest difference between one film's answer alone and on its page, by the same version."""
+    same = (record.version == record.single_version) & ~np.isnan(record.single) & ~np.isnan(record.newest)
+    return float(np.abs(record.single - record.newest)[same].max(initial=0.0))
+
+
+def lay_out(rows: list[Row]) -> str:
+    """Align the columns: the first to the left, numbers to the right."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = [
+        "  ".join(
+            cell.rjust(width) if column else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
+    ruler = "-" * max(map(len, lines))
+    return "\n".join("  " + line.rstrip() for line in [lines[0], ruler, *lines[1:]])
+
+
+def text(record: Record, summary: Mapping[str, object], server_cpu_seconds: float) -> str:
+    """Write everything.
+
+    Args:
+        record: What was answered.
+        summary: The last line of the trainer.
+        server_cpu_seconds: Processor time of the server during the replay.
+    """
+    predictions = sum(tally.predictions for tally in record.tallies.values())
+    requests = sum(len(tally.latencies_seconds) for tally in record.tallies.values())
     return "\n\n".join(
         [
-            lay_out(version_rows(outcome)),
-            lay_out(protocol_rows(outcome)),
-            f"  Version 2 first answered {outcome.swap_seconds * 1000:,.0f} ms after it was published.\n"
-            f"  The server spent {microseconds:.1f} µs of processor time per prediction, "
-            f"in {outcome.seconds:.1f} s of load.\n"
-            "  The callers are Python too and share the machine: they set the pace, not the server.",
-            *(f"  failed: {line}" for line in failures),
+            lay_out(list(version_rows(record))),
+            lay_out(list(request_rows(record))),
+            f"  Each row was asked about before it was learnt from: the newest version, and version 1.\n"
+            f"  One film alone and the same film on its page differ by {difference(record):.1g} at most.\n"
+            f"  The server took {server_cpu_seconds / requests * 1e6:.0f} µs of processor time a request, "
+            f"{server_cpu_seconds / predictions * 1e6:.0f} µs a prediction.\n"
+            f"  The trainer learnt {summary.get('rows', 0):,} rows; before it learnt them, its own AUC on them "
+            f"was {summary.get('auc', 0):.4f}.",
+            *(f"  failed: {count} × {line}" for line, count in record.failures.most_common()),
         ]
     )

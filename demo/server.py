@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
 import signal
@@ -16,7 +15,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-START_SECONDS = 30.0
+START_SECONDS = 60.0
 STOP_SECONDS = 30.0
 ADDRESS = re.compile(rb"(REST|gRPC)\s+(?:http://)?\S+:(\d+)")
 
@@ -36,13 +35,6 @@ class Server:
     http_port: int
     grpc_port: int
     ready_seconds: float
-
-    def mean_batch_rows(self, model: str, version: int) -> float:
-        """Ask for the statistics of a version, and give the rows per call of the model."""
-        path = f"v2/models/{model}/versions/{version}/stats"
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.http_port}/{path}") as reply:
-            (statistics,) = json.load(reply)["model_stats"]
-        return float(statistics["inference_count"]) / max(1, statistics["execution_count"])
 
     def cpu_seconds(self) -> float:
         """Give the processor time that the process has used so far."""
