@@ -9,6 +9,7 @@ No value is: null, empty text, and the integer -1 (64 bits that are all ones).
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -154,6 +155,7 @@ def _to_buckets(hashes: Array, buckets: int, rows: Array) -> None:
         rows[place] = bucket_of(hashes[place], np.uint64(buckets))
 
 
+@lru_cache(maxsize=4096)
 def seed_of(table: str) -> np.uint64:
     """The seed of a table's hashes."""
     return np.uint64(hash_texts(np.array([table.encode()], dtype=object), np.uint64(0))[0])
