@@ -35,7 +35,7 @@ def prepare(settings: ModelSettings, features: Features, weights: Weights) -> Pr
         features: The layout of its rows.
         weights: Its weights; tables are taken as they are, everything else is copied.
     """
-    sizes = _sizes(settings, features)
+    sizes = _sizes(settings, features, weights.tables)
     parts = [_alone(settings, features, weights.dense)]
     layers: list[tuple[int, int, int, int]] = []
     if settings.kind in DEEP:
@@ -82,7 +82,7 @@ def _lines(count: int) -> int:
     return -(-count // LINE) * LINE
 
 
-def _sizes(settings: ModelSettings, features: Features) -> Sizes:
+def _sizes(settings: ModelSettings, features: Features, tables: Mapping[str, Table]) -> Sizes:
     fields, of_context, factors = len(features.categorical), features.context_fields, settings.factors
     of_candidate = fields - of_context
     field_aware = settings.kind in ("ffm", "deepffm")
@@ -97,6 +97,8 @@ def _sizes(settings: ModelSettings, features: Features) -> Sizes:
         kind=KINDS.index(settings.kind),
         factors=() if settings.kind == "lr" else (None,) * factors,
         width=0 if settings.kind == "lr" else factors * (fields if field_aware else 1),
+        stride=tables["linear" if settings.kind == "lr" else "embeddings"].values.shape[1],
+        linear_stride=tables["linear"].values.shape[1],
         fields=fields,
         context_fields=of_context,
         context_slots=features.context_slots,

@@ -131,9 +131,9 @@ def _ask(prepared: Prepared, rows: Rows, row: int, scratch: Array, tile: Tile) -
     step = LINE_BYTES // embeddings.itemsize
     for slot in range(sizes.context_slots if shared else 0, rows.indices.shape[1]):
         index = np.int64(rows.indices[row, slot])
-        ask(linear, index)
+        ask(linear, index * sizes.linear_stride)
         for column in range(0, sizes.width, step):
-            ask(embeddings, index * sizes.width + column)
+            ask(embeddings, index * sizes.stride + column)
 
 
 @kernel()

@@ -23,7 +23,9 @@ class Sizes(NamedTuple):
         kind: Its place in ``KINDS``.
         factors: As long as an embedding, for each other field where it is field-aware: as part of the type,
             so that kernels are compiled for it and their loops over it become a few vector operations.
-        width: The numbers in a row of the table of embeddings.
+        width: The numbers in an embedding, or of all that a row of a field-aware table has.
+        stride: The numbers in a row of the table of embeddings: more where an optimizer has some there.
+        linear_stride: The same of the linear table.
         fields: How many categorical fields.
         context_fields: How many of them are of the context.
         context_slots: How many slots those have.
@@ -37,6 +39,8 @@ class Sizes(NamedTuple):
     kind: int
     factors: tuple[None, ...]
     width: int
+    stride: int
+    linear_stride: int
     fields: int
     context_fields: int
     context_slots: int
@@ -120,7 +124,8 @@ def _pooled_linear(prepared: Prepared, rows: Rows, row: int, first: int, last: i
         for slot in range(start, stop):
             index = np.int64(rows.indices[row, slot])
             if index != 0:
-                part += np.float32(read(values, index)) * read(scales, index >> shift)
+                weight = np.float32(read(values, index * prepared.sizes.linear_stride))
+                part += weight * read(scales, index >> shift)
                 count += 1
         total += part / np.float32(count) if prepared.mean_pooled[field] and count > 1 else part
     return np.float32(total)
@@ -133,11 +138,12 @@ def _pool_one(
     """Write the embedding of one row's field."""
     row, field = where
     values, scales, shift = prepared.embeddings
+    stride = prepared.sizes.stride
     start, stop = prepared.slot_starts[field], prepared.slot_starts[field + 1]
     index = np.int64(rows.indices[row, start])
     scale = read(scales, index >> shift)
     for column in range(width):
-        write(out, at + column, np.float32(read(values, index * width + column)) * scale)
+        write(out, at + column, np.float32(read(values, index * stride + column)) * scale)
     if stop - start == 1:
         return
     count = 1 if index != 0 else 0
@@ -150,7 +156,7 @@ def _pool_one(
             write(
                 out,
                 at + column,
-                read(out, at + column) + np.float32(read(values, index * width + column)) * scale,
+                read(out, at + column) + np.float32(read(values, index * stride + column)) * scale,
             )
         count += 1
     if prepared.mean_pooled[field] and count > 1:
@@ -366,5 +372,6 @@ def crossed(prepared: Prepared, rows: Rows, row: int) -> np.float32:
     total = np.float32(0)
     for column in range(rows.crossed.shape[1]):
         index = np.int64(rows.crossed[row, column])
-        total += np.float32(read(values, index)) * read(scales, index >> shift)
+        weight = np.float32(read(values, index * prepared.sizes.linear_stride))
+        total += weight * read(scales, index >> shift)
     return np.float32(total)

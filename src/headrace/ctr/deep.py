@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from headrace.ctr.context import GroupedScorer
@@ -16,10 +14,8 @@ from headrace.ctr.explaining import (
     pooled_embeddings,
     table_rows,
 )
-from headrace.ctr.groups import row_width
 from headrace.ctr.model import Contribution, Weights
 from headrace.ctr.settings import ModelSettings
-from headrace.ctr.tables import Table
 from headrace.stream.features import Features
 from headrace.tensors import Array
 
@@ -34,10 +30,7 @@ class DeepForm:
     def __init__(self, settings: ModelSettings, features: Features, weights: Weights) -> None:
         """Take weights; see ``headrace.ctr.scoring.WeightsScorer``."""
         self._settings, self._features, self._weights = settings, features, weights
-        width = row_width(settings, len(features.categorical))
-        tables = {**weights.tables, "embeddings": _narrow(weights.tables["embeddings"], width)}
-        tables["linear"] = _narrow(tables["linear"], 1)
-        self._scorer = GroupedScorer(settings, features, replace(weights, tables=tables))
+        self._scorer = GroupedScorer(settings, features, weights)
 
     def logits(self, indices: Array, dense: Array) -> Array:
         """The logits of rows: float32 ``[rows]``."""
@@ -105,13 +98,6 @@ class DeepForm:
             made.append(float(effects[column : column + field.size].sum()))
             column += field.size
         return made
-
-
-def _narrow(table: Table, width: int) -> Table:
-    """A table without its optimizer's numbers."""
-    if table.values.shape[1] == width:
-        return table
-    return table._replace(values=np.ascontiguousarray(table.values[:, :width]))
 
 
 def _raised(one: Contribution, more: float) -> Contribution:
