@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from headrace.ctr.files import write_model
 from headrace.ctr.model import Weights
 from headrace.ctr.settings import DEEP, Kind, ModelSettings
 from headrace.ctr.tables import Table
+from headrace.ctr.vocabulary import Vocabulary
+from headrace.stream.block import Block
 from headrace.stream.features import Features
+from headrace.stream.hashing import keys_of
 from headrace.stream.schema import Field, Schema
 from headrace.tensors import Array, Tensors
 from tests.conformance.runtime_example import Example, RuntimeUnderTest
@@ -28,6 +33,13 @@ SCHEMA = Schema(
         Field(name="click", role="label"),
     )
 )
+EXACT = Schema(
+    fields=tuple(
+        msgspec.structs.replace(field, keys="exact") if field.name in ("user", "topics", "words") else field
+        for field in SCHEMA.fields
+    )
+)
+"""The same, but the values of some fields have rows of their own."""
 LARGE = Schema(
     fields=(
         Field(name="ad", role="categorical", buckets=70_000, keys="bucket"),
@@ -65,10 +77,26 @@ def random_weights(settings: ModelSettings, features: Features, seed: int = 0) -
     return Weights(tables, dense)
 
 
+def known_keys(features: Features) -> dict[str, Array]:
+    """Whose each row of exact tables is: some of the values in ``field_inputs`` have one, some do not."""
+    vocabulary, some = Vocabulary(features), field_inputs(20)
+    columns = [
+        keys_of(some[field.name], field).reshape(20, -1)
+        for field in features.categorical
+        if field.keys == "exact"
+    ]
+    if columns:
+        indices, dense = np.zeros((20, features.slots), np.uint32), np.zeros((20, 0), np.float32)
+        keys = np.concatenate(columns, axis=1)
+        vocabulary.admit(Block(indices, dense, np.zeros(20, np.float32), keys=keys))
+    return vocabulary.living_keys(20)
+
+
 def write(directory: Path, kind: Kind, schema: Schema = SCHEMA) -> None:
     """Write a version directory."""
     settings, features = ModelSettings(kind=kind, factors=4, hidden=(20, 10)), Features.of(schema)
-    write_model(directory, settings, features, random_weights(settings, features))
+    weights = replace(random_weights(settings, features), keys=known_keys(features))
+    write_model(directory, settings, features, weights)
 
 
 def field_inputs(rows: int) -> Tensors:
@@ -115,6 +143,9 @@ CTR = RuntimeUnderTest(
     examples=(
         Example("deepfm", lambda directory: write(directory, "deepfm"), field_inputs, SIGNATURE, tolerance=0),
         Example("ffm", lambda directory: write(directory, "ffm"), field_inputs, SIGNATURE, tolerance=0),
+        Example(
+            "exact", lambda directory: write(directory, "fm", EXACT), field_inputs, SIGNATURE, tolerance=0
+        ),
         Example("lr", lambda directory: write(directory, "lr"), field_inputs, SIGNATURE, tolerance=0),
     ),
     failing=Example(

@@ -18,13 +18,14 @@ import numpy as np
 from headrace.ctr.model import LearningModel, Weights
 from headrace.errors import ConfigError
 from headrace.stream.block import Block
-from headrace.stream.features import Features
+from headrace.stream.features import ExactColumn, Features
+from headrace.stream.schema import MOST_ADMIT
 from headrace.tensors import Array
 
 LONGEST_PROBE = 64
 """How many rows are looked at before a value counts as not there, or a table as full."""
 
-_COUNTERS_PER_ROW = 4
+_COUNTERS_PER_ROW = 8
 GONE = np.uint64(2**64 - 1)
 """The key of published rows whose value has expired: probes pass over it."""
 
@@ -37,13 +38,17 @@ class KeyTable(NamedTuple):
     Attributes:
         keys: Whose each row is: uint64 ``[buckets]``; 0 for nobody's. Row 0 is never anybody's.
         seen: The number of the stream's row in which each key was seen last: int64 ``[buckets]``.
-        counts: How often values without a row were seen, by their hash: uint8 ``[4 * buckets]``. Values that
-            share a counter are admitted a little early.
+        counts: How often values without a row were seen: uint8 ``[8 * buckets]``, two counters a value, by
+            its hash, of which the lower one counts. Values that share both are admitted a little early.
+        counted: How many values were counted since the counts were halved: int64 ``[1]``. They are halved
+            after as many as the table has rows, or else they would fill up with values that never come again,
+            and in the end admit everybody.
     """
 
     keys: Array
     seen: Array
     counts: Array
+    counted: Array
 
 
 class Vocabulary:
@@ -56,16 +61,18 @@ class Vocabulary:
             features: The layout; some of its fields are exact.
         """
         self.features = features
-        self._slots = tuple((field, slot) for field, slot in features.field_slots() if field.keys == "exact")
         self._tables: dict[str, KeyTable] = {}
-        for field, _ in self._slots:
-            rows = field.buckets
+        self._expire_rows: dict[str, int] = {}
+        for column in features.exact_columns:
+            field, rows = column.field, column.field.buckets
+            self._expire_rows[field.table_name] = field.expire_rows or _NEVER
             self._tables.setdefault(
                 field.table_name,
                 KeyTable(
                     np.zeros(rows, np.uint64),
                     np.zeros(rows, np.int64),
                     np.zeros(rows * _COUNTERS_PER_ROW, np.uint8),
+                    np.zeros(1, np.int64),
                 ),
             )
 
@@ -80,40 +87,38 @@ class Vocabulary:
             than before: int64, distinct.
         """
         indices, taken = block.indices.copy(), np.zeros(0, np.int64)
-        for column, (field, slot) in enumerate(self._slots):
-            first, _ = self.features.tables[field.table_name]
-            fresh = _admit(
-                self._tables[field.table_name],
-                _keys(block)[:, column],
-                block.first_row,
-                (field.admit, field.expire_rows or _NEVER),
-                indices[:, slot],
-            )
-            _place(indices[:, slot], first, slot == self._first_slot(slot))
-            taken = np.union1d(taken, fresh + first)
+        for column, wanted in zip(self.features.exact_columns, _keys(block).T, strict=True):
+            name = column.field.table_name
+            rule = column.field.admit, self._expire_rows[name]
+            fresh = _admit(self._tables[name], wanted, block.first_row, rule, indices[:, column.slot])
+            _place(indices, column)
+            taken = np.union1d(taken, fresh + column.table_start)
         return replace(block, indices=indices), taken
 
-    def look_up(self, block: Block) -> Block:
-        """Find the rows of a block's exact values; the block is left as it is."""
-        indices = block.indices.copy()
-        look_up(self.features, self.keys(), _keys(block), indices)
-        return replace(block, indices=indices)
-
-    def keys(self) -> dict[str, Array]:
-        """Whose each row is, by the table's name: the vocabulary's own arrays."""
-        return {name: table.keys for name, table in self._tables.items()}
-
-    def living_keys(self, now: int) -> dict[str, Array]:
-        """A copy of the keys without those that have expired: what is published.
+    def look_up(self, block: Block, now: int) -> Block:
+        """Find the rows of a block's exact values, as ``living_keys`` would; the block is left as it is.
 
         Args:
-            now: The number of the stream's next row.
+            block: A block with keys.
+            now: The number of the stream's next row to learn.
+        """
+        indices = block.indices.copy()
+        for column, wanted in zip(self.features.exact_columns, _keys(block).T, strict=True):
+            name = column.field.table_name
+            _find_living(self._tables[name], wanted, now, self._expire_rows[name], indices[:, column.slot])
+            _place(indices, column)
+        return replace(block, indices=indices)
+
+    def living_keys(self, now: int) -> dict[str, Array]:
+        """A copy of the keys, ``GONE`` instead of those that have expired: what is published.
+
+        Args:
+            now: The number of the stream's next row to learn.
         """
         living = {}
-        for field, _ in self._slots:
-            table = self._tables[field.table_name]
-            expired = now - table.seen > (field.expire_rows or _NEVER)
-            living[field.table_name] = np.where(expired & (table.keys != 0), GONE, table.keys)
+        for name, table in self._tables.items():
+            expired = now - table.seen > self._expire_rows[name]
+            living[name] = np.where(expired & (table.keys != 0), GONE, table.keys)
         return living
 
     def state(self) -> dict[str, Array]:
@@ -135,10 +140,6 @@ class Vocabulary:
                 raise ConfigError(f"{name}: expected an array of shape {list(own.shape)} in the state")
             own[:] = state[name]
 
-    def _first_slot(self, slot: int) -> int:
-        starts = self.features.slot_starts
-        return int(starts[np.searchsorted(starts, slot, side="right") - 1])
-
 
 def look_up(features: Features, keys: Mapping[str, Array], wanted: Array, indices: Array) -> None:
     """Fill in the rows of exact values, for predictions.
@@ -149,11 +150,9 @@ def look_up(features: Features, keys: Mapping[str, Array], wanted: Array, indice
         wanted: The values' keys: uint64 ``[rows, exact slots]``; 0 for no value.
         indices: Where the rows go: uint32 ``[rows, slots]``; only slots of exact fields are written.
     """
-    exact = ((field, slot) for field, slot in features.field_slots() if field.keys == "exact")
-    starts = features.slot_starts
-    for column, (field, slot) in enumerate(exact):
-        _find(keys[field.table_name], wanted[:, column], indices[:, slot])
-        _place(indices[:, slot], features.tables[field.table_name][0], bool(np.any(starts[:-1] == slot)))
+    for column, values in zip(features.exact_columns, wanted.T, strict=True):
+        _find(keys[column.field.table_name], values, indices[:, column.slot])
+        _place(indices, column)
 
 
 class AdmittingModel(LearningModel):
@@ -180,7 +179,7 @@ class AdmittingModel(LearningModel):
 
     def predict(self, block: Block) -> Array:
         """The probabilities of a click: float32 ``[rows]``."""
-        return self._inner.predict(self._vocabulary.look_up(block))
+        return self._inner.predict(self._vocabulary.look_up(block, int(self._position[0])))
 
     def forget(self, rows: Array) -> None:
         """Make rows of the tables fresh."""
@@ -196,8 +195,14 @@ class AdmittingModel(LearningModel):
         Raises:
             ConfigError: An array is missing or of another shape.
         """
-        self._inner.restore({name: array for name, array in state.items() if "vocabulary." not in name})
+        if "vocabulary.position" not in state:
+            raise ConfigError(
+                "vocabulary.position is not in the state; it is that of a model without exact fields"
+            )
         self._vocabulary.restore(state)
+        self._inner.restore(
+            {name: array for name, array in state.items() if not name.startswith("vocabulary.")}
+        )
         self._position[:] = state["vocabulary.position"]
 
     def strip(self) -> Weights:
@@ -211,15 +216,16 @@ def _keys(block: Block) -> Array:
     return block.keys
 
 
-def _place(column: Array, first: int, first_slot: bool) -> None:
+def _place(indices: Array, column: ExactColumn) -> None:
     """Turn rows of one table (0 for not there, in place) into rows of all tables.
 
     Values that are not there share the table's row 0; further values of a field that has many are left out.
     """
-    if first_slot:
-        column += np.uint32(first)
+    rows = indices[:, column.slot]
+    if column.first:
+        rows += np.uint32(column.table_start)
     else:
-        column += np.uint32(first) * (column != 0)
+        rows += np.uint32(column.table_start) * (rows != 0)
 
 
 @numba.njit(cache=True, nogil=True)
@@ -249,6 +255,14 @@ def _find(keys: Array, wanted: Array, out: Array) -> None:
 
 
 @numba.njit(cache=True, nogil=True)
+def _find_living(table: KeyTable, wanted: Array, now: int, expire_rows: int, out: Array) -> None:
+    for row in range(len(wanted)):
+        key = wanted[row]
+        place = _probe(table.keys, key) if key != 0 else 0
+        out[row] = place if now - table.seen[place] <= expire_rows else 0
+
+
+@numba.njit(cache=True, nogil=True)
 def _room(table: KeyTable, key: np.uint64, now: int, expire_rows: int) -> int:
     """A row near a key's home that is nobody's, or whose value has expired; 0 if there is none."""
     rows = len(table.keys)
@@ -261,17 +275,31 @@ def _room(table: KeyTable, key: np.uint64, now: int, expire_rows: int) -> int:
 
 
 @numba.njit(cache=True, nogil=True)
-def _counter(counts: Array, key: np.uint64) -> int:
-    return int((key & np.uint64(0xFFFFFFFF)) * np.uint64(len(counts)) >> np.uint64(32))
+def _counters(counts: Array, key: np.uint64) -> tuple[int, int]:
+    places = np.uint64(len(counts))
+    low, mixed = key & np.uint64(0xFFFFFFFF), (key * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(32)
+    return int((low * places) >> np.uint64(32)), int((mixed * places) >> np.uint64(32))
 
 
 @numba.njit(cache=True, nogil=True)
-def _counted(counts: Array, key: np.uint64) -> int:
+def _counted(table: KeyTable, key: np.uint64) -> int:
     """Count a value that has no row; how often it has come now."""
-    counter = _counter(counts, key)
-    if counts[counter] < 255:
-        counts[counter] += 1
-    return int(counts[counter])
+    if table.counted[0] >= len(table.keys):
+        table.counted[0] = 0
+        table.counts[:] >>= np.uint8(1)
+    table.counted[0] += 1
+    one, two = _counters(table.counts, key)
+    count = min(int(table.counts[one]) + 1, int(table.counts[two]) + 1, MOST_ADMIT)
+    for counter in (one, two):  # no counter tells more than it has to
+        table.counts[counter] = max(int(table.counts[counter]), count)
+    return count
+
+
+@numba.njit(cache=True, nogil=True)
+def _uncount(table: KeyTable, key: np.uint64, count: int) -> None:
+    """Take a value's own share out of its counters: it has a row now."""
+    for counter in _counters(table.counts, key):
+        table.counts[counter] = max(0, int(table.counts[counter]) - count)
 
 
 @numba.njit(cache=True, nogil=True)
@@ -279,7 +307,7 @@ def _admit(table: KeyTable, wanted: Array, first_row: int, rule: tuple[int, int]
     """Find or give rows; returns the rows that had another value before."""
     admit, expire_rows = rule
     fresh = np.empty(len(wanted), np.int64)
-    count = 0
+    taken = 0
     for row in range(len(wanted)):
         key, now = wanted[row], first_row + row
         out[row] = 0
@@ -287,16 +315,17 @@ def _admit(table: KeyTable, wanted: Array, first_row: int, rule: tuple[int, int]
             continue
         place = _probe(table.keys, key)
         if place == 0 or now - table.seen[place] > expire_rows:
-            if _counted(table.counts, key) < admit:
+            count = _counted(table, key)
+            if count < admit:
                 continue
             place = place if place else _room(table, key, now, expire_rows)
             if place == 0:
                 continue
             if table.keys[place] != 0:
-                fresh[count] = place
-                count += 1
+                fresh[taken] = place
+                taken += 1
             table.keys[place] = key
-            table.counts[_counter(table.counts, key)] = 0
-        table.seen[place] = now
+            _uncount(table, key, count)
+        table.seen[place] = max(now, table.seen[place])  # slots of a field come one after the other
         out[row] = place
-    return np.unique(fresh[:count])
+    return np.unique(fresh[:taken])

@@ -1,13 +1,14 @@
 """headrace's own click models: ``model.ctr``, the arrays beside it, and kernels that share contexts.
 
 Two signatures. ``serving_default`` takes one input for each field, with values as they were in the stream.
-``rows`` is for clients in a hurry: all values joined, as bucket numbers. Inputs of the context may come with
-one row for all candidates of a request. Needs the extra ``ctr``.
+``rows`` is for clients in a hurry: all values joined, as bucket numbers, and as hashes where they have rows
+of their own. Inputs of the context may come with one row for all candidates of a request. Needs the extra
+``ctr``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,7 @@ PADDING = np.uint32(2**32 - 1)
 """In ``rows``: the bucket number of a place without a value."""
 
 _FLOAT, _BUCKET, _INTEGER = np.dtype(np.float32), np.dtype(np.uint32), np.dtype(np.int64)
+_KEY = np.dtype(np.uint64)
 _OUTPUTS = (TensorSpec("probability", _FLOAT, ()),)
 
 
@@ -71,12 +73,14 @@ class CtrServable:
         self._features, self._keys, self._scorer = features, weights.keys, scorer
         by_field = Signature(DEFAULT_SIGNATURE, _field_inputs(features), _OUTPUTS, kind=kind)
         joined = Signature(ROWS_SIGNATURE, _joined_inputs(features), _OUTPUTS, kind=kind)
-        self.signatures: Mapping[str, Signature] = {DEFAULT_SIGNATURE: by_field}
-        if not features.exact_slots:  # their buckets are known to nobody but this version
-            self.signatures = {DEFAULT_SIGNATURE: by_field, ROWS_SIGNATURE: joined}
-        slots = list(features.field_slots())
-        self._starts = np.array([features.tables[field.table_name][0] for field, _ in slots], np.int64)
-        self._buckets = np.array([field.buckets for field, _ in slots], np.int64)
+        self.signatures: Mapping[str, Signature] = {DEFAULT_SIGNATURE: by_field, ROWS_SIGNATURE: joined}
+        self._exact = np.array(features.exact_slots, np.int64)
+        self._key_columns = {slot: number for number, slot in enumerate(features.exact_slots)}
+        self._joined = [(field, slot) for field, slot in features.field_slots() if field.keys != "exact"]
+        self._plain = np.array([slot for _, slot in self._joined], np.int64)
+        starts = [features.tables[field.table_name][0] for field, _ in self._joined]
+        self._starts = np.array(starts, np.int64)
+        self._buckets = np.array([field.buckets for field, _ in self._joined], np.int64)
 
     def predict(self, inputs: Tensors, signature: str = DEFAULT_SIGNATURE) -> Tensors:
         """Answer a whole batch.
@@ -100,21 +104,25 @@ class CtrServable:
         features = self._features
         rows = len(next(iter(inputs.values())))
         indices = np.zeros((rows, features.slots), np.uint32)
-        exact = np.zeros((rows, len(features.exact_slots)), np.uint64)
+        keys = np.zeros((rows, len(self._exact)), np.uint64)
         for number, field in enumerate(features.categorical):
             values = inputs[field.name].reshape(rows, field.values)
             first, last = features.slot_starts[number], features.slot_starts[number + 1]
             if field.keys == "exact":
-                at = features.exact_slots.index(int(first))
-                exact[:, at : at + field.values] = keys_of(values, field)
+                at = self._key_columns[int(first)]
+                keys[:, at : at + field.values] = keys_of(values, field)
             else:
                 indices[:, first:last] = rows_of(values, field, int(features.table_starts[number]))
-        if exact.shape[1]:
+        self._look_up(keys, indices)
+        return indices, self._numbers(inputs, rows)
+
+    def _look_up(self, keys: Array, indices: Array) -> None:
+        """Fill in the rows of exact fields."""
+        if keys.shape[1]:
             # Only such models need it: they have vocabularies.
             from headrace.ctr.vocabulary import look_up  # noqa: PLC0415
 
-            look_up(features, self._keys, exact, indices)
-        return indices, self._numbers(inputs, rows)
+            look_up(self._features, self._keys, keys, indices)
 
     def _numbers(self, inputs: Tensors, rows: int) -> Array:
         dense = np.empty((rows, self._features.dense_width), np.float32)
@@ -131,7 +139,7 @@ class CtrServable:
     def _place_rows(self, inputs: Tensors) -> tuple[Array, Array]:
         features = self._features
         rows = len(next(iter(inputs.values())))
-        indices = np.empty((rows, features.slots), np.uint32)
+        joined = np.empty((rows, len(self._plain)), np.uint32)
         dense = np.empty((rows, features.dense_width), np.float32)
         wrong = join(
             Joined(
@@ -142,26 +150,33 @@ class CtrServable:
             ),
             self._starts,
             self._buckets,
-            indices,
+            joined,
             dense,
         )
         if wrong >= 0:
             raise self._wrong_place(inputs, wrong)
+        if not len(self._exact):
+            return joined, dense
+        indices = np.empty((rows, features.slots), np.uint32)
+        indices[:, self._plain] = joined
+        parts = [inputs[name] for name in ("context_keys", "candidate_keys") if name in inputs]
+        self._look_up(np.concatenate(parts, axis=1), indices)
         return indices, dense
 
     def _wrong_place(self, inputs: Tensors, wrong: int) -> InvalidRequest:
         features = self._features
-        row, place = divmod(wrong, features.slots + features.dense_width)
-        is_bucket = place < features.slots
+        slots = len(self._joined)
+        row, place = divmod(wrong, slots + features.dense_width)
+        is_bucket = place < slots
         column, split = (
-            (place, features.context_slots) if is_bucket else (place - features.slots, features.context_dense)
+            (place, _of_context(self._joined)) if is_bucket else (place - slots, features.context_dense)
         )
         name = ("context" if column < split else "candidate") + ("" if is_bucket else "_dense")
         column -= split if column >= split else 0
         value = inputs[name][row, column]
         if not is_bucket:
             return _not_finite(name, row, value)
-        field = next(field for field, slot in features.field_slots() if slot == place)
+        field, _ = self._joined[place]
         return InvalidRequest(
             f"row {row}, column {column} ({field.name}): expected a bucket from 0 to {field.buckets - 1}, "
             f"or {PADDING} for no value, got {value}",
@@ -190,14 +205,21 @@ def _spec(field: Field) -> TensorSpec:
 
 def _joined_inputs(features: Features) -> tuple[TensorSpec, ...]:
     """The joined inputs that have columns: those of the context first."""
-    slots, dense = features.context_slots, features.context_dense
-    specs = (
-        TensorSpec("context", _BUCKET, (slots,), context=True),
-        TensorSpec("context_dense", _FLOAT, (dense,), context=True),
-        TensorSpec("candidate", _BUCKET, (features.slots - slots,)),
-        TensorSpec("candidate_dense", _FLOAT, (features.dense_width - dense,)),
-    )
-    return tuple(spec for spec in specs if spec.shape != (0,))
+    parts = []
+    for name, context in (("context", True), ("candidate", False)):
+        slots = [field for field, _ in features.field_slots() if field.context == context]
+        exact = sum(field.keys == "exact" for field in slots)
+        numbers = sum(field.size for field in features.numeric if field.context == context)
+        parts += [
+            TensorSpec(name, _BUCKET, (len(slots) - exact,), context),
+            TensorSpec(f"{name}_keys", _KEY, (exact,), context),
+            TensorSpec(f"{name}_dense", _FLOAT, (numbers,), context),
+        ]
+    return tuple(spec for spec in parts if spec.shape != (0,))
+
+
+def _of_context(slots: Sequence[tuple[Field, int]]) -> int:
+    return sum(field.context for field, _ in slots)
 
 
 def _whole(array: Array | None, rows: int, dtype: np.dtype[np.generic]) -> Array:

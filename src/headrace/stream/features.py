@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,6 +23,22 @@ from headrace.tensors import Array
 
 MOST_ROWS = 2**32 - 1
 """Row numbers are uint32."""
+
+
+class ExactColumn(NamedTuple):
+    """A column of ``Block.keys``.
+
+    Attributes:
+        field: The exact field that it belongs to.
+        slot: The column of ``Block.indices`` that it is looked up for.
+        table_start: The first row of the field's table.
+        first: Whether it is the field's first slot: the one that says that a value is missing.
+    """
+
+    field: Field
+    slot: int
+    table_start: int
+    first: bool
 
 
 @dataclass(frozen=True)
@@ -120,10 +137,20 @@ class Features:
         """How many columns of ``Block.dense`` belong to the context: they come first."""
         return sum(field.size for field in self.numeric if field.context)
 
-    @property
+    @cached_property
+    def exact_columns(self) -> tuple[ExactColumn, ...]:
+        """The columns of ``Block.keys``: a slot each of the fields whose values get rows of their own."""
+        firsts = set(self.slot_starts[:-1].tolist())
+        return tuple(
+            ExactColumn(field, slot, self.tables[field.table_name][0], slot in firsts)
+            for field, slot in self.field_slots()
+            if field.keys == "exact"
+        )
+
+    @cached_property
     def exact_slots(self) -> tuple[int, ...]:
-        """The slots of fields whose values get rows of their own, in order: the columns of ``Block.keys``."""
-        return tuple(slot for field, slot in self.field_slots() if field.keys == "exact")
+        """The slots of the columns of ``Block.keys``, in order."""
+        return tuple(column.slot for column in self.exact_columns)
 
     def field_slots(self) -> Iterator[tuple[Field, int]]:
         """Each slot with the field that it belongs to."""

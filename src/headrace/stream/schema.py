@@ -20,6 +20,11 @@ METADATA_KEY = b"headrace"
 FORMAT = 1
 """The format of schemas that is written; newer ones are not read."""
 
+MOST_ADMIT = 255
+"""How often a value can be counted."""
+
+_OF_TABLE = ("buckets", "keys", "admit", "expire_rows")  # what fields that share a table agree in
+
 Role = Literal["label", "weight", "timestamp", "truth", "categorical", "dense", "vector", "ignored"]
 Keys = Literal["hash", "bucket", "exact"]
 Pooling = Literal["mean", "sum"]
@@ -39,7 +44,7 @@ class Field(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         keys: How a categorical value finds its row: ``hash`` spreads any value (text, bytes or an integer)
             over the buckets; ``bucket`` means the values are row numbers below ``buckets`` already;
             ``exact`` gives each value that is seen often enough a row of its own.
-        admit: How many times an exact value is seen before it gets a row.
+        admit: How many times an exact value is seen before it gets a row; at most 255.
         expire_rows: After how many rows of the stream without it an exact value loses its row; 0 for never.
         values: The most values a categorical field has in one row; more are cut off. 1 for single-valued.
         pooling: How the rows of several values become one.
@@ -69,8 +74,8 @@ class Field(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             value = getattr(self, setting)
             if not least <= value <= most:
                 raise ConfigError(f"field {self.name!r}: {setting}: expected {least} to {most}, got {value}")
-        if self.admit < 1 or self.expire_rows < 0:
-            raise ConfigError(f"field {self.name!r}: admit is 1 or more, expire_rows 0 or more")
+        if not 1 <= self.admit <= MOST_ADMIT or self.expire_rows < 0:
+            raise ConfigError(f"field {self.name!r}: admit is 1 to {MOST_ADMIT}, expire_rows 0 or more")
 
     @property
     def table_name(self) -> str:
@@ -105,10 +110,10 @@ class Schema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         tables: dict[str, Field] = {}
         for field in self.of("categorical"):
             first = tables.setdefault(field.table_name, field)
-            if (first.buckets, first.keys, first.admit) != (field.buckets, field.keys, field.admit):
+            if any(getattr(first, one) != getattr(field, one) for one in _OF_TABLE):
                 raise ConfigError(
                     f"schema: {first.name!r} and {field.name!r} share the table {field.table_name!r}; "
-                    "give both the same buckets, keys and admit"
+                    f"give both the same {', '.join(_OF_TABLE[:-1])} and {_OF_TABLE[-1]}"
                 )
 
     def of(self, *roles: str) -> tuple[Field, ...]:

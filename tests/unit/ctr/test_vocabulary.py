@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from headrace.ctr.model import LearningModel, Weights
-from headrace.ctr.settings import ModelSettings
+from headrace.ctr.settings import Kind, ModelSettings
 from headrace.ctr.vocabulary import GONE, AdmittingModel, Vocabulary, look_up
+from headrace.ctr.zoo import create, scorer
 from headrace.errors import ConfigError
 from headrace.stream.block import Block
 from headrace.stream.features import Features
@@ -68,7 +69,7 @@ def test_distinct_values_never_share_a_row() -> None:
     assert len(set(rows.tolist())) == 700
     assert rows.min() > first
     assert rows.max() < first + count
-    again = vocabulary.look_up(block_of(layout, keys[::-1])).indices[::-1, 1]
+    again = vocabulary.look_up(block_of(layout, keys[::-1]), 700).indices[::-1, 1]
     assert again.tolist() == rows.tolist()
 
 
@@ -80,7 +81,21 @@ def test_a_full_table_admits_nobody_and_loses_nobody() -> None:
     first, _ = layout.tables["user"]
     assert sorted(rows[:10].tolist()) == list(range(first + 1, first + 11))
     assert set(rows[10:].tolist()) == {first}
-    assert vocabulary.look_up(block_of(layout, keys[:10])).indices[:, 1].tolist() == rows[:10].tolist()
+    assert vocabulary.look_up(block_of(layout, keys[:10]), 500).indices[:, 1].tolist() == rows[:10].tolist()
+
+
+def test_values_that_never_come_again_are_not_admitted_however_long_the_stream() -> None:
+    layout = features(buckets=1000, admit=2, expire_rows=5000)
+    vocabulary = Vocabulary(layout)
+    regular, admitted, nobody = hashes(20, seed=9), [], layout.tables["user"][0]
+    for number in range(50):
+        keys = np.concatenate([hashes(1000, seed=100 + number), regular, regular])
+        rows = vocabulary.admit(block_of(layout, keys, first_row=1040 * number))[0].indices[:, 1]
+        admitted.append(np.mean(rows[:1000] != nobody))
+        assert (rows[1020:] != nobody).all()
+    # Two counters of 8,000 a value: at most 2,000 of them hold something before they are halved, so a value
+    # finds both of its own taken in (1/4)² of all cases, in the mean over a halving's time in a third.
+    assert max(admitted) < 0.05
 
 
 def test_an_expired_value_gives_its_row_to_another_which_is_reported() -> None:
@@ -94,7 +109,7 @@ def test_an_expired_value_gives_its_row_to_another_which_is_reported() -> None:
     late, taken = vocabulary.admit(block_of(layout, [two], first_row=200))
     assert late.indices[0, 1] == first + 1
     assert taken.tolist() == [first + 1]
-    assert vocabulary.look_up(block_of(layout, [one])).indices[0, 1] == first
+    assert vocabulary.look_up(block_of(layout, [one]), 201).indices[0, 1] == first
 
 
 def test_what_is_published_leaves_out_expired_values() -> None:
@@ -112,13 +127,13 @@ def test_what_is_published_leaves_out_expired_values() -> None:
     look_up(layout, living, keys.reshape(-1, 1), indices)
     first, _ = layout.tables["user"]
     assert set(indices[:20, 1].tolist()) == {first}
-    assert indices[20:, 1].tolist() == vocabulary.look_up(block).indices[20:, 1].tolist()
+    assert indices[20:, 1].tolist() == vocabulary.look_up(block, 600).indices[20:, 1].tolist()
 
 
 def test_further_values_that_are_not_there_are_left_out() -> None:
     layout = features(admit=1, values=3)
     first, _ = layout.tables["user"]
-    filled = Vocabulary(layout).look_up(block_of(layout, [0, 0, 0, 5 * 2**32, 6 * 2**32, 0]))
+    filled = Vocabulary(layout).look_up(block_of(layout, [0, 0, 0, 5 * 2**32, 6 * 2**32, 0]), 0)
     assert filled.indices[:, 1:].tolist() == [[first, 0, 0], [first, 0, 0]]
 
 
@@ -137,6 +152,28 @@ def test_a_state_goes_on_where_it_was() -> None:
 def test_a_state_of_another_size_is_refused() -> None:
     with pytest.raises(ConfigError, match="expected an array of shape"):
         Vocabulary(features(buckets=10)).restore(Vocabulary(features(buckets=20)).state())
+
+
+@pytest.mark.parametrize("kind", ["lr", "ffm", "deepfm"])
+def test_a_model_predicts_what_its_version_does_also_of_values_that_have_expired(kind: Kind) -> None:
+    layout = features(buckets=100, admit=1, expire_rows=100)
+    model = create(ModelSettings(kind=kind, factors=2, hidden=(4,)), layout)
+    keys = hashes(60)
+    for first_row, part in ((0, keys[:30]), (200, keys[30:])):
+        block = block_of(layout, part, first_row)
+        block.labels[::2] = 1
+        model.learn(block)
+    weights, block = model.strip(), block_of(layout, keys, first_row=230)
+    indices = block.indices.copy()
+    look_up(layout, weights.keys, keys.reshape(-1, 1), indices)
+    assert (indices[:30, 1] == layout.tables["user"][0]).all()
+    expected = scorer(model.settings, layout, weights).predict(indices, block.dense)
+    assert model.predict(block).tolist() == expected.tolist()
+
+
+def test_the_state_of_a_model_without_exact_fields_is_refused() -> None:
+    with pytest.raises(ConfigError, match="without exact fields"):
+        create(ModelSettings(kind="lr"), features()).restore({"linear": np.zeros((1011, 2), np.float32)})
 
 
 class CountingModel(LearningModel):

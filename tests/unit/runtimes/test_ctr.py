@@ -16,7 +16,7 @@ from headrace.runtimes.options import RuntimeOptions, SignatureSettings
 from headrace.stream.features import Features
 from headrace.stream.hashing import keys_of, rows_of
 from headrace.stream.schema import Field, Schema
-from tests.conformance.ctr_models import field_inputs, random_weights, write
+from tests.conformance.ctr_models import EXACT, field_inputs, random_weights, write
 
 
 def test_values_find_the_rows_that_the_stream_gave_them(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_inputs_that_would_be_empty_are_left_out(tmp_path: Path) -> None:
         servable.predict({"candidate": np.array([[8], [9]], np.uint32)}, ROWS_SIGNATURE)
 
 
-def test_exact_values_are_looked_up_and_have_no_joined_form(tmp_path: Path) -> None:
+def test_exact_values_are_looked_up(tmp_path: Path) -> None:
     schema = Schema(
         fields=(
             Field(name="ad", role="categorical", buckets=16, keys="exact", values=2),
@@ -90,13 +90,40 @@ def test_exact_values_are_looked_up_and_have_no_joined_form(tmp_path: Path) -> N
     weights.keys["ad"] = keys  # type: ignore[index]
     write_model(tmp_path, settings, features, weights)
     servable = load(tmp_path / "model.ctr", RuntimeOptions())
-    assert list(servable.signatures) == ["serving_default"]
     inputs = {"ad": np.array([[77, -1], [78, 77], [-1, -1]]), "hour": np.array([1, 2, -1])}
     starts = {name: first for name, (first, _) in features.tables.items()}
     ad, hour = starts["ad"], starts["hour"]
     rows = np.array([[ad + place, 0, hour + 1], [ad, ad + place, hour + 2], [ad, 0, hour]], np.uint32)
     wanted = GroupedScorer(settings, features, weights).predict(rows, np.zeros((3, 0), np.float32))
     assert servable.predict(inputs)["probability"].tolist() == wanted.tolist()
+
+
+def test_joined_inputs_have_hashes_where_values_are_exact(tmp_path: Path) -> None:
+    write(tmp_path, "fm", EXACT)
+    servable = load(tmp_path / "model.ctr", RuntimeOptions())
+    assert [str(spec) for spec in servable.signatures[ROWS_SIGNATURE].inputs] == [
+        "context UINT32 [rows, 1]",
+        "context_keys UINT64 [rows, 4]",
+        "context_dense FP32 [rows, 1]",
+        "candidate UINT32 [rows, 1]",
+        "candidate_keys UINT64 [rows, 2]",
+        "candidate_dense FP32 [rows, 5]",
+    ]
+    given, fields = field_inputs(30), EXACT.by_name
+    keys = {name: keys_of(given[name], fields[name]).reshape(30, -1) for name in ("topics", "user", "words")}
+    inputs = {
+        "context": given["hour"].astype(np.uint32)[:, None],
+        "context_keys": np.concatenate([keys["topics"], keys["user"]], axis=1),
+        "context_dense": given["age"][:, None],
+        "candidate": rows_of(given["ad"], fields["ad"], 0)[:, None],
+        "candidate_keys": keys["words"],
+        "candidate_dense": np.concatenate([given["image"], given["price"][:, None]], axis=1),
+    }
+    wanted = servable.predict(given)["probability"]
+    assert servable.predict(inputs, ROWS_SIGNATURE)["probability"].tolist() == wanted.tolist()
+    inputs["candidate"][3, 0] = 300
+    with pytest.raises(InvalidRequest, match=r"candidate: row 3, column 0 \(ad\): expected .* 0 to 299"):
+        servable.predict(inputs, ROWS_SIGNATURE)
 
 
 def test_it_is_a_regression_unless_the_operator_says_otherwise(tmp_path: Path) -> None:
