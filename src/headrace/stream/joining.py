@@ -210,7 +210,8 @@ class _SliceCodes:
             column = pa.array([None if value is None else str(value) for value in column.to_pylist()])
         encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
         numbers = [-1 if value is None else self._code(value) for value in encoded.dictionary.to_pylist()]
-        places = encoded.indices.fill_null(len(numbers)).to_numpy(zero_copy_only=False)
+        # As int32: the indices' own type may not hold the number behind the last of the values.
+        places = encoded.indices.cast(pa.int32()).fill_null(len(numbers)).to_numpy(zero_copy_only=False)
         codes[:] = np.array([*numbers, -1], np.int32)[places]
 
     def _code(self, value: object) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -83,12 +84,17 @@ def described(score: Score) -> dict[str, float | int | None]:
 
 
 class JsonReport:
-    """One JSON object a window, each on a line of its own."""
+    """One JSON object a window, each on a line of its own.
+
+    Attributes:
+        problem: Why a line could not be written; None if all could.
+    """
 
     def __init__(self, output: TextIO) -> None:
         """Write to a stream of text."""
         self._output = output
         self._said_versions = 0
+        self.problem: str | None = None
 
     def moved(self, progress: Progress) -> None:
         """Say nothing: a window will."""
@@ -123,6 +129,9 @@ class JsonReport:
         except BrokenPipeError:
             # Nobody reads on, which is no reason to stop learning: lines go nowhere from now on.
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._output.fileno())
+        except OSError as error:
+            # A full disk, say, is no reason to stop learning either; the next line may find room.
+            self.problem = f"standard output cannot be written: {error.strerror or error}"
 
 
 class TerminalReport:
@@ -188,8 +197,7 @@ class TerminalReport:
             self._width = 0
 
     def _show(self, text: str) -> None:
-        self._output.write(f"\r{text:<{self._width}}\r" if not text else f"\r{text:<{self._width}}")
-        self._output.flush()
+        _say(self._output, f"\r{text:<{self._width}}\r" if not text else f"\r{text:<{self._width}}")
         self._width = len(text)
 
 
@@ -211,8 +219,14 @@ class Warnings:
 
     def failed(self, what: str) -> None:
         """Say it."""
-        self._output.write(f"headrace: {what}\n")
-        self._output.flush()
+        _say(self._output, f"headrace: {what}\n")
+
+
+def _say(output: TextIO, text: str) -> None:
+    # What is said of a full disk may itself go to a file there: nobody can be told then; learning goes on.
+    with contextlib.suppress(OSError):
+        output.write(text)
+        output.flush()
 
 
 def _paced(pace: Pace) -> dict[str, float]:

@@ -132,10 +132,12 @@ def train(options: TrainOptions, output: TextIO, errors: TextIO) -> int:
         outcome = trainer.run(_Continued(reader, learner.position.rows if options.continued else 0))
         terminal.clear()
         outcome = _drawn(plot, outcome)
-        if outcome.error is not None:
-            errors.write(f"headrace: {outcome.error}\n")
         lines.write(outcome.summary)
-    return outcome.exit_code
+        error = outcome.error or lines.problem
+        if error is not None:
+            with contextlib.suppress(OSError):  # the exit code says it, too
+                errors.write(f"headrace: {error}\n")
+    return outcome.exit_code or int(error is not None)
 
 
 def search(options: TrainOptions, file: Path, output: TextIO, errors: TextIO) -> int:

@@ -120,7 +120,7 @@ class Trainer:
         self._asked = self._published = Mark()
         self._save_asked = self._checkpointed = Mark()
         self._windowed = Progress()
-        self._versions: list[int] = []
+        self._versions: tuple[int, ...] = ()  # told with each block: never copied for that
         self._writing: tuple[Future[Publication], Mark] | None = None
         self._failures: dict[str, str] = {}
 
@@ -134,7 +134,7 @@ class Trainer:
             idle_seconds=before.idle_seconds + (blocks.idle_seconds if blocks else 0.0),
             stream_bytes=before.stream_bytes + (blocks.stream_bytes if blocks else 0),
             pending_rows=self._learner.pending_rows,
-            versions=tuple(self._versions),
+            versions=self._versions,
         )
 
     def resume(self, checkpoint: Checkpoint, *, continued: bool) -> None:
@@ -158,7 +158,7 @@ class Trainer:
         self._before = msgspec.convert(checkpoint.meta.get("trainer"), _Saved)
         if not continued:
             self._before.stream_bytes = 0  # they are read again
-        self._versions = list(self._before.versions)
+        self._versions = tuple(self._before.versions)
         self._asked = self._published = Mark(self._before.published_rows, self._before.seconds)
         self._save_asked = self._checkpointed = Mark(self._learner.position.rows, self._before.seconds)
         self._windowed = self.progress
@@ -180,7 +180,10 @@ class Trainer:
                 stopped, error = "diverged", raised.message
             except HeadraceError as raised:
                 stopped, error = "error", raised.message
-            self._end(stopped, writers)
+            try:
+                self._end(stopped, writers)
+            except ModelError as raised:  # by rows whose labels came last
+                stopped, error = "diverged", raised.message
         said = summary(self._learner.windows.total(), self.progress, stopped)
         code = EXIT_CODES[stopped]
         for failure in self._failures.values():
@@ -229,7 +232,7 @@ class Trainer:
         if self._learner.position.rows > self._checkpointed.rows:
             self._save()
         if over:
-            self._say(self._learner.finish(), ended._replace(versions=tuple(self._versions)))
+            self._say(self._learner.finish(), ended._replace(versions=self._versions))
         if late:
             self._publish(writers)
             self._await_version()
@@ -266,7 +269,7 @@ class Trainer:
             return
         self._failures.pop("not published", None)
         self._published = mark
-        self._versions.append(publication.version)
+        self._versions += (publication.version,)
         for observer in self._observers:
             observer.published(publication, mark.rows)
 
@@ -281,7 +284,7 @@ class Trainer:
             seconds=progress.seconds,
             idle_seconds=progress.idle_seconds,
             stream_bytes=progress.stream_bytes,
-            versions=self._versions,
+            versions=list(self._versions),
             published_rows=self._published.rows,
         )
         state = self._learner.state()

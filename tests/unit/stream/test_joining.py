@@ -239,3 +239,10 @@ def test_slices_of_too_many_values_have_the_rest_together() -> None:
     cut = joiner.join(batch_of(a=list(range(1500)))).slices["a"]
     assert cut.values[1000:] == (OTHER,)
     assert cut.codes[998:1003].tolist() == [998, 999, 1000, 1000, 1000]
+
+
+def test_slices_of_a_dictionary_as_large_as_its_indices_allow() -> None:
+    values = [f"v{number}" for number in range(128)]
+    column = pa.DictionaryArray.from_arrays(pa.array([127, None, 0], pa.int8()), pa.array(values))
+    cut = Joiner(Features.of(schema_of(a={})), ("site",)).join(batch_of(a=[1, 2, 3], site=column))
+    assert cut.slices["site"].codes.tolist() == [127, -1, 0]

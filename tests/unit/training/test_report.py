@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -43,6 +44,19 @@ def test_lines_that_nobody_reads_do_not_end_a_run() -> None:
     with os.fdopen(writing, "w") as output:
         JsonReport(output).write({"rows": 1})
         JsonReport(output).write({"rows": 2})
+
+
+def test_a_full_disk_under_what_is_said_does_not_end_a_run() -> None:
+    lines = JsonReport(_Full())
+    lines.write({"rows": 1})
+    assert lines.problem == "standard output cannot be written: No space left on device"
+    Warnings(_Full()).failed("not saved: the disk is full")
+    TerminalReport(_Full()).moved(PROGRESS)
+
+
+class _Full(io.StringIO):
+    def flush(self) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_the_line_on_a_terminal_is_renewed_a_few_times_a_second_and_wiped_away() -> None:

@@ -7,10 +7,12 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from headrace.errors import ConfigError, FailedPrecondition, StreamError
 from headrace.stream.block import Block
+from headrace.tensors import Array
 from headrace.training.checkpoint import load_checkpoint
 from headrace.training.delayed import Pending
 from headrace.training.learner import Learner
@@ -181,6 +183,17 @@ def test_a_model_that_diverged_is_neither_published_nor_saved(tmp_path: Path) ->
     assert (outcome.exit_code, outcome.summary["stopped"]) == (1, "diverged")
     assert outcome.error is not None
     assert "diverged" in outcome.error
+
+
+def test_a_model_that_diverges_by_the_labels_that_come_last_ends_the_run_as_any_other() -> None:
+    class Late(RateModel):
+        def learn(self, block: Block) -> Array:
+            learnt = super().learn(block)
+            return learnt if block.first_row < 80 else np.full_like(learnt, np.nan)
+
+    versions = Versions()
+    outcome = trainer(plan(release=versions), model=Late(), delay=55.0).run(Rows(make_blocks(100, 10)))
+    assert (outcome.exit_code, outcome.summary["stopped"], versions.published) == (1, "diverged", [])
 
 
 def test_a_version_that_cannot_be_written_is_said_and_tried_again() -> None:
