@@ -1,4 +1,4 @@
-"""Two ways to ask about a page: over REST about one film, over gRPC about all films with the person said once."""
+"""Two ways to ask: over REST about one film, over gRPC about a page of films with the person said once."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import NamedTuple
 import grpc
 import numpy as np
 import numpy.typing as npt
+from google.protobuf.message import Message
 
 from demo.features import SCHEMA, Page, Value
 from headrace.frontends.protos import message
@@ -17,6 +18,7 @@ from headrace.stream.schema import Field
 PredictRequest = message("tensorflow.serving.PredictRequest")
 PredictResponse = message("tensorflow.serving.PredictResponse")
 
+DT_FLOAT, DT_STRING, DT_INT64 = 1, 7, 9
 OUTPUT = "probability"
 LONGEST_WAIT_SECONDS = 10.0
 INPUTS = [field for field in SCHEMA.fields if field.role != "label"]
@@ -118,27 +120,30 @@ class GrpcClient:
         self.predict = channel.unary_unary("/tensorflow.serving.PredictionService/Predict")
         self.model = model
 
-    async def ask(self, page: Page, label: str = "") -> Answer:
-        """Ask the newest version, or the one that a label points at, about a page's films."""
+    def request(self, page: Page) -> Message:
+        """Put a page into words: one row for the person, one for each film."""
         request = PredictRequest()
         request.model_spec.name = self.model
-        if label:
-            request.model_spec.version_label = label
         for field in INPUTS:
             tensor = request.inputs[field.name]
             for size in shape(field, page):
                 tensor.tensor_shape.dim.add(size=size)
             if field.text:
-                tensor.dtype = 7  # DT_STRING
+                tensor.dtype = DT_STRING
                 tensor.string_val.extend(str(value).encode() for value in values(field, page))
             elif field.role == "dense":
-                tensor.dtype = 1  # DT_FLOAT
+                tensor.dtype = DT_FLOAT
                 tensor.tensor_content = np.array(values(field, page), np.float32).tobytes()
             else:
-                tensor.dtype = 9  # DT_INT64
+                tensor.dtype = DT_INT64
                 tensor.tensor_content = np.array(values(field, page), np.int64).tobytes()
+        return request
+
+    async def ask(self, request: Message, label: str = "") -> Answer:
+        """Ask the newest version, or the one that a label points at."""
+        if label:
+            request.model_spec.version_label = label
         reply = await self.predict(request.SerializeToString(), timeout=LONGEST_WAIT_SECONDS)
         answered = PredictResponse.FromString(reply)
-        return Answer(
-            answered.model_spec.version.value, np.array(answered.outputs[OUTPUT].float_val, np.float64)
-        )
+        liked = np.array(answered.outputs[OUTPUT].float_val, np.float64)
+        return Answer(answered.model_spec.version.value, liked)

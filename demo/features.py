@@ -40,7 +40,7 @@ SCHEMA = Schema(
 )
 """What a row of the stream, and so of a request, consists of; the context is the person."""
 
-PAGE_SECONDS = 300
+PAGE_SECONDS = 120
 PAGE_FILMS = 32
 LIKED_OVERALL = 0.55
 PRIOR_RATINGS = 5.0

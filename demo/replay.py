@@ -28,6 +28,7 @@ KINDS = (NEWEST, FROZEN, SINGLE)
 
 STEP_ROWS = 250
 GRPC_CALLERS = 8
+SINGLE_EVERY_PAGES = 3
 
 
 @dataclass(slots=True)
@@ -159,8 +160,8 @@ class Replay:
         record.seconds = time.perf_counter() - began
 
     async def ask(self, pages: Sequence[Page]) -> None:
-        """Let all callers together ask about all pages: each takes the next one when it is answered."""
-        whole, single = iter(pages), iter(pages)
+        """Let all callers together ask about pages: each takes the next one when it is answered."""
+        whole, single = iter(pages), iter(pages[::SINGLE_EVERY_PAGES])
         await asyncio.gather(
             *(self.ask_whole(whole) for _ in range(GRPC_CALLERS)),
             *(self.ask_single(client, single) for client in self.rest),
@@ -171,10 +172,11 @@ class Replay:
         record, ask = self.record, self.candidates.ask
         for page in pages:
             rows = slice(page.first_row, page.first_row + len(page.liked))
-            if newest := await self.timed(NEWEST, ask(page)):
+            request = self.candidates.request(page)
+            if newest := await self.timed(NEWEST, ask(request)):
                 record.newest[rows], record.version[rows] = newest.liked, newest.version
                 self.meet(newest.version)
-            if frozen := await self.timed(FROZEN, ask(page, FROZEN)):
+            if frozen := await self.timed(FROZEN, ask(request, FROZEN)):
                 record.frozen[rows] = frozen.liked
 
     async def ask_single(self, client: RestClient, pages: Iterator[Page]) -> None:

@@ -64,14 +64,32 @@ def cells(one: Scores) -> Row:
 
 def version_rows(record: Record) -> Iterator[Row]:
     """Say what each version answered, how good that was, and how old it became."""
-    yield ("version", "learnt", "KiB", "served after", "replaced at", "answered", "AUC", "v1's", "logloss", "v1's")
+    yield (
+        "version",
+        "learnt",
+        "KiB",
+        "served after",
+        "replaced at",
+        "answered",
+        "AUC",
+        "v1's",
+        "logloss",
+        "v1's",
+    )
     answered = [version.answered for version in record.versions.values()]
     replaced = [*answered[1:], None]
     for (number, version), next_one in zip(record.versions.items(), replaced, strict=True):
         age = f"{(next_one - version.published).total_seconds():.1f} s" if next_one else "-"
         lag = f"{(version.answered - version.published).total_seconds():.1f} s"
         size = f"{version.size_bytes / 1024:,.0f}"
-        yield (str(number), f"{version.rows:,}", size, lag, age, *cells(scores(record, record.version == number)))
+        yield (
+            str(number),
+            f"{version.rows:,}",
+            size,
+            lag,
+            age,
+            *cells(scores(record, record.version == number)),
+        )
     yield ("all", "", "", "", "", *cells(scores(record, record.version > 0)))
 
 
@@ -129,8 +147,8 @@ def text(record: Record, summary: Mapping[str, object], server_cpu_seconds: floa
             f"  One film alone and the same film on its page differ by {difference(record):.1g} at most.\n"
             f"  The server took {server_cpu_seconds / requests * 1e6:.0f} µs of processor time a request, "
             f"{server_cpu_seconds / predictions * 1e6:.0f} µs a prediction.\n"
-            f"  The trainer learnt {summary.get('rows', 0):,} rows; before it learnt them, its own AUC on them "
-            f"was {summary.get('auc', 0):.4f}.",
+            f"  The trainer learnt {summary.get('rows', 0):,} rows; it predicted each the moment before, "
+            f"with an AUC of {summary.get('auc', 0):.4f}.",
             *(f"  failed: {count} × {line}" for line, count in record.failures.most_common()),
         ]
     )

@@ -61,43 +61,52 @@ async def first_version(trainer: Trainer, versions: Path) -> None:
         await asyncio.sleep(0.05)
 
 
-async def replay(pages: Sequence[Page], record: Record, server: Server, trainer: Trainer, versions: Path) -> None:
+async def replay(
+    pages: Sequence[Page], record: Record, server: Server, trainer: Trainer, versions: Path, seconds: float
+) -> None:
     """Ask about pages and learn from them, until none are left."""
     rest = [RestClient(server.http_port, MODEL) for _ in range(REST_CALLERS)]
     async with grpc.aio.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
         callers = Replay(rest, GrpcClient(channel, MODEL), versions)
-        await callers.run(record, pages, trainer, REPLAY_SECONDS)
+        await callers.run(record, pages, trainer, seconds)
     for client in rest:
         await client.close()
 
 
-async def run() -> int:
-    """Tell the whole story, and leave nothing running."""
-    pages = prepare()
+async def run(pages: Sequence[Page], every_rows: int, seconds: float, picture: Path) -> int:
+    """Tell the whole story, and leave nothing running.
+
+    Args:
+        pages: What happens, in order.
+        every_rows: After how many rows a version is published; the first ones are not asked about.
+        seconds: How long the rest shall take.
+        picture: Where to draw how good the answers were.
+    """
     record = Record.of(pages)
     with tempfile.TemporaryDirectory(prefix="headrace-demo-") as made:
         folder = Path(made)
         versions = folder / "models" / MODEL
         versions.mkdir(parents=True)
         (versions / "headrace.toml").write_text(f"[versions]\nlabels = {{ {FROZEN} = 1 }}\n")
-        async with training(SETTINGS, versions, EVERY_ROWS, folder / "trainer.log") as trainer:
-            begin = split(pages, EVERY_ROWS)
+        async with training(SETTINGS, versions, every_rows, folder / "trainer.log") as trainer:
+            begin = split(pages, every_rows)
             await trainer.learn(pages[:begin])
             await first_version(trainer, versions)
-            say(f"headrace train has published version 1 after {EVERY_ROWS:,} rows; starting headrace serve")
+            say(f"headrace train has published version 1 after {every_rows:,} rows; starting headrace serve")
             async with serving(folder / "models", MODEL, folder / "server.log") as server:
-                say(f"ready on ports {server.http_port}, {server.grpc_port}; asking, then learning, page by page")
-                cpu_before = server.cpu_seconds()
-                await replay(pages[begin:], record, server, trainer, versions)
-                cpu_seconds = server.cpu_seconds() - cpu_before
+                say(f"ready on ports {server.http_port}, {server.grpc_port}; each page: ask, then learn")
+                cpu_seconds = -server.cpu_seconds()
+                await replay(pages[begin:], record, server, trainer, versions, seconds)
+                cpu_seconds += server.cpu_seconds()
                 await trainer.finish()
                 say(f"the trainer has ended with code {trainer.process.returncode}")
             say(f"the server has drained and ended with code {server.process.returncode}")
-    codes = (trainer.process.returncode, server.process.returncode)
+    if not record.versions:
+        raise SystemExit(f"no version answered: {record.failures.most_common(3)}")
     print(f"\n{report.text(record, trainer.summary, cpu_seconds)}\n")
-    print(f"  plot: {plot.draw(record, FOLDER / 'demo' / 'demo.png')}\n")
-    return 1 if record.failures or any(codes) else 0
+    print(f"  plot: {plot.draw(record, picture)}\n")
+    return 1 if record.failures or trainer.process.returncode or server.process.returncode else 0
 
 
 if __name__ == "__main__":
-    sys.exit(asyncio.run(run()))
+    sys.exit(asyncio.run(run(prepare(), EVERY_ROWS, REPLAY_SECONDS, FOLDER / "demo" / "demo.png")))

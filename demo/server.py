@@ -66,7 +66,7 @@ def is_ready(port: int, model: str) -> bool:
 
 
 def last_words(log: Path) -> str:
-    """Give the end of the server's log."""
+    """Give the end of a log."""
     return log.read_text(errors="replace")[-2000:]
 
 

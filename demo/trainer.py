@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from demo.clicks import ARROW_SCHEMA, record_batch
 from demo.features import Page
+from demo.server import last_words
 
 END_SECONDS = 60.0
 
@@ -68,6 +69,8 @@ async def training(config: Path, versions: Path, every_rows: int, log: Path) -> 
         raise ValueError("the trainer's input is not piped")
     try:
         yield Trainer(process, process.stdin)
+    except BrokenPipeError:
+        raise SystemExit(f"the trainer has ended too early:\n{last_words(log)}") from None
     finally:
         if process.poll() is None:
             process.kill()
