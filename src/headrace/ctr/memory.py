@@ -8,9 +8,7 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic as _typed_intrinsic
-from numba.np import arrayobj
 
 from headrace.tensors import Array
 
@@ -106,14 +104,14 @@ def one_by_one(_typing: Any) -> Any:
 
 
 def _pointer(context: Any, builder: Any, kinds: Any, arguments: Any) -> Any:
-    array = arrayobj.make_array(kinds[0])(context, builder, arguments[0])
-    if isinstance(kinds[1], types.BaseTuple):
-        row, column = (
-            context.cast(builder, part, kind, types.intp)
-            for part, kind in zip(cgutils.unpack_tuple(builder, arguments[1]), kinds[1], strict=True)
-        )
-        width = cgutils.unpack_tuple(builder, array.shape)[1]
-        place = builder.add(builder.mul(row, width, flags=["nsw"]), column, flags=["nsw"])
+    array, parts = context.make_array(kinds[0])(context, builder, arguments[0]), kinds[1]
+    if isinstance(kinds[1], types.Integer):
+        place = context.cast(builder, arguments[1], parts, types.intp)
     else:
-        place = context.cast(builder, arguments[1], kinds[1], types.intp)
+        row, column = (
+            context.cast(builder, builder.extract_value(arguments[1], number), kind, types.intp)
+            for number, kind in enumerate(parts)
+        )
+        width = builder.extract_value(array.shape, 1)
+        place = builder.add(builder.mul(row, width, flags=["nsw"]), column, flags=["nsw"])
     return builder.gep(array.data, [place], inbounds=True)

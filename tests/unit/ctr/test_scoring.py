@@ -1,4 +1,4 @@
-"""Weights that do not fit are refused; those that do are scored by many threads, from read-only memory too."""
+"""Weights that do not fit are refused; others are scored by many threads, from read-only memory too."""
 
 from __future__ import annotations
 
