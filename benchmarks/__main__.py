@@ -21,6 +21,8 @@ NAMES = (
     "model_files",
     "stream",
     "candidates",
+    "fwumious",
+    "deepfm",
 )
 
 
