@@ -75,6 +75,12 @@ class Interaction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A click model.
 
+    The defaults are those that were best on generated clicks (deepfm, 600,000 rows, the logloss of the last
+    200,000, 0.403 at best): Adagrad at 0.05 from 1.0 for the tables came to 0.440, at 0.02 to 0.441 and at
+    0.1 to 0.447, from 0.1 instead of 1.0 to 0.442; lazy Adam at 0.001 or 0.003 to 0.443, and it keeps twice
+    the state. The network's Adam was better at 0.001 than at 0.003. Batches of 512 rows came to 0.439, at 7 %
+    fewer rows a second.
+
     Attributes:
         kind: ``lr`` logistic regression; ``fm`` factorization machine; ``fwfm`` field-weighted FM; ``ffm``
             field-aware FM; ``deepfm`` FM and a network over the embeddings; ``deepffm`` FFM and a network
@@ -86,8 +92,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         embeddings: How embeddings, and fwfm's weights of field pairs, learn.
         network: How the network learns.
         batch_rows: How many rows are learnt from at a time; the models without a network, with Adagrad, SGD
-        or
-            FTRL, learn from each row before they predict the next, whatever the batch.
+            or FTRL, learn from each row before they predict the next, whatever the batch.
         initial_scale: The standard deviation of fresh embeddings.
         seed: What fresh weights are drawn from.
         threads: How many threads learn at once, without locks; more than one is not repeatable to the bit.
