@@ -241,6 +241,8 @@ def _check(options: argparse.Namespace) -> None:
         raise ConfigError("publish: --every-rows and --every-seconds need --publish DIR")
     if (options.checkpoint_every_rows or options.checkpoint_every_seconds) and options.checkpoint is None:
         raise ConfigError("checkpoint: how often is said, but not where; add --checkpoint DIR")
+    if options.search is not None:
+        _check_search(options)
     if options.continued and not options.resume:
         raise ConfigError("continued: it says where the input goes on after --resume; give both")
 
@@ -253,3 +255,14 @@ def _check_keras(options: argparse.Namespace) -> None:
             f"keras: {', '.join(given)} belongs to headrace's own models; what a Keras model is made of, and "
             "how it learns, is said in its file"
         )
+
+
+def _check_search(options: argparse.Namespace) -> None:
+    """Refuse what a search, which only learns and scores, would silently leave out."""
+    defaults: dict[str, object] = {
+        **dict.fromkeys(("publish", "checkpoint", "plot", "metrics_port", "keras")),
+        **{"resume": False, "label_delay": 0.0, "slice": []},
+    }
+    for name, default in defaults.items():
+        if getattr(options, name) != default:
+            raise ConfigError(f"search: it knows no --{name.replace('_', '-')}; leave one of them out")

@@ -48,7 +48,9 @@ class DeepForm:
         added = [logit - float(effects.sum())]
         if self._settings.kind == "deepfm":
             embedded = len(products) * self._settings.factors
-            added += self._slot_effects(indices, gradient[:embedded].reshape(len(products), -1))
+            added += self._slot_effects(
+                indices, gradient[:embedded].reshape(len(products), self._settings.factors)
+            )
         else:
             embedded = len(pairs)
             added += [0.0] * int(np.count_nonzero(indices))

@@ -165,10 +165,20 @@ def row_width(settings: ModelSettings, fields: int) -> int:
 
 
 def network_widths(settings: ModelSettings, features: Features) -> tuple[int, ...]:
-    """The inputs of the network's first layer, then the units of its hidden ones; nothing without one."""
+    """The inputs of the network's first layer, then the units of its hidden ones; nothing without one.
+
+    Raises:
+        ConfigError: The network would have no inputs.
+    """
     if settings.kind not in DEEP:
         return ()
-    return (pair_inputs(settings, features) + features.dense_width, *settings.hidden)
+    inputs = pair_inputs(settings, features) + features.dense_width
+    if not inputs:
+        raise ConfigError(
+            f"kind: {settings.kind} has a network over pairs of categorical fields and dense ones, but there is "
+            "only one field; take lr"
+        )
+    return (inputs, *settings.hidden)
 
 
 def pair_inputs(settings: ModelSettings, features: Features) -> int:

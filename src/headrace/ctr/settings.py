@@ -51,8 +51,9 @@ class Optimizer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         for name in ("initial", "l1", "l2"):
             _number(f"optimizer.{name}", getattr(self, name), least=0.0)
         _number("optimizer.epsilon", self.epsilon, above=0.0)
-        for name in ("power", "beta1", "beta2"):
-            _number(f"optimizer.{name}", getattr(self, name), least=0.0, most=1.0)
+        _number("optimizer.power", self.power, least=0.0, most=1.0)
+        for name in ("beta1", "beta2"):
+            _number(f"optimizer.{name}", getattr(self, name), least=0.0, below=1.0)
 
 
 class Interaction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -142,11 +143,15 @@ def _one_of(key: str, value: object, allowed: tuple[str, ...]) -> None:
 
 
 def _number(
-    key: str, value: float, *, least: float = -math.inf, above: float = -math.inf, most: float = math.inf
+    key: str,
+    value: float,
+    *,
+    least: float = -math.inf,
+    above: float = -math.inf,
+    most: float = math.inf,
+    below: float = math.inf,
 ) -> None:
-    if not (math.isfinite(value) and least <= value <= most and value > above):
-        limits = [f"more than {above:g}"] * math.isfinite(above) + [f"at least {least:g}"] * math.isfinite(
-            least
-        )
-        limits += [f"at most {most:g}"] * math.isfinite(most)
+    if not (math.isfinite(value) and least <= value <= most and above < value < below):
+        bounds = (("more than", above), ("at least", least), ("at most", most), ("less than", below))
+        limits = [f"{words} {bound:g}" for words, bound in bounds if math.isfinite(bound)]
         raise ConfigError(f"{key}: expected a number, {' and '.join(limits)}, got {value!r}")

@@ -69,6 +69,7 @@ def test_adam_comes_with_a_rate_that_fits_it() -> None:
             ["--model", "keras", "--keras", "m.py:build", "--quantize", "8", "--learning-rate", "0.1"],
             "keras: --learning-rate, --quantize belongs to headrace's own models",
         ),
+        (["--search", "s.toml", "--label-delay", "9"], "search: it knows no --label-delay; leave one of"),
         (["/missing/rows"], "input: /missing/rows cannot be opened: No such file"),
         (["--schema", "/missing/schema"], "schema: /missing/schema cannot be read: No such file"),
         (["--window", "0", "/dev/null"], "stream"),

@@ -14,6 +14,10 @@ from headrace.ctr.quantize import Bits, quantize_table
 from headrace.ctr.scoring import WeightsScorer
 from headrace.ctr.settings import DEEP, Kind, Optimizer
 from headrace.ctr.tables import Table
+from headrace.errors import ConfigError
+from headrace.stream.block import Block
+from headrace.stream.features import Features
+from headrace.stream.schema import Field, Schema
 from tests.unit.ctr.batched_reference import FEATURES, as_float64, random_block, reference_logits, settings_of
 
 LEARNER = Optimizer(kind="lazy_adam", learning_rate=0.01)
@@ -97,3 +101,16 @@ def test_tables_in_fewer_bits_predict_as_their_values_say(kind: Kind, bits: Bits
     logits = reference_logits(scorer.settings, FEATURES, exact, block)
     small = WeightsScorer(scorer.settings, FEATURES, Weights(stored, scorer.weights.dense))
     np.testing.assert_allclose(small.logits(block.indices, block.dense), logits, atol=1e-5)
+
+
+def test_dense_features_alone_are_enough_for_deepfm_and_two_fields_for_deepffm() -> None:
+    dense = Features.of(Schema(fields=(Field(name="y", role="label"), Field(name="price", role="dense"))))
+    model = BatchedModel(settings_of("deepfm", LEARNER, interactions=()), dense)
+    rows = np.zeros((40, 0), np.uint32), np.linspace(-1, 1, 40, dtype=np.float32).reshape(-1, 1)
+    model.learn(Block(*rows, labels=(rows[1][:, 0] > 0).astype(np.float32)))
+    scorer = WeightsScorer(model.settings, dense, model.strip())
+    for contributions, logit in zip(scorer.explain(*rows), scorer.logits(*rows), strict=True):
+        assert sum(one.contribution for one in contributions) == pytest.approx(logit, abs=1e-5)
+    single = Features.of(Schema(fields=(Field(name="y", role="label"), Field(name="ad", role="categorical"))))
+    with pytest.raises(ConfigError, match="only one field; take lr"):
+        BatchedModel(settings_of("deepffm", LEARNER, interactions=()), single)

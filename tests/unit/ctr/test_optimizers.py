@@ -7,6 +7,7 @@ import pytest
 
 from headrace.ctr.optimizers import all_mover, code_of, flat_mover, fresh_state, step_of, touched_mover
 from headrace.ctr.settings import OPTIMIZERS, Optimizer, OptimizerKind
+from headrace.errors import ConfigError
 from headrace.tensors import Array
 
 ROWS, WIDTH, BATCH = 30, 8, 100
@@ -144,3 +145,9 @@ def test_adagrad_with_another_power_than_a_root() -> None:
 def test_nothing_pulls_a_bias_to_zero() -> None:
     rule = step_of(optimizer_of("sgd"), 1, BATCH, pulled=False).rule
     assert rule.l1 == rule.l2 == 0
+
+
+@pytest.mark.parametrize("name", ["beta1", "beta2"])
+def test_moments_that_never_forget_are_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"optimizer.{name}: expected .* less than 1, got 1.0"):
+        Optimizer(**{name: 1.0})  # type: ignore[arg-type]
