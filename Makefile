@@ -31,7 +31,7 @@ $(CLIENTS)/.installed: tests/clients/requirements.txt tests/clients/no-dependenc
 	$(CLIENTS)/bin/python -m pip install -q --no-deps -r tests/clients/no-dependencies.txt
 	@touch $@
 
-demo: install ## real ratings -> a model -> a server -> answers, with a new version published under load
+demo: install ## real ratings stream in, a click model learns, versions appear, a server answers from the newest
 	$(BIN)/python -m demo.run
 
 serve: install ## serve a small example model on ports 8501 (HTTP) and 8500 (gRPC)

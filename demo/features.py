@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -102,22 +102,27 @@ class Neighbours:
         self.seen: defaultdict[str, Whole] = defaultdict(lambda: np.empty(0, np.int64))
         self.surprise: defaultdict[str, Numbers] = defaultdict(lambda: np.empty(0, np.float32))
 
-    def affinity(self, who: str, what: str) -> float:
-        """Give the mean surprise of the person at films like this one, between -1 and 1."""
-        film, seen = self.index[what], self.seen[who]
-        likeness = self.agreement[film, seen] / (self.together[film, seen] + 2 * PRIOR_RATINGS)
-        return float(likeness @ self.surprise[who] / (np.abs(likeness).sum() + 0.5))
+    def affinity(self, who: str, what: Sequence[str]) -> Numbers:
+        """Give the mean surprise of the person at films like each of these, between -1 and 1."""
+        films, seen = self.numbers(what), self.seen[who]
+        likeness = self.agreement[films[:, None], seen] / (self.together[films[:, None], seen] + 10)
+        pulled: Numbers = likeness @ self.surprise[who] / (np.abs(likeness).sum(axis=1) + 0.5)
+        return pulled
 
-    def add(self, who: str, what: str, surprise: float) -> None:
-        """Count one rating: how far it was from what the film usually gets."""
-        film, seen = self.index[what], self.seen[who]
-        products = np.float32(surprise) * self.surprise[who]
-        self.agreement[film, seen] += products
-        self.agreement[seen, film] += products
-        self.together[film, seen] += 1
-        self.together[seen, film] += 1
-        self.seen[who] = np.append(seen, film)
-        self.surprise[who] = np.append(self.surprise[who], np.float32(surprise))
+    def add(self, who: str, what: Sequence[str], surprise: Sequence[float]) -> None:
+        """Count ratings of one person: how far each was from what the film usually gets."""
+        films, before = self.numbers(what), self.seen[who]
+        self.seen[who] = seen = np.append(before, films)
+        self.surprise[who] = surprises = np.append(self.surprise[who], np.array(surprise, np.float32))
+        products = np.outer(surprises[len(before) :], surprises)
+        self.agreement[films[:, None], seen] += products
+        self.together[films[:, None], seen] += 1
+        self.agreement[before[:, None], films] += products[:, : len(before)].T
+        self.together[before[:, None], films] += 1
+
+    def numbers(self, what: Sequence[str]) -> Whole:
+        """Give the numbers of films."""
+        return np.array([self.index[film] for film in what], np.int64)
 
 
 class FeatureMaker:
@@ -146,7 +151,7 @@ class FeatureMaker:
         }
 
     def candidate(self, who: str, what: str, film: Film) -> dict[str, Value]:
-        """Give the features of a film, some of them for a person."""
+        """Give the features of a film, some of them for a person, but for the affinity."""
         usual = self.rates.rate(("person", who))
         tastes = [self.rates.rate(("taste", who, genre), usual) - usual for genre in film.genres]
         return {
@@ -154,15 +159,22 @@ class FeatureMaker:
             "year": film.year,
             "genres": list(film.genres[:MOST_GENRES]),
             "taste": sum(tastes) / max(1, len(tastes)) * 14,
-            "affinity": self.neighbours.affinity(who, what) * 12,
         }
 
-    def learn(self, rating: Rating, film: Film) -> None:
-        """Count one rating, after its page was made."""
-        who, what, _, liked = rating
-        self.neighbours.add(who, what, liked - self.rates.rate(("film", what)))
-        tastes = [("taste", who, genre) for genre in film.genres]
-        self.rates.add([("person", who), ("film", what), *tastes], liked)
+    def candidates(self, who: str, films: dict[str, Film]) -> dict[str, list[Value]]:
+        """Give the features of films for a person, by name."""
+        rows = [self.candidate(who, what, film) for what, film in films.items()]
+        columns = {name: [row[name] for row in rows] for name in rows[0]}
+        return columns | {"affinity": (self.neighbours.affinity(who, list(films)) * 12).tolist()}
+
+    def learn(self, visit: Sequence[Rating], films: dict[str, Film]) -> None:
+        """Count the ratings of a page, after it was made."""
+        who = visit[0].person
+        surprises = [one.liked - self.rates.rate(("film", one.film)) for one in visit]
+        self.neighbours.add(who, [one.film for one in visit], surprises)
+        for one in visit:
+            tastes = [("taste", who, genre) for genre in films[one.film].genres]
+            self.rates.add([("person", who), ("film", one.film), *tastes], one.liked)
 
 
 def visits(ratings: Iterable[Rating]) -> Iterator[list[Rating]]:
@@ -173,6 +185,7 @@ def visits(ratings: Iterable[Rating]) -> Iterator[list[Rating]]:
             rating.person == page[0].person
             and rating.seconds - page[0].seconds <= PAGE_SECONDS
             and len(page) < PAGE_FILMS
+            and all(one.film != rating.film for one in page)
         ):
             yield page
             page = []
@@ -181,18 +194,14 @@ def visits(ratings: Iterable[Rating]) -> Iterator[list[Rating]]:
         yield page
 
 
-def pages(data: Ratings) -> list[Page]:
+def pages(data: Ratings) -> Iterator[Page]:
     """Make all pages, each from the ratings before it."""
     maker = FeatureMaker(data.films)
-    made: list[Page] = []
     row = 0
     for visit in visits(data.ratings):
         who = visit[0].person
-        rows = [maker.candidate(who, one.film, data.films[one.film]) for one in visit]
-        candidates = {name: [row[name] for row in rows] for name in rows[0]}
+        films = {one.film: data.films[one.film] for one in visit}
         liked = [one.liked for one in visit]
-        made.append(Page(row, maker.context(who, data.people[who]), candidates, liked))
-        for rating in visit:
-            maker.learn(rating, data.films[rating.film])
+        yield Page(row, maker.context(who, data.people[who]), maker.candidates(who, films), liked)
+        maker.learn(visit, films)
         row += len(visit)
-    return made

@@ -78,9 +78,11 @@ def version_rows(record: Record) -> Iterator[Row]:
     )
     answered = [version.answered for version in record.versions.values()]
     replaced = [*answered[1:], None]
+    first = next(iter(record.versions), 0)
     for (number, version), next_one in zip(record.versions.items(), replaced, strict=True):
         age = f"{(next_one - version.published).total_seconds():.1f} s" if next_one else "-"
-        lag = f"{(version.answered - version.published).total_seconds():.1f} s"
+        # The server is started when the first one is there.
+        lag = f"{(version.answered - version.published).total_seconds():.1f} s" if number > first else "-"
         size = f"{version.size_bytes / 1024:,.0f}"
         yield (
             str(number),

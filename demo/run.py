@@ -11,7 +11,7 @@ import asyncio
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import grpc
@@ -38,18 +38,22 @@ def say(what: str) -> None:
     print(f"[{time.perf_counter() - BEGAN:5.1f} s] {what}", flush=True)
 
 
-def prepare() -> list[Page]:
-    """Get the data, and make the pages."""
+def prepare() -> Iterator[Page]:
+    """Get the data, and begin to make pages."""
     say(f"fetching MovieLens-100k (the package {data.PACKAGE})")
     ratings = data.load(data.fetch(FOLDER / "ratings"))
-    pages = features.pages(ratings)
-    say(f"{len(ratings.ratings):,} ratings in order of time, on {len(pages):,} pages of films for one person")
-    return pages
+    say(f"{len(ratings.ratings):,} ratings of films in order of time; starting headrace train")
+    return features.pages(ratings)
 
 
-def split(pages: Sequence[Page], rows: int) -> int:
-    """Give how many pages have so many rows together."""
-    return next(number for number, page in enumerate(pages) if page.first_row >= rows)
+def beginning(pages: Iterator[Page], rows: int) -> list[Page]:
+    """Take pages with so many rows together."""
+    taken = []
+    for page in pages:
+        taken.append(page)
+        if page.first_row + len(page.liked) >= rows:
+            break
+    return taken
 
 
 async def first_version(trainer: Trainer, versions: Path) -> None:
@@ -73,7 +77,7 @@ async def replay(
         await client.close()
 
 
-async def run(pages: Sequence[Page], every_rows: int, seconds: float, picture: Path) -> int:
+async def run(pages: Iterator[Page], every_rows: int, seconds: float, picture: Path) -> int:
     """Tell the whole story, and leave nothing running.
 
     Args:
@@ -82,21 +86,23 @@ async def run(pages: Sequence[Page], every_rows: int, seconds: float, picture: P
         seconds: How long the rest shall take.
         picture: Where to draw how good the answers were.
     """
-    record = Record.of(pages)
     with tempfile.TemporaryDirectory(prefix="headrace-demo-") as made:
         folder = Path(made)
         versions = folder / "models" / MODEL
         versions.mkdir(parents=True)
         (versions / "headrace.toml").write_text(f"[versions]\nlabels = {{ {FROZEN} = 1 }}\n")
         async with training(SETTINGS, versions, every_rows, folder / "trainer.log") as trainer:
-            begin = split(pages, every_rows)
-            await trainer.learn(pages[:begin])
+            first = beginning(pages, every_rows)
+            await trainer.learn(first)
+            # The other pages are made while the trainer learns; on a new machine, it compiles first.
+            rest = await asyncio.to_thread(list, pages)
+            record = Record.of([*first, *rest])
             await first_version(trainer, versions)
             say(f"headrace train has published version 1 after {every_rows:,} rows; starting headrace serve")
             async with serving(folder / "models", MODEL, folder / "server.log") as server:
                 say(f"ready on ports {server.http_port}, {server.grpc_port}; each page: ask, then learn")
                 cpu_seconds = -server.cpu_seconds()
-                await replay(pages[begin:], record, server, trainer, versions, seconds)
+                await replay(rest, record, server, trainer, versions, seconds)
                 cpu_seconds += server.cpu_seconds()
                 await trainer.finish()
                 say(f"the trainer has ended with code {trainer.process.returncode}")

@@ -51,26 +51,28 @@ def test_the_scores_are_those_of_scikit_learn_ties_included() -> None:
 
 
 def test_a_page_is_what_one_person_rates_within_minutes() -> None:
-    pages = features.pages(few_ratings())
+    pages = list(features.pages(few_ratings()))
     assert [(page.first_row, page.liked) for page in pages] == [(0, [True, False]), (2, [True]), (3, [True])]
-    long = [Rating("1", "7", 0, True)] * (features.PAGE_FILMS + 1)
+    long = [Rating("1", str(film), 0, True) for film in range(features.PAGE_FILMS + 1)]
     assert [len(page) for page in features.visits(long)] == [features.PAGE_FILMS, 1]
+    again = [Rating("1", "7", 0, True)] * 2
+    assert [len(page) for page in features.visits(again)] == [1, 1], "a film is on a page once"
 
 
 def test_features_never_see_the_verdicts_that_they_are_for() -> None:
-    liked, not_liked = (features.pages(few_ratings(last)) for last in (True, False))
+    liked, not_liked = (list(features.pages(few_ratings(last))) for last in (True, False))
     assert [page[:3] for page in liked] == [page[:3] for page in not_liked]
 
 
 def test_features_see_the_verdicts_before() -> None:
-    pages = features.pages(few_ratings())
+    pages = list(features.pages(few_ratings()))
     assert pages[1].context["mood"] == 0.0
     assert isinstance(mood := pages[2].context["mood"], float)
     assert mood > 0, "the person has liked a film meanwhile"
 
 
 def test_the_stream_has_a_row_a_film_and_says_what_its_columns_are() -> None:
-    pages = features.pages(few_ratings())
+    pages = list(features.pages(few_ratings()))
     block = Joiner(Features.of(features.SCHEMA)).join(clicks.record_batch(pages))
     assert block.labels.tolist() == [1, 0, 1, 1]
     assert (block.indices[0, :3] == block.indices[1, :3]).all(), "the person is the same"
@@ -92,7 +94,7 @@ def test_a_request_says_the_person_once() -> None:
 
 
 def test_only_rows_that_both_versions_answered_are_compared() -> None:
-    record = replay.Record.of(features.pages(few_ratings()))
+    record = replay.Record.of(list(features.pages(few_ratings())))
     record.newest[:] = [0.9, 0.1, np.nan, 0.5]
     record.frozen[:] = [0.1, 0.9, 0.5, np.nan]
     assert report.scores(record, np.ones(4, np.bool_))[:3] == (2, 1.0, 0.0)
