@@ -175,8 +175,8 @@ def network_widths(settings: ModelSettings, features: Features) -> tuple[int, ..
     inputs = pair_inputs(settings, features) + features.dense_width
     if not inputs:
         raise ConfigError(
-            f"kind: {settings.kind} has a network over pairs of categorical fields and dense ones, but there is "
-            "only one field; take lr"
+            f"kind: a {settings.kind} of one categorical field and no dense one has a network without inputs; "
+            "take lr, which is the same"
         )
     return (inputs, *settings.hidden)
 
