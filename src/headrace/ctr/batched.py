@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from headrace.ctr import gather
+from headrace.ctr.blas import use_one_thread
 from headrace.ctr.coalesce import Coalescer, Touched
 from headrace.ctr.gather import Gathered
 from headrace.ctr.groups import Groups, network_widths, pair_inputs
@@ -58,6 +59,7 @@ class BatchedModel(LearningModel):
         self._sums = {name: aligned_zeros((1, table.width)) for name, table in self._groups.wide().items()}
         self._layout: Layout | None = None
         if settings.kind in DEEP:
+            use_one_thread()
             self._layout = Layout(network_widths(settings, features), pair_inputs(settings, features))
         self._hands = [_Hand(self._shape, self._groups, self._layout) for _ in range(settings.threads)]
         self._threads = ThreadPoolExecutor(settings.threads) if settings.threads > 1 else None
