@@ -15,6 +15,7 @@ def test_a_version_becomes_an_onnx_file(tmp_path: Path, capsys: pytest.CaptureFi
     (tmp_path / "1").mkdir()
     write(tmp_path / "1", "deepffm")
     file = tmp_path / "model.onnx"
+    assert main(["export", str(tmp_path), str(file)]) == 0
     assert main(["export", str(tmp_path / "1"), str(file)]) == 0
     assert "deepffm" in capsys.readouterr().out
     session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from headrace.errors import ConfigError, LoadError
+from headrace.lifecycle.layout import version_directories
 
 
 def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -18,7 +19,7 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         epilog="example:\n  headrace export models/ctr/3 model.onnx",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("version", metavar="DIR", type=Path, help="the version's directory")
+    parser.add_argument("version", metavar="DIR", type=Path, help="a model, or one version of it")
     parser.add_argument("file", metavar="FILE", type=Path, help="where to, for example model.onnx")
     parser.set_defaults(run=run)
 
@@ -31,7 +32,9 @@ def run(options: argparse.Namespace) -> int:
         from headrace.ctr.onnx_export import export  # noqa: PLC0415
     except ImportError as error:
         raise ConfigError(f"export: {error}; pip install 'headrace[ctr]' onnx") from error
-    settings, features, weights = read_model(options.version)
+    versions = version_directories(options.version) if options.version.is_dir() else {}
+    version = versions[max(versions)] if versions else options.version
+    settings, features, weights = read_model(version)
     try:
         export(settings, features, weights, options.file)
     except OSError as error:

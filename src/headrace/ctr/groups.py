@@ -175,7 +175,7 @@ def network_widths(settings: ModelSettings, features: Features) -> tuple[int, ..
     inputs = pair_inputs(settings, features) + features.dense_width
     if not inputs:
         raise ConfigError(
-            f"kind: a {settings.kind} of one categorical field and nothing else has a network without inputs; "
+            f"kind: a {settings.kind} of one categorical field alone has a network without inputs; "
             "take lr, which is the same"
         )
     return (inputs, *settings.hidden)

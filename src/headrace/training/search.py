@@ -143,6 +143,7 @@ class _Runner:
     tally: Tally
     seconds: float = 0.0
     timed_rows: int = 0
+    diverged: bool = False
 
     def take(self, block: Block) -> None:
         rows = self.configuration.settings.batch_rows
@@ -154,7 +155,8 @@ class _Runner:
                 self.seconds += time.perf_counter() - started
                 self.timed_rows += len(part)
             if not np.isfinite(predictions).all():
-                predictions = np.nan_to_num(predictions, nan=0.5)  # diverged: as good as no model
+                self.diverged = True
+                predictions = np.nan_to_num(predictions, nan=0.5)  # as good as no model
             scored = Scored(predictions, part.labels, part.weights, part.truth, np.zeros((0, len(part))))
             self.tally.add(scored, np.zeros(len(part), np.int64))
 
@@ -201,7 +203,7 @@ class Search:
     def _result(self, runner: _Runner) -> Result:
         settings = runner.configuration.settings
         weights = runner.model.strip()
-        if self._bits is not None:
+        if self._bits is not None and not runner.diverged:
             weights = quantize(weights, self._bits)
         size_mb = sum(array.nbytes for array in arrays_of(weights).values()) / _MEGABYTE
         latency_ms = 0.0
@@ -217,7 +219,7 @@ class Search:
                 times.append(time.perf_counter() - started)
             latency_ms = statistics.median(times) * 1e3
         pace = runner.timed_rows / max(runner.seconds, 1e-9)
-        out = why_out(self._gates, size_mb, latency_ms)
+        out = "out: diverged" if runner.diverged else why_out(self._gates, size_mb, latency_ms)
         return Result(runner.configuration, runner.tally.score(0), pace, size_mb, latency_ms, out)
 
 

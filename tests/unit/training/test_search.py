@@ -110,6 +110,19 @@ def test_a_configuration_that_breaks_a_gate_is_out_however_good_it_is() -> None:
     assert "> 0.001" in table(results, 2000)
 
 
+def test_a_configuration_that_diverges_is_out() -> None:
+    wanted = read_search(
+        {
+            "base": {"kind": "fm", "embeddings": {"kind": "sgd"}},
+            "grid": {"embeddings.learning_rate": [0.1, 1e30]},
+        },
+        "search",
+    )
+    search = Search(configurations(wanted, {}), FEATURES, wanted.gates, 8)
+    search.take(block(2000))
+    assert [one.out for one in search.results()] == ["", "out: diverged"]
+
+
 def test_a_search_without_a_survivor_says_so_and_gives_no_settings() -> None:
     wanted = read_search({"grid": {"kind": ["lr"]}, "gates": {"max_latency_ms": 0.0}}, "search")
     search = Search(configurations(wanted, {}), FEATURES, wanted.gates)
