@@ -10,18 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from headrace.ctr.context import GroupedScorer
 from headrace.ctr.files import read_model
 from headrace.ctr.joined_inputs import Joined, join
-from headrace.ctr.model import Weights
+from headrace.ctr.model import Contribution, Weights
+from headrace.ctr.settings import ModelSettings
+from headrace.ctr.zoo import scorer
 from headrace.errors import ConfigError, InvalidRequest, LoadError
 from headrace.runtimes.options import RuntimeOptions
 from headrace.servable import DEFAULT_SIGNATURE, Kind, Signature, TensorSpec
 from headrace.stream.features import Features
-from headrace.stream.hashing import keys_of, rows_of
+from headrace.stream.hashing import IntegerFields, keys_of, place_integers, rows_of
 from headrace.stream.schema import Field
 from headrace.tensors import STRING, Array, Tensors
 
@@ -49,11 +52,11 @@ def load(file: Path, options: RuntimeOptions) -> CtrServable:
     options.check_known({})
     settings, features, weights = read_model(file.parent)
     try:
-        scorer = GroupedScorer(settings, features, weights)
+        grouped = GroupedScorer(settings, features, weights)
     except ConfigError as error:
         raise LoadError(f"{file.name}: {error.message}") from error
     kind: Kind = "regress" if options.signature.kind == "predict" else options.signature.kind
-    return CtrServable(features, weights, scorer, kind)
+    return CtrServable((settings, features, weights), grouped, kind)
 
 
 class CtrServable:
@@ -61,19 +64,23 @@ class CtrServable:
 
     platform = "headrace_ctr"
 
-    def __init__(self, features: Features, weights: Weights, scorer: GroupedScorer, kind: Kind) -> None:
+    def __init__(
+        self, model: tuple[ModelSettings, Features, Weights], grouped: GroupedScorer, kind: Kind
+    ) -> None:
         """Prepare what each call would otherwise do again.
 
         Args:
-            features: The layout of its rows.
-            weights: Its weights; the keys of exact fields are among them.
-            scorer: What predicts.
+            model: What it is, the layout of its rows, and its weights with the keys of exact fields.
+            grouped: What predicts.
             kind: What TensorFlow Serving's API may call it for.
         """
-        self._features, self._keys, self._scorer = features, weights.keys, scorer
+        _, features, weights = self._model = model
+        self._features, self._keys, self._scorer = features, weights.keys, grouped
         by_field = Signature(DEFAULT_SIGNATURE, _field_inputs(features), _OUTPUTS, kind=kind)
         joined = Signature(ROWS_SIGNATURE, _joined_inputs(features), _OUTPUTS, kind=kind)
         self.signatures: Mapping[str, Signature] = {DEFAULT_SIGNATURE: by_field, ROWS_SIGNATURE: joined}
+        self._places = _places(features)
+        self._numeric = tuple(field.name for field in features.numeric)
         self._exact = np.array(features.exact_slots, np.int64)
         self._key_columns = {slot: number for number, slot in enumerate(features.exact_slots)}
         self._joined = [(field, slot) for field, slot in features.field_slots() if field.keys != "exact"]
@@ -96,23 +103,41 @@ class CtrServable:
         indices, dense = place(inputs)
         return {"probability": self._scorer.predict(indices, dense)}
 
+    def explain(self, inputs: Tensors, signature: str = DEFAULT_SIGNATURE) -> list[list[Contribution]]:
+        """What each field adds to each row's logit; a row's contributions add up to its logit.
+
+        Args:
+            inputs: As for ``predict``; the context with as many rows as the others.
+            signature: Which way to call it.
+
+        Raises:
+            InvalidRequest: As for ``predict``.
+        """
+        place = self._place_rows if signature == ROWS_SIGNATURE else self._place_fields
+        return scorer(*self._model).explain(*place(inputs))
+
     def close(self) -> None:
         """Let go of the mapped files."""
-        del self._scorer, self._keys
+        del self._scorer, self._keys, self._model
 
     def _place_fields(self, inputs: Tensors) -> tuple[Array, Array]:
-        features = self._features
+        features, places = self._features, self._places
         rows = len(next(iter(inputs.values())))
         indices = np.zeros((rows, features.slots), np.uint32)
+        if places.names:
+            values = np.concatenate([inputs[name] for name in places.names]).reshape(-1, rows)
+            wrong = place_integers(values, places.integers, indices)
+            if wrong >= 0:  # the slow way says which value it is
+                field, start, _ = places.fields[wrong]
+                rows_of(inputs[field.name], field, start)
         keys = np.zeros((rows, len(self._exact)), np.uint64)
-        for number, field in enumerate(features.categorical):
-            values = inputs[field.name].reshape(rows, field.values)
-            first, last = features.slot_starts[number], features.slot_starts[number + 1]
+        for field, start, first in places.others:
+            given = inputs[field.name].reshape(rows, field.values)
             if field.keys == "exact":
-                at = self._key_columns[int(first)]
-                keys[:, at : at + field.values] = keys_of(values, field)
+                at = self._key_columns[first]
+                keys[:, at : at + field.values] = keys_of(given, field)
             else:
-                indices[:, first:last] = rows_of(values, field, int(features.table_starts[number]))
+                indices[:, first : first + field.values] = rows_of(given, field, start)
         self._look_up(keys, indices)
         return indices, self._numbers(inputs, rows)
 
@@ -125,15 +150,15 @@ class CtrServable:
             look_up(self._features, self._keys, keys, indices)
 
     def _numbers(self, inputs: Tensors, rows: int) -> Array:
-        dense = np.empty((rows, self._features.dense_width), np.float32)
-        at = 0
-        for field in self._features.numeric:
-            values = inputs[field.name].reshape(rows, field.size)
-            if not np.isfinite(values).all():
-                row, column = (int(axis[0]) for axis in np.nonzero(~np.isfinite(values)))
-                raise _not_finite(field.name, row, values[row, column])
-            dense[:, at : at + field.size] = values
-            at += field.size
+        features = self._features
+        if not features.dense_width:
+            return np.empty((rows, 0), np.float32)
+        columns = [inputs[name].reshape(rows, -1) for name in self._numeric]
+        dense = np.concatenate(columns, axis=1)
+        if not np.isfinite(dense).all():
+            for name, values in zip(self._numeric, columns, strict=True):
+                for row, column in np.argwhere(~np.isfinite(values)):
+                    raise _not_finite(name, int(row), values[row, column])
         return dense
 
     def _place_rows(self, inputs: Tensors) -> tuple[Array, Array]:
@@ -182,6 +207,36 @@ class CtrServable:
             f"or {PADDING} for no value, got {value}",
             field=name,
         )
+
+
+class _Places(NamedTuple):
+    """Where the values of fields go: each field with its table's first row and its first slot.
+
+    Attributes:
+        fields: Those of one integer, which are placed together.
+        names: Their names.
+        integers: The same for the kernel.
+        others: Those of text, of several values, and with rows of their own.
+    """
+
+    fields: tuple[tuple[Field, int, int], ...]
+    names: tuple[str, ...]
+    integers: IntegerFields
+    others: tuple[tuple[Field, int, int], ...]
+
+
+def _places(features: Features) -> _Places:
+    starts, slots = features.table_starts.tolist(), features.slot_starts.tolist()[:-1]
+    every = list(zip(features.categorical, starts, slots, strict=True))
+    plain = tuple(one for one in every if _is_one_integer(one[0]))
+    fields = [field for field, _, _ in plain]
+    integers = IntegerFields.of(fields, [start for _, start, _ in plain], [slot for _, _, slot in plain])
+    others = tuple(one for one in every if not _is_one_integer(one[0]))
+    return _Places(plain, tuple(field.name for field in fields), integers, others)
+
+
+def _is_one_integer(field: Field) -> bool:
+    return field.values == 1 and field.keys != "exact" and (field.keys == "bucket" or not field.text)
 
 
 def _not_finite(name: str, row: int, value: object) -> InvalidRequest:

@@ -9,7 +9,7 @@ import pytest
 
 from headrace.ctr.context import GroupedScorer
 from headrace.ctr.files import read_model, write_model
-from headrace.ctr.settings import ModelSettings
+from headrace.ctr.settings import Kind, ModelSettings
 from headrace.errors import InvalidRequest, LoadError
 from headrace.runtimes.ctr import PADDING, ROWS_SIGNATURE, load
 from headrace.runtimes.options import RuntimeOptions, SignatureSettings
@@ -34,6 +34,17 @@ def test_values_find_the_rows_that_the_stream_gave_them(tmp_path: Path) -> None:
     wanted = GroupedScorer(settings, features, weights).predict(indices, dense)
     servable = load(tmp_path / "model.ctr", RuntimeOptions())
     assert servable.predict(inputs)["probability"].tolist() == wanted.tolist()
+
+
+@pytest.mark.parametrize("kind", ["lr", "ffm", "deepfm"])
+def test_contributions_of_a_request_add_up_to_its_logits(tmp_path: Path, kind: Kind) -> None:
+    write(tmp_path, kind)
+    servable, inputs = load(tmp_path / "model.ctr", RuntimeOptions()), field_inputs(5)
+    probabilities = servable.predict(inputs)["probability"]
+    for contributions, probability in zip(servable.explain(inputs), probabilities, strict=True):
+        logit = sum(one.contribution for one in contributions)
+        assert 1 / (1 + np.exp(-logit)) == pytest.approx(probability, abs=1e-5)
+        assert {one.field for one in contributions} >= {"(bias)", "price"}
 
 
 def test_joined_inputs_are_buckets_and_may_be_padded(tmp_path: Path) -> None:
