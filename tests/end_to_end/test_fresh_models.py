@@ -92,7 +92,7 @@ def test_on_drifting_data_the_newest_version_beats_the_first(tmp_path: Path) -> 
                 scores["optimal"] = block.truth
                 areas.append({name: roc_auc_score(block.labels, one) for name, one in scores.items()})
     frozen, newest, optimal = ([one[name] for one in areas] for name in ("frozen", "newest", "optimal"))
-    # The AUC of 5,000 rows with 1,000 clicks has a standard error of about 0.009, the mean of four half of it.
+    # The AUC of 5,000 rows with 1,000 clicks has a standard error of about 0.009, that of four half of it.
     # Effects turn by a quarter in these rows: the frozen version ends near 0.5, the newest one where it was.
     assert all(new > old - 0.01 for new, old in zip(newest, frozen, strict=True))
     assert mean(newest[-4:]) > mean(frozen[-4:]) + 0.1
