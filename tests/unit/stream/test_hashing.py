@@ -7,7 +7,15 @@ import pytest
 import xxhash
 
 from headrace.errors import InvalidRequest
-from headrace.stream.hashing import hash_integers, hash_texts, keys_of, rows_of, seed_of
+from headrace.stream.hashing import (
+    IntegerFields,
+    hash_integers,
+    hash_texts,
+    keys_of,
+    place_integers,
+    rows_of,
+    seed_of,
+)
 from headrace.stream.schema import Field
 
 SEEDS = (0, 7, 2**64 - 1)
@@ -75,3 +83,20 @@ def test_exact_keys_are_hashes_and_0_is_for_no_value() -> None:
     keys = keys_of(np.array([5, -1]), field)
     assert keys.tolist() == [xxhash.xxh64_intdigest((5).to_bytes(8, "little"), int(seed_of("user"))), 0]
     assert keys_of(texts(b"", b"x"), field).tolist()[0] == 0
+
+
+def test_integers_of_many_fields_are_placed_as_one_by_one() -> None:
+    fields = [
+        Field(name="a", role="categorical", buckets=1000),
+        Field(name="b", role="categorical", buckets=50, keys="bucket"),
+        Field(name="c", role="categorical", buckets=70, table="a_longer_name"),
+    ]
+    values = np.random.default_rng(5).integers(-1, 50, (3, 40))
+    starts, slots = [1, 2000, 3000], [2, 0, 1]
+    indices = np.zeros((40, 3), np.uint32)
+    assert place_integers(values, IntegerFields.of(fields, starts, slots), indices) == -1
+    for number, field in enumerate(fields):
+        alone = rows_of(values[number], field, starts[number])
+        assert indices[:, slots[number]].tolist() == alone.tolist()
+    values[1, 7] = 50
+    assert place_integers(values, IntegerFields.of(fields, starts, slots), indices) == 1
