@@ -29,7 +29,7 @@ SETTINGS = Path(__file__).with_name("model.toml")
 EVERY_ROWS = 10_000
 REPLAY_SECONDS = 25.0
 REST_CALLERS = 4
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 180.0
 BEGAN = time.perf_counter()
 
 

@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-START_SECONDS = 60.0
+START_SECONDS = 180.0  # the first time on a machine, kernels are compiled
 STOP_SECONDS = 30.0
 ADDRESS = re.compile(rb"(REST|gRPC)\s+(?:http://)?\S+:(\d+)")
 

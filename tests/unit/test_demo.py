@@ -101,6 +101,7 @@ def test_only_rows_that_both_versions_answered_are_compared() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_the_whole_demonstration_on_a_few_ratings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pages = features.pages(many_ratings(6000))
     picture = tmp_path / "demo.png"
