@@ -301,7 +301,7 @@ def _telemetry(options: TrainOptions, stack: ExitStack, errors: TextIO) -> list[
         return []
     from headrace.training.telemetry import Telemetry  # noqa: PLC0415 - only when asked for
 
-    telemetry = Telemetry()
+    telemetry = Telemetry(publishes=options.publish is not None)
     port, close = telemetry.listen(options.metrics_host, options.metrics_port)
     stack.callback(close)
     errors.write(f"headrace: metrics at http://{options.metrics_host}:{port}/metrics\n")

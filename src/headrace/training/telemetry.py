@@ -45,7 +45,9 @@ METRICS = (
     TrainingMetric("optimal_logloss", "The last window's logloss of the generator's own probabilities."),
     TrainingMetric("pending_rows", "Rows that wait for their labels."),
     TrainingMetric("version", "The number of the version published last."),
-    TrainingMetric("publication_age_seconds", "Time since a version was published: alert on it."),
+    TrainingMetric(
+        "publication_age_seconds", "Time since a version was published, or since the run began: alert on it."
+    ),
 )
 """All metrics of a run; those that have no value yet are left out of a scrape."""
 
@@ -53,13 +55,16 @@ METRICS = (
 class Telemetry:
     """Keeps the newest numbers of a run, and answers scrapes with them in threads of its own."""
 
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, now: Callable[[], float] = time.monotonic, *, publishes: bool = False) -> None:
         """Start with nothing.
 
         Args:
             now: What tells the time, in seconds.
+            publishes: Whether versions are to come: then the time until the first one is told, too, so that a
+                run that never publishes is heard of.
         """
         self._now = now
+        self._due_since = now() if publishes else None
         self._progress = Progress()
         self._window: dict[str, float | None] = {}
         self._newest: tuple[int, float] | None = None
@@ -96,6 +101,8 @@ class Telemetry:
         if self._newest is not None:
             version, moment = self._newest
             found |= {"version": version, "publication_age_seconds": self._now() - moment}
+        elif self._due_since is not None:
+            found["publication_age_seconds"] = self._now() - self._due_since
         return {name: value for name, value in found.items() if value is not None}
 
     def collect(self) -> Iterator[Any]:

@@ -114,6 +114,15 @@ def test_prometheus_reads_the_last_window_and_the_age_of_the_last_version() -> N
     assert telemetry.values().keys() <= {metric.name for metric in METRICS}
 
 
+def test_the_age_of_a_version_that_never_came_is_told_where_one_is_to_come() -> None:
+    now = [10.0]
+    telemetry = Telemetry(lambda: now[0], publishes=True)
+    now[0] = 710.0
+    assert telemetry.values()["publication_age_seconds"] == 700.0
+    telemetry.published(PUBLICATION, 300)
+    assert telemetry.values()["publication_age_seconds"] == 0.0
+
+
 def test_a_port_that_is_taken_is_an_error_that_says_so() -> None:
     port, close = Telemetry().listen("127.0.0.1", 0)
     try:
