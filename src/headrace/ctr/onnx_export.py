@@ -39,7 +39,7 @@ def export(settings: ModelSettings, features: Features, weights: Weights, file: 
         file: Where to, for example ``model.onnx``.
 
     Raises:
-        ConfigError: The package ``onnx`` is missing, or the model has interactions.
+        ConfigError: The package ``onnx`` is missing, or the model has interactions or exact fields.
         OSError: It cannot be written.
     """
     try:
@@ -57,6 +57,11 @@ def build(settings: ModelSettings, features: Features, weights: Weights) -> onnx
     """Build the model; see ``export``."""
     if settings.interactions:
         raise ConfigError("interactions hash pairs of values, which ONNX cannot; export a model without them")
+    if features.exact_columns:
+        names = ", ".join(sorted({column.field.name for column in features.exact_columns}))
+        raise ConfigError(
+            f'{names}: which row an exact value has, ONNX cannot find out; export a model with keys = "hash"'
+        )
     crossing(settings, features)
     return _Graph(settings, features, weights).finished()
 
@@ -105,7 +110,9 @@ class _Graph:
         output = helper.make_tensor_value_info("probability", self._float, ["rows"])
         graph = helper.make_graph(self._nodes, settings.kind, inputs, [output], self._constants)
         opset = [helper.make_opsetid("", _OPSET)]
-        model: onnx.ModelProto = helper.make_model(graph, opset_imports=opset, ir_version=_IR_VERSION, producer_name="headrace")
+        model: onnx.ModelProto = helper.make_model(
+            graph, opset_imports=opset, ir_version=_IR_VERSION, producer_name="headrace"
+        )
         return model
 
     def _node(self, operator: str, inputs: Sequence[str], **attributes: Any) -> str:

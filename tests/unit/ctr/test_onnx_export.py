@@ -18,7 +18,7 @@ from headrace.errors import ConfigError
 from headrace.stream.features import Features
 from headrace.stream.schema import Field, Schema
 from headrace.tensors import Array
-from tests.conformance.ctr_models import LARGE, SCHEMA, random_weights
+from tests.conformance.ctr_models import EXACT, LARGE, SCHEMA, random_weights
 
 SINGLE = Schema(
     fields=tuple(Field(name=name, role="categorical", buckets=20, context=name < "c") for name in "abcde")
@@ -86,4 +86,10 @@ def test_interactions_cannot_be_exported(tmp_path: Path) -> None:
     settings = ModelSettings(kind="lr", interactions=(Interaction(fields=("a", "b"), buckets=10),))
     features = Features.of(SINGLE)
     with pytest.raises(ConfigError, match="export a model without them"):
+        export(settings, features, random_weights(settings, features), tmp_path / "model.onnx")
+
+
+def test_exact_fields_cannot_be_exported(tmp_path: Path) -> None:
+    settings, features = ModelSettings(kind="lr"), Features.of(EXACT)
+    with pytest.raises(ConfigError, match='topics, user, words: .* export a model with keys = "hash"'):
         export(settings, features, random_weights(settings, features), tmp_path / "model.onnx")
