@@ -22,7 +22,9 @@ NAMES = (
     "stream",
     "candidates",
     "fwumious",
+    "realdata",
     "deepfm",
+    "training",
 )
 
 
