@@ -130,9 +130,14 @@ def open_inference_over_grpc(server: RunningServer, inputs: dict[str, Array]) ->
     return np.frombuffer(answer.raw_output_contents[0], np.float32).tolist()
 
 
-def tensorflow_serving_over_rest(server: RunningServer, inputs: dict[str, Array]) -> list[float]:
-    columns = {name: array.tolist() for name, array in inputs.items()}
-    answer = post(server, "/v1/models/ctr:predict", {"signature_name": "rows", "inputs": columns})
+def tensorflow_serving_over_rest(
+    server: RunningServer, inputs: dict[str, Array], signature: str = "rows"
+) -> list[float]:
+    columns = {
+        name: (np.char.decode(array.astype(bytes)) if array.dtype == object else array).tolist()
+        for name, array in inputs.items()
+    }
+    answer = post(server, "/v1/models/ctr:predict", {"signature_name": signature, "inputs": columns})
     values: list[float] = answer["outputs"]
     return values
 

@@ -23,6 +23,14 @@ from headrace.stream.hashing import keys_of, rows_of
 from headrace.stream.reader import Reader, ReadSettings
 from headrace.stream.schema import Field
 from headrace.tensors import Array, Tensors
+from tests.conformance.ctr_models import EXACT, field_inputs, write
+from tests.end_to_end.test_context_once import (
+    open_inference_over_grpc,
+    open_inference_over_rest,
+    tensorflow_serving_over_grpc,
+    tensorflow_serving_over_rest,
+)
+from tests.running_server import RunningServer
 from tests.streams import batch_of, schema_of, stream_of
 
 SECONDS = 110
@@ -173,3 +181,31 @@ def test_rows_that_wait_for_their_labels_keep_their_values(stream: Path, tmp_pat
     assert resumed["logloss"] == whole["logloss"]
     newest = [max(version_directories(tmp_path / name).items())[1] for name in ("whole", "resumed")]
     are_the_same_model(*newest)
+
+
+def test_hashes_come_over_both_protocols_and_the_context_once(tmp_path: Path) -> None:
+    """Values by name, and their hashes, which need all 64 bits, get the same answers from a server."""
+    (tmp_path / "ctr/1").mkdir(parents=True)
+    write(tmp_path / "ctr/1", "fm", EXACT)
+    fields, by_field = EXACT.by_name, field_inputs(6)
+    for field in fields.values():
+        if field.context:
+            by_field[field.name] = by_field[field.name][:1]
+    keys = {name: keys_of(by_field[name], fields[name]) for name in ("topics", "user", "words")}
+    joined = {
+        "context": by_field["hour"].astype(np.uint32)[:, None],
+        "context_keys": np.concatenate([keys["topics"], keys["user"][:, None]], axis=1),
+        "context_dense": by_field["age"][:, None],
+        "candidate": rows_of(by_field["ad"], fields["ad"], 0)[:, None],
+        "candidate_keys": keys["words"],
+        "candidate_dense": np.concatenate([by_field["image"], by_field["price"][:, None]], axis=1),
+    }
+    assert joined["candidate_keys"].max() > 2**63
+    with RunningServer(tmp_path) as server:
+        wanted = tensorflow_serving_over_rest(server, by_field, "serving_default")
+        assert len(set(wanted)) > 1
+        ways = (open_inference_over_rest, open_inference_over_grpc, tensorflow_serving_over_grpc)
+        answers = {way.__name__: way(server, joined) for way in ways}
+        answers["REST in columns"] = tensorflow_serving_over_rest(server, joined)
+    for name, answer in answers.items():
+        assert answer == pytest.approx(wanted, abs=1e-7), name

@@ -91,5 +91,5 @@ def test_interactions_cannot_be_exported(tmp_path: Path) -> None:
 
 def test_exact_fields_cannot_be_exported(tmp_path: Path) -> None:
     settings, features = ModelSettings(kind="lr"), Features.of(EXACT)
-    with pytest.raises(ConfigError, match='topics, user, words: .* export a model with keys = "hash"'):
+    with pytest.raises(ConfigError, match=r'topics, user, words: .* export a model with keys = "hash"'):
         export(settings, features, random_weights(settings, features), tmp_path / "model.onnx")

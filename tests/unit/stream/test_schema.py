@@ -27,6 +27,7 @@ def test_a_schema_can_be_written_as_toml() -> None:
         ('{"fields": [{"name": "a", "role": "dense"}, {"name": "a", "role": "dense"}]}', "twice"),
         ('{"fields": [{"name": "a", "role": "label"}, {"name": "b", "role": "label"}]}', "only one"),
         ('{"fields": [{"name": "a", "role": "categorical", "buckets": 1}]}', "buckets"),
+        ('{"fields": [{"name": "a", "role": "categorical", "admit": 256}]}', "admit is 1 to 255"),
         ("fields = 3", "array"),
         ("fields = [", "rows.toml"),
     ],
@@ -40,6 +41,8 @@ def test_a_wrong_schema_says_what_is_wrong(text: str, said: str) -> None:
 def test_fields_that_share_a_table_agree_about_it() -> None:
     with pytest.raises(ConfigError, match="share the table"):
         schema_of(a={"table": "t", "buckets": 10}, b={"table": "t", "buckets": 11})
+    with pytest.raises(ConfigError, match="the same buckets, keys, admit and expire_rows"):
+        schema_of(a={"table": "t", "keys": "exact"}, b={"table": "t", "keys": "exact", "expire_rows": 9})
 
 
 def test_the_one_field_of_a_role_is_found_or_none_is() -> None:
