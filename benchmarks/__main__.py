@@ -23,6 +23,7 @@ NAMES = (
     "candidates",
     "fwumious",
     "realdata",
+    "freshness",
     "deepfm",
     "training",
 )
