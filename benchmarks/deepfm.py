@@ -64,7 +64,8 @@ def run(effort: Effort) -> None:
             for kind in ("lazy_adam", "adam", "adagrad")
         }
         keras = ROOT / "benchmarks" / "peers" / "deepfm_keras.py"
-        sides["Keras, Adam"] = _side([sys.executable, str(keras), str(file)])
+        for kind, said in (("dense", "Adam"), ("lazy", "headrace's lazy Adam")):
+            sides[f"Keras, {said}"] = _side([sys.executable, str(keras), str(file), kind])
         if _has_torch():
             script = str(ROOT / "benchmarks" / "peers" / "deepfm_torch.py")
             for kind, said in (("sparse", "SparseAdam"), ("dense", "Adam")):

@@ -51,6 +51,7 @@ TARGET = 2.0
 
 _LINEAR = Optimizer(learning_rate=0.1, initial=1.0)
 _VECTORS = Optimizer(learning_rate=0.3, initial=1.0)
+_BATCHED_VECTORS = Optimizer(learning_rate=1.0, initial=0.1)
 _NETWORK = Optimizer(kind="adam", learning_rate=0.003)
 _KEPT = " ".join(f"--keep {field}" for field in FIELDS)
 _COMMON = (
@@ -110,9 +111,9 @@ CONTESTS = (
             kind="deepffm",
             hidden=(25, 25),
             linear=_LINEAR,
-            embeddings=_VECTORS,
+            embeddings=_BATCHED_VECTORS,
             network=_NETWORK,
-            batch_rows=256,
+            batch_rows=512,
         ),
         f"{_FACTORS} {_LAYERS}",
         target=None,
