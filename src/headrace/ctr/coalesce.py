@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
+from headrace.compiled import cached
 from headrace.ctr.compiling import KERNEL, PART
 from headrace.ctr.memory import prefetch, read, write
 from headrace.tensors import Array
@@ -70,7 +71,7 @@ class Coalescer:
         return Touched(self._found[:count], embedded, places, crossed_places)
 
 
-@numba.njit(**KERNEL)
+@cached(**KERNEL)
 def _number(indices, positions, found, places, count):  # type: ignore[no-untyped-def]
     """Number the rows that were not touched before; how many there are now."""
     for row in range(indices.shape[0]):

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numba
 
+from headrace.compiled import cached
 from headrace.ctr import ffm, fm, fwfm
 from headrace.ctr.compiling import KERNEL, PART
 from headrace.ctr.linear import dense_sum, linear_sum, sigmoid, update_dense, update_linear
@@ -102,7 +103,7 @@ def _update(shape, work, served, rules, row, error):  # type: ignore[no-untyped-
 def predictor(shape: Shape) -> PredictKernel:
     """The kernel that writes the logits of rows."""
 
-    @numba.njit(**KERNEL)
+    @cached(**KERNEL)
     def predict(work, served, logits):  # type: ignore[no-untyped-def]
         for row in range(work.rows.indices.shape[0]):
             _prefetch(shape, work, served, row)
@@ -116,7 +117,7 @@ def predictor(shape: Shape) -> PredictKernel:
 def learner(shape: Shape) -> LearnKernel:
     """The kernel that predicts each row, writes the probability, and learns from it at once."""
 
-    @numba.njit(**KERNEL)
+    @cached(**KERNEL)
     def learn(work, served, rules, probabilities):  # type: ignore[no-untyped-def]
         labels, weights = work.rows.labels, work.rows.weights
         for row in range(work.rows.indices.shape[0]):

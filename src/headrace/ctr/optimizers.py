@@ -21,6 +21,7 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
+from headrace.compiled import cached
 from headrace.ctr import updates
 from headrace.ctr.compiling import KERNEL, PART
 from headrace.ctr.memory import one_by_one, prefetch, read, write
@@ -130,7 +131,7 @@ def touched_mover(code: int, width: int) -> TouchedMover:
         (float32 ``[touched, width]``), and the first and the last of them to move.
     """
 
-    @numba.njit(**KERNEL)
+    @cached(**KERNEL)
     def move_touched(step, values, touched, gradients, edges):  # type: ignore[no-untyped-def]
         last = touched.shape[0] - 1
         for number in range(edges[0], edges[1]):
@@ -158,7 +159,7 @@ def all_mover(width: int) -> AllMover:
         where it may be among those touched (uint32), and the first and the last row of the table to move.
     """
 
-    @numba.njit(**KERNEL)
+    @cached(**KERNEL)
     def move_all(step, values, touched, gradients, positions, edges):  # type: ignore[no-untyped-def]
         for row in range(edges[0], edges[1]):
             one_by_one()
@@ -186,7 +187,7 @@ def flat_mover(code: int) -> FlatMover:
         A function of the step, the table of one row, and its gradient (float32, one dimension).
     """
 
-    @numba.njit(**KERNEL)
+    @cached(**KERNEL)
     def move_flat(step, values, gradient):  # type: ignore[no-untyped-def]
         width = gradient.shape[0]
         for column in range(width):

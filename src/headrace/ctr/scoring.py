@@ -9,9 +9,9 @@ from __future__ import annotations
 import threading
 from typing import Protocol
 
-import numba
 import numpy as np
 
+from headrace.compiled import cached
 from headrace.ctr.explaining import explain_linear, explain_pairs
 from headrace.ctr.interactions import crossing
 from headrace.ctr.kernels import Served, predictor
@@ -136,7 +136,7 @@ def probabilities(logits: Array) -> Array:
     return made
 
 
-@numba.njit(cache=True, nogil=True)
+@cached(nogil=True)
 def _sigmoids(logits: Array, made: Array) -> None:
     for row in range(len(logits)):
         made[row] = sigmoid(logits[row])

@@ -15,12 +15,12 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import llvmlite.binding as llvm
-import numba
 import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic as _typed_intrinsic
 
+from headrace.compiled import cached
 from headrace.tensors import Array
 
 _intrinsic: Any = _typed_intrinsic  # its own types want all arguments at every call, also the typing context
@@ -35,8 +35,7 @@ def kernel(**options: Any) -> Any:
     Args:
         options: What numba.njit takes.
     """
-    njit: Any = numba.njit  # its own types do not know this option
-    return njit(cache=True, nogil=True, _nrt=False, **options)
+    return cached(nogil=True, _nrt=False, **options)
 
 
 def _shape_of_panels() -> tuple[int, int]:

@@ -17,6 +17,7 @@ import numpy as np
 from numba import njit, types
 from numba.extending import intrinsic
 
+from headrace.compiled import cached
 from headrace.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def _merged(sum_: np.uint64, lane: np.uint64) -> np.uint64:
     return (sum_ ^ _mixed(np.uint64(0), lane)) * _PRIME_1 + _PRIME_4
 
 
-@njit(cache=True, nogil=True)
+@cached(nogil=True)
 def hash_bytes(address: Integer, length: Integer, seed: np.uint64) -> np.uint64:
     """XXH64 of some bytes in memory."""
     end = address + length
@@ -135,13 +136,13 @@ def bucket_of(hashed: np.uint64, buckets: np.uint64) -> np.uint64:
 # ---- Arrays, for requests ------------------------------------------------------------------------
 
 
-@njit(cache=True, nogil=True)
+@cached(nogil=True)
 def _hash_integers(values: Array, seed: np.uint64, hashes: Array) -> None:
     for place in range(len(values)):
         hashes[place] = hash_integer(np.uint64(values[place]), seed)
 
 
-@njit(cache=True, nogil=True)
+@cached(nogil=True)
 def _hash_texts(data: Array, ends: Array, seed: np.uint64, hashes: Array) -> None:
     address = data.ctypes.data
     start = 0
@@ -150,7 +151,7 @@ def _hash_texts(data: Array, ends: Array, seed: np.uint64, hashes: Array) -> Non
         start = ends[place]
 
 
-@njit(cache=True, nogil=True)
+@cached(nogil=True)
 def _to_buckets(hashes: Array, buckets: int, rows: Array) -> None:
     for place in range(len(hashes)):
         rows[place] = bucket_of(hashes[place], np.uint64(buckets))
@@ -276,7 +277,7 @@ class IntegerFields(NamedTuple):
         )
 
 
-@njit(cache=True, nogil=True)
+@cached(nogil=True)
 def place_integers(values: Array, fields: IntegerFields, indices: Array) -> int:
     """The rows that integers have in the array of all tables, as ``rows_of``, for many fields in one call.
 

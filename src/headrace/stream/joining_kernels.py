@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
+from headrace.compiled import cached
 from headrace.stream import joined_columns as of
 from headrace.stream.hashing import (
     NO_VALUE,
@@ -79,7 +80,7 @@ def _bit(bits: Integer, place: Integer) -> bool:
     return bool((read_uint8(bits, place >> 3) >> np.uint8(place & 7)) & np.uint8(1))
 
 
-@njit(cache=True, nogil=True)
+@cached(nogil=True)
 def _integers(  # noqa: PLR0912  # One loop a type.
     source: Values, first: Integer, count: Integer, found: Array
 ) -> None:
@@ -114,7 +115,7 @@ def _integers(  # noqa: PLR0912  # One loop a type.
 # ---- Categorical fields --------------------------------------------------------------------------
 
 
-@njit(cache=True, nogil=True)
+@cached(nogil=True)
 def _texts(
     source: Values, first: Integer, count: Integer, seed: np.uint64, found: Array, there: Array
 ) -> None:
@@ -129,7 +130,7 @@ def _texts(
         found[place] = hash_bytes(source.data + start, end - start, seed)
 
 
-@njit(cache=True, nogil=True)
+@cached(nogil=True)
 def _plain(
     source: Values, column: np.record, span: tuple[Integer, Integer], found: Array, there: Array
 ) -> None:
@@ -167,7 +168,7 @@ class Entries(NamedTuple):
     there: Array
 
 
-@njit(cache=True, nogil=True)
+@cached(nogil=True)
 def _load(
     array: Integer, column: np.record, entries: Entries, span: tuple[Integer, Integer], into: Entries
 ) -> None:
@@ -191,7 +192,7 @@ def _load(
             _plain(dictionary, column, (entry, 1), found[place : place + 1], there[place : place + 1])
 
 
-@njit(cache=True, nogil=True)
+@cached(nogil=True)
 def _entries(array: Integer, columns: Array, rows: int) -> list[Entries]:
     """Look at the dictionaries once, not at each row: unless they are much longer than the batch."""
     made = []
@@ -229,7 +230,7 @@ def _key(found: np.uint64) -> np.uint64:
     return found if found != np.uint64(0) else np.uint64(1)
 
 
-@njit(cache=True, nogil=True)
+@cached(nogil=True)
 def _put(column: np.record, found: Array, there: Array, indices: Array, keys: Array) -> Integer:
     """Put one value a row into its slot; returns the first place with a wrong one, or -1."""
     slot, count = column.slot, len(indices)
@@ -268,7 +269,7 @@ def _ends(array: Integer, column: np.record, row: Integer) -> tuple[Integer, Int
     return read_int64(lists.values, at), read_int64(lists.values, at + 1)
 
 
-@njit(cache=True, nogil=True)
+@cached(nogil=True)
 def _put_lists(
     array: Integer, column: np.record, entries: Entries, first: Integer, out: tuple[Array, Array]
 ) -> Integer:
@@ -295,7 +296,7 @@ def _put_lists(
     return -1
 
 
-@njit(cache=True, nogil=True)
+@cached(nogil=True)
 def join_categorical(array: Integer, columns: Array, indices: Array, keys: Array) -> Problem:
     """Fill in the rows of tables, and the keys of exact fields.
 
@@ -345,7 +346,7 @@ def _half(bits: np.uint16) -> np.floating:
     return -size if bits >> 15 else size
 
 
-@njit(cache=True, nogil=True)
+@cached(nogil=True)
 def _numbers(source: Values, first: Integer, scratch: Array, found: Array) -> None:
     """Turn numbers of any type into float32; null ones hold anything."""
     count, address, start = len(found), source.values, source.offset + first
@@ -369,7 +370,7 @@ def _numbers(source: Values, first: Integer, scratch: Array, found: Array) -> No
                     found[tile + place] = np.float32(np.int64(scratch[place]))
 
 
-@njit(cache=True, nogil=True)
+@cached(nogil=True)
 def _without_null(source: Values, first: Integer, null: float, found: Array) -> bool:
     """Put something for null, and say whether all are numbers then."""
     if source.type == of.NULL:
@@ -384,7 +385,7 @@ def _without_null(source: Values, first: Integer, null: float, found: Array) -> 
     return wrong == 0
 
 
-@njit(cache=True, nogil=True)
+@cached(nogil=True)
 def _put_vectors(array: Integer, column: np.record, first: Integer, scratch: Array, dense: Array) -> Integer:
     """Put each row's vector into its columns; returns the first row with a wrong one, or -1."""
     lists, numbers = _values(array, 0), _values(_child(array, 0), column.type)
@@ -400,7 +401,7 @@ def _put_vectors(array: Integer, column: np.record, first: Integer, scratch: Arr
     return -1
 
 
-@njit(cache=True, nogil=True)
+@cached(nogil=True)
 def join_numbers(array: Integer, columns: Array, dense: Array) -> Problem:
     """Fill in numbers and vectors.
 
@@ -435,7 +436,7 @@ def join_numbers(array: Integer, columns: Array, dense: Array) -> Problem:
     return Problem(-1, -1)
 
 
-@njit(cache=True, nogil=True)
+@cached(nogil=True)
 def join_integers(array: Integer, child: Integer, type_: Integer, found: Array) -> Integer:
     """Widen a column of integers to int64; returns the first row that is null, or -1."""
     source = _values(_child(array, child), type_)
