@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TextIO, cast
 
 import msgspec
+from numba.core import event
 
 from headrace.ctr import zoo
 from headrace.ctr.model import LearningModel
@@ -126,6 +127,7 @@ def train(options: TrainOptions, output: TextIO, errors: TextIO) -> int:
         observers: list[Observer] = [terminal] if errors.isatty() else []
         observers += [] if errors.isatty() and output.isatty() else [lines]
         observers += [Warnings(errors), *([plot] if plot else []), *_telemetry(options, stack, errors)]
+        stack.enter_context(_told_of_compiling(errors))
         trainer = Trainer(learner, plan, observers)
         if checkpoint is not None:
             trainer.resume(checkpoint, continued=options.continued)
@@ -184,6 +186,32 @@ def search(options: TrainOptions, file: Path, output: TextIO, errors: TextIO) ->
     if error is not None:
         errors.write(f"headrace: {error}\n")
     return code or int(error is not None)
+
+
+@contextmanager
+def _told_of_compiling(errors: TextIO) -> Iterator[None]:
+    """Tell who waits at a terminal why the first run of a kind of model does not begin at once."""
+    if not errors.isatty():
+        yield
+        return
+    listener = _Compiling(errors)
+    with event.install_listener("numba:compile", listener):
+        yield
+
+
+class _Compiling(event.Listener):
+    def __init__(self, errors: TextIO) -> None:
+        self._errors = errors
+        self._said = False
+
+    def on_start(self, happened: object) -> None:
+        if not self._said:
+            self._said = True
+            self._errors.write("headrace: compiling kernels, up to half a minute; later runs find them\n")
+            self._errors.flush()
+
+    def on_end(self, happened: object) -> None:
+        """Nothing: rows are counted from here on."""
 
 
 # ---- The parts -------------------------------------------------------------------------------------
