@@ -18,6 +18,7 @@ import numpy as np
 from headrace.ctr import gather
 from headrace.ctr.blas import use_one_thread
 from headrace.ctr.coalesce import Coalescer, Touched
+from headrace.ctr.distinct import Distinct
 from headrace.ctr.gather import Gathered
 from headrace.ctr.groups import Groups, network_widths, pair_inputs
 from headrace.ctr.interactions import crossing
@@ -58,9 +59,11 @@ class BatchedModel(LearningModel):
         self._coalescer = Coalescer(features.rows + self._crossing.rows)
         self._sums = {name: aligned_zeros((1, table.width)) for name, table in self._groups.wide().items()}
         self._layout: Layout | None = None
+        self._distinct: Distinct | None = None
         if settings.kind in DEEP:
             use_one_thread()
             self._layout = Layout(network_widths(settings, features), pair_inputs(settings, features))
+            self._distinct = Distinct(settings, features) if settings.kind == "deepfm" else None
         self._hands = [_Hand(self._shape, self._groups, self._layout) for _ in range(settings.threads)]
         self._threads = ThreadPoolExecutor(settings.threads) if settings.threads > 1 else None
         self._steps = np.zeros(1, np.int64)
@@ -82,9 +85,10 @@ class BatchedModel(LearningModel):
         )
         touched = self._coalescer.touched_by(rows.indices, rows.crossed)
         sums = {name: self._cleared(name, len(touched.rows)) for name in self._sums}
-        if self._layout is not None:
-            self._layout.take(*self._groups.network())
-        batch = _Batch(rows, touched, sums, self._slots, self._groups.served(), probabilities)
+        served, whole = self._groups.served(), self._lay_out(touched)
+        batch = _Batch(rows, touched, sums, self._slots, served, probabilities, whole)
+        if whole is not None:
+            self._spread(whole.forward(touched, served.embeddings.values))
         chunk = -(-len(block) // self.settings.threads) if self._layout is None else CHUNK_ROWS
         starts = range(0, len(block), chunk)
         self._spread(
@@ -93,6 +97,8 @@ class BatchedModel(LearningModel):
                 for number, hand in enumerate(self._hands)
             ]
         )
+        if whole is not None:
+            self._spread(whole.backward(sums["embeddings"], self._hands[0].sums["layer0.weights"]))
         self._move(touched, sums, len(block))
         return probabilities
 
@@ -128,6 +134,17 @@ class BatchedModel(LearningModel):
     def strip(self) -> Weights:
         """A copy of what predictions depend on."""
         return self._groups.strip()
+
+    def _lay_out(self, touched: Touched) -> Distinct | None:
+        """Lay out the network's weights; what multiplies distinct values, if that pays for this batch."""
+        if self._layout is None:
+            return None
+        weights, biases = self._groups.network()
+        whole, beside = self._distinct, None
+        if whole is not None:
+            beside = whole.take(touched, weights[0], biases[0])
+        self._layout.take(weights, biases, beside)
+        return whole if beside is not None else None
 
     def _cleared(self, name: str, rows: int) -> Array:
         """Zeros for the gradients of so many rows."""
@@ -192,6 +209,7 @@ class _Batch(NamedTuple):
     slots: Slots
     served: Served
     probabilities: Array
+    whole: Distinct | None
 
 
 class _Hand:
@@ -240,7 +258,7 @@ class _Hand:
             return
         passage = self._passage
         gather.forward(self._shape)(work, batch.served, passage.exchange)
-        passage.forward(stop - start)
+        passage.forward(stop - start, None if batch.whole is None else batch.whole.part(start, stop))
         passage.finish(work.rows.labels, work.rows.weights, probabilities)
         passage.backward(stop - start)
         gather.backward(self._shape)(work, batch.served, passage.exchange, gathered)

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
+from headrace.compiled import cached
 from headrace.ctr import ffm, fm, fwfm
 from headrace.ctr.compiling import KERNEL, PART
 from headrace.ctr.kernels import Served
@@ -60,16 +61,21 @@ class Network(NamedTuple):
     """What passes between the kernels and the network, for the rows of a chunk: float32.
 
     Attributes:
-        inputs: ``[rows, stride]``, of which the first are the fields' or pairs', then the dense features.
-        gradients: The loss's derivatives by the inputs but for the dense ones: ``[rows, stride]``.
+        inputs: ``[rows, stride]``.
+        gradients: The loss's derivatives by the first ones: ``[rows, stride]``.
         logits: Of everything but the network: ``[rows]``.
         errors: The loss's derivatives by the logits: ``[rows]``.
+        columns: Where each of the first layer's inputs is: int64 ``[inputs]``. Those of a field are side by
+            side, and so are the dense features.
+        wanted: How many inputs the network finds derivatives by.
     """
 
     inputs: Array
     gradients: Array
     logits: Array
     errors: Array
+    columns: Array
+    wanted: int
 
 
 LearnKernel = Callable[[Work, Served, Gathered, Array], None]
@@ -165,7 +171,7 @@ def _prefetch_gradients(shape, gathered, row):  # type: ignore[no-untyped-def]
 def learner(shape: Shape) -> LearnKernel:
     """The kernel of kinds without a network: it writes probabilities, and adds to the batch's gradients."""
 
-    @numba.njit(**KERNEL)
+    @cached(**KERNEL)
     def gather(work, served, gathered, probabilities):  # type: ignore[no-untyped-def]
         labels, weights = work.rows.labels, work.rows.weights
         for row in range(work.rows.indices.shape[0]):
@@ -190,17 +196,22 @@ def learner(shape: Shape) -> LearnKernel:
 def forward(shape: Shape) -> NetworkKernel:
     """The kernel before a network: it writes the network's inputs, and the logits of all else."""
 
-    @numba.njit(**KERNEL)
+    @cached(**KERNEL)
     def before(work, served, network):  # type: ignore[no-untyped-def]
         inputs, dense, pooled = network.inputs, work.rows.dense, work.room.pooled
         pairs = shape.fields * (shape.fields - 1) // 2
         first = shape.fields * shape.width if shape.kind == FM else pairs
+        if dense.shape[1]:
+            first = read(network.columns, first)
         for row in range(work.rows.indices.shape[0]):
             _prefetch(shape, work, served, row)
             write(network.logits, row, _logit(shape, work, served, row))
             if shape.kind == FM:
-                for place in range(shape.fields * shape.width):
-                    write(inputs, (row, place), read(pooled, place))
+                for field in range(shape.fields):
+                    one_by_one()
+                    place, column = field * shape.width, read(network.columns, field * shape.width)
+                    for factor in range(shape.width):
+                        write(inputs, (row, column + factor), read(pooled, place + factor))
             else:
                 _write_products(shape, work.room, inputs, row)
             for column in range(dense.shape[1]):
@@ -214,7 +225,7 @@ def forward(shape: Shape) -> NetworkKernel:
 def backward(shape: Shape) -> BackwardKernel:
     """The kernel after a network: it adds to the gradients of everything but the network."""
 
-    @numba.njit(**KERNEL)
+    @cached(**KERNEL)
     def after(work, served, network, gathered):  # type: ignore[no-untyped-def]
         for row in range(work.rows.indices.shape[0]):
             _prefetch_gradients(shape, gathered, row)
@@ -223,10 +234,9 @@ def backward(shape: Shape) -> BackwardKernel:
                 count_values(shape, work, row)
             _add_linear(shape, work, gathered, row, error)
             if shape.kind == FM:
-                for place in range(shape.fields * shape.width):
-                    write(work.room.pooled, place, read(network.inputs, (row, place)))
+                _read_pooled(shape, work.room, network, row)
                 _towards(shape, work, served)
-                _add_network(shape, work.room, network.gradients, (row, error))
+                _add_network(shape, work.room, network, (row, error))
             else:
                 _prefetch(shape, work, served, row)
                 pool(shape, served.embeddings, work, row)
@@ -253,12 +263,29 @@ def _write_products(shape, room, inputs, row):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(**PART)
-def _add_network(shape, room, gradients, which):  # type: ignore[no-untyped-def]
+def _read_pooled(shape, room, network, row):  # type: ignore[no-untyped-def]
+    """Find the pooled embeddings again, among the network's inputs."""
+    for field in range(shape.fields):
+        one_by_one()
+        place, column = field * shape.width, read(network.columns, field * shape.width)
+        for factor in range(shape.width):
+            write(room.pooled, place + factor, read(network.inputs, (row, column + factor)))
+
+
+@numba.njit(**PART)
+def _add_network(shape, room, network, which):  # type: ignore[no-untyped-def]
     """Make ``towards`` the loss's derivative by the pooled embeddings: pair terms and network."""
     row, error = which
-    for place in range(shape.fields * shape.width):
-        whole = error * read(room.towards, place) + read(gradients, (row, place))
-        write(room.towards, place, whole)
+    for field in range(shape.fields):
+        one_by_one()
+        place, column = field * shape.width, read(network.columns, field * shape.width)
+        if column < network.wanted:
+            for factor in range(shape.width):
+                gradient = read(network.gradients, (row, column + factor))
+                write(room.towards, place + factor, error * read(room.towards, place + factor) + gradient)
+        else:
+            for factor in range(shape.width):
+                write(room.towards, place + factor, error * read(room.towards, place + factor))
 
 
 @numba.njit(**PART)

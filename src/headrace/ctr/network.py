@@ -9,13 +9,14 @@ All memory is made once. A chunk is small enough for its activations to stay in 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-import numba
 import numpy as np
 
+from headrace.compiled import cached
 from headrace.ctr.compiling import KERNEL
 from headrace.ctr.gather import Network as Exchange
 from headrace.ctr.linear import sigmoid
@@ -27,12 +28,41 @@ CHUNK_ROWS = 512
 """How many rows go through the network at once."""
 
 
+class Beside(NamedTuple):
+    """Which of the first layer's inputs are multiplied row by row; ``headrace.ctr.distinct`` does the others.
+
+    Attributes:
+        inputs: Their numbers, in the order in which they come: int64.
+        columns: Where each input comes, all of them: int64 ``[inputs]``.
+        wanted: How many of them, the first ones, need gradients.
+    """
+
+    inputs: Array
+    columns: Array
+    wanted: int
+
+
+class First(NamedTuple):
+    """A chunk of what lies ready for all rows of a batch: float32 ``[rows, at least units]``.
+
+    Attributes:
+        active: The first layer's sums without what is multiplied row by row; becomes its activations.
+        towards: Where the gradients by these sums go.
+    """
+
+    active: Array
+    towards: Array
+
+
 class Layout:
     """A network's weights as its products read them: laid out anew whenever they have moved.
 
     Attributes:
         widths: The inputs of the first layer, then the units of each hidden one.
         inputs: How many of the first layer's inputs need gradients.
+        beside: Those that are multiplied now.
+        sizes: The inputs of each layer that are multiplied now.
+        wanted: How many of them need gradients.
     """
 
     def __init__(self, widths: Sequence[int], inputs: int) -> None:
@@ -51,19 +81,25 @@ class Layout:
         ]
         self.biases = [aligned_zeros((padded(units),)) for units in self.widths[1:]]
         self.output = self.output_bias = aligned_zeros((1,))
+        self._all = Beside(np.arange(self.widths[0]), np.arange(self.widths[0]), inputs)
+        self.beside, self.sizes, self.wanted = self._all, self.widths[:-1], wanted
 
-    def take(self, weights: Sequence[Array], biases: Sequence[Array]) -> None:
+    def take(self, weights: Sequence[Array], biases: Sequence[Array], beside: Beside | None = None) -> None:
         """Lay weights out.
 
         Args:
             weights: Each layer's ``[inputs, units]``, the output's last.
             biases: Each layer's ``[units]``.
+            beside: Which of the first layer's inputs are multiplied row by row, if not all are.
         """
-        wanted = (self.inputs, *self.widths[1:-1])
+        self.beside = beside or self._all
+        self.sizes = (len(self.beside.inputs), *self.widths[1:-1])
+        self.wanted = (self.beside.wanted, *self.widths[1:-1])
         for layer, forward in enumerate(self.forward):
-            _pack(weights[layer], forward)
-            if wanted[layer]:
-                _pack_transposed(weights[layer], wanted[layer], self.backward[layer])
+            used = self.beside.inputs if layer == 0 else np.arange(self.sizes[layer])
+            _pack(weights[layer], used, forward)
+            if self.wanted[layer]:
+                _pack_transposed(weights[layer], used[: self.wanted[layer]], self.backward[layer])
             self.biases[layer][: len(biases[layer])] = biases[layer]
         self.output, self.output_bias = weights[-1].reshape(-1), biases[-1]
 
@@ -72,7 +108,6 @@ class Passage:
     """One thread's way through the network: activations, their gradients, and the sums of weights' gradients.
 
     Attributes:
-        exchange: What passes to and from the network.
         weights: The sums of the gradients of each layer's weights, the output's last.
         biases: The same of biases.
     """
@@ -85,22 +120,38 @@ class Passage:
             rows: The most rows that come at once.
         """
         self._layout, widths = layout, layout.widths
-        inputs = aligned_zeros((rows, -(-widths[0] // LINE) * LINE))
-        gradients = aligned_zeros((rows, padded(layout.inputs)))
-        self.exchange = Exchange(inputs, gradients, aligned_zeros((rows,)), aligned_zeros((rows,)))
+        self._inputs = aligned_zeros((rows, -(-widths[0] // LINE) * LINE))
+        self._gradients = aligned_zeros((rows, padded(layout.inputs)))
+        self._logits, self._errors = aligned_zeros((rows,)), aligned_zeros((rows,))
         self._active = [aligned_zeros((rows, padded(units))) for units in widths[1:]]
         self._towards = [aligned_zeros((rows, padded(units))) for units in widths[1:]]
+        self._own = First(self._active[0], self._towards[0])
         shapes = [*pairwise(widths), (widths[-1], 1)]
         self.weights = [aligned_zeros(shape) for shape in shapes]
         self.biases = [aligned_zeros((units,)) for _, units in shapes]
-        self._products = [aligned_zeros(shape) for shape in shapes[:-1]]
+        self._products = [aligned_zeros((math.prod(shape),)) for shape in shapes[:-1]]
 
-    def forward(self, rows: int) -> None:
-        """Compute the activations of rows from ``exchange.inputs``."""
-        sources = (self.exchange.inputs, *self._active)
-        for layer, (size, units) in enumerate(pairwise(self._layout.widths)):
-            _spread(self._layout.biases[layer], self._active[layer][:rows])
-            weights = Operand(self._layout.forward[layer], 0, size)
+    @property
+    def exchange(self) -> Exchange:
+        """What passes to and from the network."""
+        beside = self._layout.beside
+        return Exchange(
+            self._inputs, self._gradients, self._logits, self._errors, beside.columns, beside.wanted
+        )
+
+    def forward(self, rows: int, first: First | None = None) -> None:
+        """Compute the activations of rows from ``exchange.inputs``.
+
+        Args:
+            rows: How many.
+            first: What the first layer's sums begin with, if it is not the bias.
+        """
+        self._active[0], self._towards[0] = first or self._own
+        sources, layout = (self._inputs, *self._active), self._layout
+        for layer, (size, units) in enumerate(zip(layout.sizes, layout.widths[1:], strict=True)):
+            if layer or first is None:
+                _spread(layout.biases[layer], self._active[layer][:rows])
+            weights = Operand(layout.forward[layer], 0, size)
             multiply(_rows(sources[layer]), weights, _rows(self._active[layer]), padded(units), rows, True)
 
     def finish(self, labels: Array, weights: Array, probabilities: Array) -> None:
@@ -117,17 +168,21 @@ class Passage:
 
     def backward(self, rows: int) -> None:
         """Add to the weights' gradients, and write ``exchange.gradients``."""
-        sources = (self.exchange.inputs, *self._active)
-        targets = (self.exchange.gradients, *self._towards)
-        for layer, (size, units) in reversed(tuple(enumerate(pairwise(self._layout.widths)))):
+        layout = self._layout
+        sources, targets = (self._inputs, *self._active), (self._gradients, *self._towards)
+        for layer, (size, units) in reversed([*enumerate(zip(layout.sizes, layout.widths[1:], strict=True))]):
             towards = self._towards[layer]
-            np.matmul(sources[layer][:rows, :size].T, towards[:rows, :units], out=self._products[layer])
-            self.weights[layer] += self._products[layer]
-            wanted = size if layer else self._layout.inputs
+            product = self._products[layer][: size * units].reshape(size, units)
+            np.matmul(sources[layer][:rows, :size].T, towards[:rows, :units], out=product)
+            if size == len(self.weights[layer]):
+                self.weights[layer] += product
+            else:
+                self.weights[layer][layout.beside.inputs] += product
+            wanted = layout.wanted[layer]
             if not wanted:
                 continue
             targets[layer][:rows].fill(0)
-            weights = Operand(self._layout.backward[layer], 0, units)
+            weights = Operand(layout.backward[layer], 0, units)
             multiply(_rows(towards), weights, _rows(targets[layer]), padded(wanted), rows, False)
             if layer:
                 _mask(self._active[layer - 1][:rows], targets[layer], self.biases[layer - 1])
@@ -146,7 +201,7 @@ def _rows(array: Array) -> Operand:
     return Operand(array.reshape(-1), 0, array.shape[1])
 
 
-@numba.njit(**KERNEL)
+@cached(**KERNEL)
 def _finish(output, last, exchange, labels, weights, probabilities):  # type: ignore[no-untyped-def]
     active, towards, bias_gradient = last
     units = output.weights.shape[0]
@@ -170,7 +225,7 @@ def _finish(output, last, exchange, labels, weights, probabilities):  # type: ig
             write(bias_gradient, unit, read(bias_gradient, unit) + gradient)
 
 
-@numba.njit(**KERNEL)
+@cached(**KERNEL)
 def _mask(active, towards, bias_gradient):  # type: ignore[no-untyped-def]
     """Only units that were not cut off pass on gradients."""
     for row in range(active.shape[0]):
@@ -182,7 +237,7 @@ def _mask(active, towards, bias_gradient):  # type: ignore[no-untyped-def]
             write(bias_gradient, unit, read(bias_gradient, unit) + gradient)
 
 
-@numba.njit(**KERNEL)
+@cached(**KERNEL)
 def _spread(bias, active):  # type: ignore[no-untyped-def]
     for row in range(active.shape[0]):
         one_by_one()
@@ -190,24 +245,31 @@ def _spread(bias, active):  # type: ignore[no-untyped-def]
             write(active, (row, unit), read(bias, unit))
 
 
-@numba.njit(**KERNEL)
-def _pack(weights, packed):  # type: ignore[no-untyped-def]
-    """As ``headrace.ctr.tiles.pack`` does, into memory that is there; what is padding stays zero."""
-    inputs, units = weights.shape
+@cached(**KERNEL)
+def _pack(weights, used, packed):  # type: ignore[no-untyped-def]
+    """As ``headrace.ctr.tiles.pack`` does, into memory that is there."""
+    inputs, units = used.shape[0], weights.shape[1]
     for first in range(0, units, PANEL):
         for row in range(inputs):
             one_by_one()
-            start = first * inputs + row * PANEL
+            start, source = first * inputs + row * PANEL, read(used, row)
             for column in range(min(PANEL, units - first)):
-                write(packed, start + column, read(weights, (row, first + column)))
+                write(packed, start + column, read(weights, (source, first + column)))
+            for column in range(units - first, PANEL):
+                write(packed, start + column, np.float32(0))
 
 
-@numba.njit(**KERNEL)
-def _pack_transposed(weights, wanted, packed):  # type: ignore[no-untyped-def]
-    """The same of the first rows' transpose."""
-    units = weights.shape[1]
+@cached(**KERNEL)
+def _pack_transposed(weights, used, packed):  # type: ignore[no-untyped-def]
+    """The same of some rows' transpose."""
+    units, wanted = weights.shape[1], used.shape[0]
     for first in range(0, wanted, PANEL):
-        for column in range(min(PANEL, wanted - first)):
+        for column in range(PANEL):
             one_by_one()
-            for unit in range(units):
-                write(packed, first * units + unit * PANEL + column, read(weights, (first + column, unit)))
+            if column >= wanted - first:
+                for unit in range(units):
+                    write(packed, first * units + unit * PANEL + column, np.float32(0))
+            else:
+                source = read(used, first + column)
+                for unit in range(units):
+                    write(packed, first * units + unit * PANEL + column, read(weights, (source, unit)))
