@@ -1,4 +1,4 @@
-"""The groups of weights of a model that learns in batches: fresh ones, their state, and what is published.
+"""The groups of weights of a model that learns: fresh ones, their state, and what is published.
 
 Every group is a learning table. Those of rows are ``linear`` and ``embeddings``; all others have one row, as
 long as the array that they become when they are stripped.
