@@ -73,6 +73,7 @@ def _write(models: Path) -> Features:
     native, onnx = models / "native" / "1", models / "onnx" / "1"
     for version in (native, onnx):
         version.mkdir(parents=True)
+        (version.parent / "headrace.toml").write_text("[batching]\nmax_batch_rows = 512\n")
     write_model(native, _SETTINGS, features, _weights(features))
     export(*read_model(native), onnx / "model.onnx")
     return features
