@@ -106,7 +106,9 @@ class Neighbours:
         """Give the mean surprise of the person at films like each of these, between -1 and 1."""
         films, seen = self.numbers(what), self.seen[who]
         likeness = self.agreement[films[:, None], seen] / (self.together[films[:, None], seen] + 10)
-        pulled: Numbers = likeness @ self.surprise[who] / (np.abs(likeness).sum(axis=1) + 0.5)
+        # Not @: OpenBLAS reads beyond short vectors, harmlessly, but NumPy warns of what lies there.
+        total = np.einsum("fs,s->f", likeness, self.surprise[who])
+        pulled: Numbers = total / (np.abs(likeness).sum(axis=1) + 0.5)
         return pulled
 
     def add(self, who: str, what: Sequence[str], surprise: Sequence[float]) -> None:
