@@ -49,6 +49,8 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Measure, and print what was measured."""
+    if (options.keras or options.schema) and not options.training:
+        raise ConfigError("--keras and --schema say what learns; add --training")
     directory = _version(options.directory)
     settings = _settings(directory, options.threads)
     names = [entry.name for entry in directory.iterdir() if entry.is_file()]

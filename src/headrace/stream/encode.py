@@ -169,7 +169,8 @@ def _read_csv(settings: EncodeSettings, path: Path) -> Iterator[pa.RecordBatch]:
         said = re.search(r"Row #(\d+): (.*)", str(error), re.DOTALL)
         row, text = (int(said[1]) - 1, said[2]) if said else (0, str(error))
         where = "standard input" if str(path) == "-" else path
-        raise StreamError(f"{where}: {text}; is the delimiter {settings.delimiter!r}?", row=row) from error
+        hint = "save it as UTF-8" if "UTF8" in text else f"is the delimiter {settings.delimiter!r}?"
+        raise StreamError(f"{where}: {text}; {hint}", row=row) from error
 
 
 def _read_parquet(settings: EncodeSettings, path: Path) -> Iterator[pa.RecordBatch]:

@@ -137,6 +137,11 @@ def test_a_wrong_value_is_named_with_row_and_field(run: Run, fault: str) -> None
     assert (caught.value.row, caught.value.field) == (1, field)
 
 
+def test_text_of_another_encoding_is_named(run: Run) -> None:
+    with pytest.raises(StreamError, match="save it as UTF-8"):
+        run(b"clicked,name\n1,a\n0,\xff\xfe\n", hints=Hints(label="clicked"))
+
+
 def test_a_line_of_another_length_is_named(run: Run) -> None:
     with pytest.raises(StreamError, match="Expected 2 columns, got 3") as caught:
         run("label,a\n1,2\n0,3,4\n")
