@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
 import uvloop
 
+from benchmarks.costs import on_one_core
 from benchmarks.models import DENSE, FIELDS
 from benchmarks.peers.session import load
-from benchmarks.processes import cores
 from benchmarks.rounds import Effort, interleaved, middle, print_lines, ratios, spread, verdict
 from benchmarks.rows import Floats, Rows, rows_of_request
 from benchmarks.sides import TOLERANCE, model_path
@@ -111,7 +109,7 @@ def run(effort: Effort) -> None:
     """
     sizes = np.random.default_rng(0).integers(1, MOST_ROWS + 1, REQUESTS).tolist()
     requests = [rows_of_request(rows, number) for number, rows in enumerate(sizes)]
-    with _on_the_servers_core():
+    with on_one_core():
         model = CountedModel()
         with ThreadPoolExecutor(1) as thread, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             engine = Engine.from_objects({"ctr": model})
@@ -131,16 +129,6 @@ def run(effort: Effort) -> None:
             finally:
                 runner.run(engine.close())
     _report(measured, difference)
-
-
-@contextmanager
-def _on_the_servers_core() -> Iterator[None]:
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {cores()[0]})
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
 
 
 def _asks(engine: Engine, model: CountedModel, thread: ThreadPoolExecutor) -> dict[str, tuple[Ask, int]]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
-from pathlib import Path
 from typing import Any
 
 FAST = {"contract", "reassoc", "nsz", "arcp", "afn"}
@@ -17,18 +15,3 @@ but kernels calls it, so that nothing need be compiled for that."""
 
 KERNEL: dict[str, Any] = {**_ANY, "cache": True, "nogil": True}
 """The same for a whole kernel, which is kept on disk and runs without Python's lock."""
-
-
-_PARTS = ("compiling", "ffm", "fm", "fwfm", "linear", "memory", "pooling", "updates", "work")
-
-
-def _fingerprint() -> int:
-    made = 0
-    for name in _PARTS:
-        made = zlib.crc32(Path(__file__).with_name(f"{name}.py").read_bytes(), made)
-    return made
-
-
-SOURCES = _fingerprint()
-"""Stands for the text of the modules with the kernels' parts. A kernel that has it among its constants is
-compiled anew when one of them has changed; numba itself looks only at the file that the kernel is in."""

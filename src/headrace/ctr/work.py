@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from headrace.ctr.compiling import SOURCES
 from headrace.ctr.memory import aligned_zeros
 from headrace.stream.features import Features
 from headrace.tensors import Array
@@ -27,7 +26,6 @@ class Shape(NamedTuple):
         scaled: Whether tables are in 16 or 8 bits.
         linear_code: The rule of linear weights: see ``headrace.ctr.updates``.
         embedding_code: The rule of embeddings.
-        sources: What tells kernels on disk from those of other sources.
     """
 
     kind: int
@@ -38,7 +36,6 @@ class Shape(NamedTuple):
     scaled: bool = False
     linear_code: int = 0
     embedding_code: int = 0
-    sources: int = SOURCES
 
 
 class Rows(NamedTuple):
