@@ -1,25 +1,32 @@
-# `make help` lists the targets. Environments: .venv for the project, .venvs/clients for foreign clients that pin protobuf < 7.
+# `make help` lists the targets. Environments: .venv for the project, .venvs/3.x for the project with another Python,
+# .venvs/clients for foreign clients that pin protobuf < 7.
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-builtin-rules
 
 PYTHON ?= python3
-BIN := .venv/bin
+VENV := .venv
+BIN := $(VENV)/bin
 CLIENTS := .venvs/clients
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
+print_series := -c 'import sys; print("%d.%d" % sys.version_info[:2])'
 
-.PHONY: help install clients demo serve test check format clean
+.PHONY: help install clients demo serve test test-python check format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
 
-install: .venv/.installed ## the project and its tools into .venv, when pyproject.toml has changed
+install: $(VENV)/.installed ## the project and its tools into .venv, when pyproject.toml has changed
+ifneq ($(origin PYTHON),file) # Whoever names a Python means to use it.
+	@test "$$($(PYTHON) $(print_series))" = "$$($(BIN)/python $(print_series))" || \
+		{ echo "$(VENV) has $$($(BIN)/python -V), which is not $(PYTHON): remove it, or make test-python PYTHON=$(PYTHON)" >&2; exit 1; }
+endif
 
-.venv/.installed: pyproject.toml
+$(VENV)/.installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "headrace needs Python 3.11 or newer; make PYTHON=python3.x …")'
-	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || { echo "cannot make .venv: install python3-venv" >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "cannot make $(VENV): install python3-venv" >&2; exit 1; }
 	$(BIN)/python -m pip install -q -e '.[sklearn,grpcio,uvicorn,train,plot,tensorflow,demo,dev]'
 	@touch $@
 
@@ -41,6 +48,9 @@ serve: install ## serve a small example model on ports 8501 (HTTP) and 8500 (gRP
 test: install clients check ## checks, then all tests
 	@tools/system_packages.sh curl
 	$(BIN)/python -m pytest
+
+test-python: ## the same with another Python, in .venvs/3.x: `make test-python PYTHON=python3.13`
+	@series=$$($(PYTHON) $(print_series)) && $(MAKE) test VENV=".venvs/$$series"
 
 check: install ## style, types, import contract, size budget, spelling, generated files
 	$(BIN)/ruff check

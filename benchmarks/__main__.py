@@ -26,6 +26,7 @@ NAMES = (
     "freshness",
     "deepfm",
     "training",
+    "door",
 )
 
 

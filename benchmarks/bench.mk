@@ -10,4 +10,4 @@ peers: .venvs/peers/.installed ## the servers that headrace is measured against,
 
 bench: install peers ## all benchmarks; one: `make bench NAME=lone`
 	@tools/system_packages.sh wrk h2load taskset
-	.venv/bin/python -m benchmarks $(NAME)
+	$(BIN)/python -m benchmarks $(NAME)

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks import arrivals
 from benchmarks.h2load import Calls, H2load
 from benchmarks.models import CACHE, model_file
 from benchmarks.processes import Server, running
@@ -76,9 +77,10 @@ def run(effort: Effort) -> None:
                 load.stop()
             _check_last(contender, len(windows))
     _report(calls, windows)
+    arrivals.run(effort)
 
 
-def _now() -> float:
+def now() -> float:
     """Seconds since the epoch: h2load's log knows no other clock."""
     return datetime.now(UTC).timestamp()
 
@@ -89,7 +91,7 @@ def _model_directory() -> Iterator[Path]:
     CACHE.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=CACHE, prefix="swap-") as folder:
         directory = Path(folder, "models")
-        _prepare(Path(folder, "next"), 0).rename(_made(directory / "ctr") / str(FIRST_VERSION))
+        prepare(Path(folder, "next"), 0).rename(_made(directory / "ctr") / str(FIRST_VERSION))
         yield directory
 
 
@@ -103,13 +105,14 @@ def _model(number: int) -> Path:
     return Path(model_path()) if number % 2 == 0 else model_file(CACHE / "second" / "model.onnx", seed=1)
 
 
-def _prepare(directory: Path, number: int) -> Path:
+def prepare(directory: Path, number: int) -> Path:
+    """Make a directory with the number-th version's file."""
     directory.mkdir()
     os.link(_model(number), directory / "model.onnx")
     return directory
 
 
-def _states(server: Server) -> dict[int, str]:
+def states(server: Server) -> dict[int, str]:
     """The state of each version, as TensorFlow Serving's status tells it."""
     url = f"http://127.0.0.1:{server.ports['http']}/v1/models/ctr"
     with urllib.request.urlopen(url, timeout=LIMIT_SECONDS) as response:
@@ -121,7 +124,7 @@ def _poll_for(server: Server, seconds: float) -> None:
     """Ask for the states as often as while a version loads: the asking is not what is measured."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        _states(server)
+        states(server)
         time.sleep(POLL_SECONDS)
 
 
@@ -135,21 +138,21 @@ def _publish_while(load: H2load, server: Server, directory: Path) -> list[Window
 
 def _publish(server: Server, directory: Path, number: int) -> Window:
     new, old = FIRST_VERSION + number, FIRST_VERSION + number - 1
-    _prepare(directory.parent / "next", number).rename(directory / "ctr" / str(new))
+    prepare(directory.parent / "next", number).rename(directory / "ctr" / str(new))
     deadline = time.monotonic() + LIMIT_SECONDS
-    unseen, available = _now(), 0.0
+    unseen, available = now(), 0.0
     while time.monotonic() < deadline:
-        states = _states(server)
-        moment = _now()
-        if new not in states:
+        found = states(server)
+        moment = now()
+        if new not in found:
             unseen = moment
-        if states.get(new) == "AVAILABLE":
+        if found.get(new) == "AVAILABLE":
             available = available or moment
-            if states.get(old, "END") == "END" and moment > available + AFTERWARDS_SECONDS:
+            if found.get(old, "END") == "END" and moment > available + AFTERWARDS_SECONDS:
                 shutil.rmtree(directory / "ctr" / str(old))
                 return Window(unseen, available, moment)
         time.sleep(POLL_SECONDS)
-    raise RuntimeError(f"version {new} did not replace {old} within {LIMIT_SECONDS} s: {_states(server)}")
+    raise RuntimeError(f"version {new} did not replace {old} within {LIMIT_SECONDS} s: {states(server)}")
 
 
 def _check_last(contender: Contender, number: int) -> None:

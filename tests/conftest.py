@@ -17,6 +17,12 @@ settings.register_profile("headrace", deadline=None, derandomize=True)
 settings.load_profile("headrace")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add what makes the test of draining as long as the proof asks for."""
+    parser.addoption("--drain-requests", type=int, default=3000, help="answers before SIGTERM")
+    parser.addoption("--drain-runs", type=int, default=1, help="servers stopped for each way to ask")
+
+
 def children() -> list[str]:
     """Give the command lines of the processes this one has started and not waited for."""
     found = []

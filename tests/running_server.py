@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -30,25 +30,36 @@ class RunningServer:
         errors: What it wrote to standard error so far.
     """
 
-    def __init__(self, models: Path, *options: str, prefix: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        models: Path,
+        *options: str,
+        prefix: tuple[str, ...] = (),
+        environment: Mapping[str, str] | None = None,
+        seconds: float = START_SECONDS,
+    ) -> None:
         """Start a server; use it as a context manager.
 
         Args:
             models: The directory of models.
             options: More options of ``headrace serve``.
             prefix: Words before the command, for example ``("taskset", "-c", "0")``.
+            environment: Its environment; this process's if left out.
+            seconds: How long it may take to be ready.
         """
         command = [*prefix, sys.executable, "-m", "headrace", "serve", str(models)]
-        command += ["--http-port", "0", "--grpc-port", "0", "--poll-seconds", "0.1", *options]
+        command += ["--http-port", "0", "--grpc-port", "0", "--poll-seconds", "0.1"]
+        command += ["--drain-lead-seconds", "0", *options]  # no test waits for callers it does not have
         self.output: list[str] = []
         self.errors: list[str] = []
         self._ports: queue.Queue[int] = queue.Queue()
+        self._seconds = seconds
         self.process = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "NO_COLOR": "1"},
+            env={**(os.environ if environment is None else environment), "NO_COLOR": "1"},
         )
         self._readers = [
             threading.Thread(target=self._read_output, daemon=True),
@@ -62,7 +73,9 @@ class RunningServer:
         try:
             self.wait_for(lambda: self._ports.qsize() == 2, "the ports to be printed")
             self.http_port, self.grpc_port = self._ports.get(), self._ports.get()
-            self.wait_for(lambda: self.get("/v2/health/ready")[0] == 200, "the server to be ready")
+            self.wait_for(
+                lambda: self.get("/v2/health/ready")[0] == 200, "the server to be ready", self._seconds
+            )
         except BaseException:
             self.kill()
             print("--- the server did not start ---", *self.output, *self.errors[-60:], sep="\n")

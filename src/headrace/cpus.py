@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 _CGROUP_FILE = Path("/proc/self/cgroup")
 _MOUNT = Path("/sys/fs/cgroup")
+_TIMES_FILE = Path("/proc/stat")
 
 
 def available() -> int:
@@ -49,20 +51,21 @@ def quota(cgroup_file: Path, mount: Path) -> float | None:
     return min((limit for limit in found if limit is not None), default=None)
 
 
-def cgroup_folders(memberships: str) -> Iterator[PurePosixPath]:
-    """The folders below the mount that may hold a quota, from the text of ``/proc/self/cgroup``.
+def cgroup_folders(memberships: str, controller: str = "cpu") -> Iterator[PurePosixPath]:
+    """The folders below the mount that may hold a limit, from the text of ``/proc/self/cgroup``.
 
     A container often sees its own group as the mount's root while the text names it from the host's: so every
     folder on the way up counts, and those that do not exist are no error.
 
     Args:
         memberships: Lines of ``hierarchy:controllers:path``; the hierarchy is 0 in version 2.
+        controller: What is limited, in version 1's words.
     """
     for line in memberships.splitlines():
         hierarchy, controllers, path = (*line.split(":", 2), "", "")[:3]
         if hierarchy == "0" and not controllers:
             base = PurePosixPath()
-        elif "cpu" in controllers.split(","):
+        elif controller in controllers.split(","):
             base = PurePosixPath(controllers)
         else:
             continue
@@ -79,6 +82,23 @@ def parse_cpu_max(text: str) -> float | None:
 def parse_cfs(quota_text: str, period_text: str) -> float | None:
     """The quota in a version 1 ``cpu.cfs_quota_us`` and ``cpu.cfs_period_us``; None for -1."""
     return _ratio(quota_text.strip(), period_text.strip())
+
+
+def idle_seconds() -> dict[int, float]:
+    """How long each processor that this process may use has been idle; empty where that is not told."""
+    try:
+        text = _TIMES_FILE.read_text()
+    except OSError:
+        return {}
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+    ticks = os.sysconf("SC_CLK_TCK")
+    return {cpu: idle / ticks for cpu, idle in parse_idle(text).items() if cpu in allowed}
+
+
+def parse_idle(text: str) -> dict[int, int]:
+    """The ticks that each processor was idle, from the text of ``/proc/stat``."""
+    found = (re.match(r"cpu(\d+)(?: \d+){3} (\d+)", line) for line in text.splitlines())
+    return {int(match[1]): int(match[2]) for match in found if match}
 
 
 def _ratio(runtime: str, period: str) -> float | None:

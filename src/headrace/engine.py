@@ -12,7 +12,6 @@ import concurrent.futures
 import logging
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -22,7 +21,7 @@ from headrace.batching.request import NO_DEADLINE, Answer, AwaitedRequest, Outco
 from headrace.clock import LoopClock
 from headrace.config import BatchingPolicy, ModelConfig, ServerConfig
 from headrace.errors import ConfigError, FailedPrecondition
-from headrace.lifecycle.background import background_executor
+from headrace.lifecycle.background import LoaderThreads
 from headrace.lifecycle.manager import Manager
 from headrace.lifecycle.source import DirectorySource
 from headrace.lifecycle.state import State, VersionStatus
@@ -65,6 +64,7 @@ class Engine:
     Attributes:
         config: The settings.
         manager: Which versions are loaded.
+        totals: What each model's versions have done together.
     """
 
     def __init__(
@@ -96,15 +96,15 @@ class Engine:
         self._object_config = ModelConfig(batching=batching or BatchingPolicy())
         self._started = False
         self._clock = LoopClock()
-        self._threads = background_executor(self.config.load_threads + 1)
-        self._serving_priority = ThreadPoolExecutor(1, "headrace-load")
+        self._threads = LoaderThreads(self._clock, self._serves)
         loader = VersionLoader(
             self._clock,
-            self._serving_priority,
+            self._threads,
             allow_code=self.config.allow_code,
             call=self.predict_blocking,
             objects={(name, 1): servable for name, servable in self._objects.items()},
         )
+        self.totals = loader.totals
         self.manager: Manager[LoadedVersion] = Manager(
             loader,
             self._clock,
@@ -127,6 +127,9 @@ class Engine:
 
     # --- life ---
 
+    def _serves(self) -> bool:
+        return self.manager.serving()
+
     async def start(self, *, wait: bool = True) -> None:
         """Start loading, in the running event loop, whose thread becomes the serving thread.
 
@@ -141,8 +144,6 @@ class Engine:
         self._loop = asyncio.get_running_loop()
         self._serving_thread = threading.get_ident()
         self._clock.bind(self._loop)
-        # A thread has the priority of the one that starts it: this one is started here, not by a loader.
-        self._serving_priority.submit(int)
         self._settled = asyncio.Event()
         self._source: DirectorySource | None = None
         self._started = True
@@ -198,8 +199,6 @@ class Engine:
         closed = asyncio.Event()
         self.manager.close(closed.set)
         await closed.wait()
-        self._threads.shutdown(wait=False)
-        self._serving_priority.shutdown(wait=False)
 
     async def __aenter__(self) -> Self:
         """Start, and wait until every model has been loaded or has failed to."""

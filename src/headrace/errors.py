@@ -5,6 +5,7 @@ The tree, named for what the caller can do about it::
     HeadraceError
       x InvalidRequest          the request is wrong: change it; retrying as it is cannot help
         + TooLarge              it is larger than this server takes
+        + InvalidRows           some rows of a batch are wrong: a model says which, and only those fail
       x NotFound                no such model, version, label or signature here
       x FailedPrecondition      right request, wrong moment or mode: the operator must act first
       x Conflict                it is there already, or somebody else is changing it
@@ -16,15 +17,27 @@ The tree, named for what the caller can do about it::
       x Unsupported             a feature of the protocol that this server does not have
       x ModelError              the model itself failed on this request
       x LoadError               a version could not be loaded; the old one goes on
+        + NotLoadable           nor ever, from these files with these settings: it is not tried again
       x ConfigError             a setting is wrong; the server does not start
       x StreamError             a row of a stream cannot be learnt from; what came before it was
 
 Protocol codes live at the edge, in ``headrace.frontends.status``: no class here knows HTTP or gRPC.
 Messages reach clients, so they hold what the client sent and what the model wants, never paths or tracebacks
-(``LoadError`` and ``ConfigError`` are for operators and may name files).
+(``LoadError`` and ``ConfigError`` are for operators and may name files). They repeat texts from outside as
+they came, so every message is cut to ``LONGEST_MESSAGE`` characters here, and what is no Unicode text in it
+is escaped, once for all of them.
 """
 
 from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+
+LONGEST_MESSAGE = 4000
+"""The most characters of an error's message; a longer one loses its middle."""
+
+_END_KEPT = 1000
+_LONGEST_SHOWN = 100
 
 
 class HeadraceError(Exception):
@@ -32,10 +45,41 @@ class HeadraceError(Exception):
 
     retriable = False
 
+    def __init__(self, message: str | None = None) -> None:
+        """Say what happened.
+
+        Args:
+            message: For people; cut to ``LONGEST_MESSAGE`` characters. The name of the class stands for None.
+        """
+        super().__init__(self.__class__.__name__ if message is None else _printable(message))
+
     @property
     def message(self) -> str:
         """The text for people, without the class name."""
-        return str(self.args[0]) if self.args else self.__class__.__name__
+        return str(self.args[0])
+
+
+def shown(text: str | bytes) -> str:
+    """A name or text from outside as a message repeats it: cut before it is printed, however long it is."""
+    if len(text) <= _LONGEST_SHOWN:
+        return repr(text)
+    return f"{text[:_LONGEST_SHOWN]!r} … ({len(text)} in all)"
+
+
+def _printable(message: str) -> str:
+    """Cut a message, and escape halves of surrogate pairs, which JSON may hold and no answer can carry."""
+    message = _cut(message)
+    if message.isascii():
+        return message
+    return _cut(message.encode(errors="backslashreplace").decode())
+
+
+def _cut(message: str) -> str:
+    """Leave out the middle: a message begins with what is wrong, and ends with the way out."""
+    if len(message) <= LONGEST_MESSAGE:
+        return message
+    left_out = f" … ({len(message)} characters in all) … "
+    return message[: LONGEST_MESSAGE - _END_KEPT - len(left_out)] + left_out + message[-_END_KEPT:]
 
 
 class InvalidRequest(HeadraceError):
@@ -52,12 +96,61 @@ class InvalidRequest(HeadraceError):
             message: What was expected, what came, and the way out.
             field: The part of the request that is wrong; put in front of the message.
         """
-        super().__init__(f"{field}: {message}" if field else message)
-        self.field = field
+        self.field = _cut(field)
+        super().__init__(f"{self.field}: {message}" if field else message)
 
 
 class TooLarge(InvalidRequest):
     """The request, as it came or decompressed, is larger than this server takes."""
+
+
+class InvalidRows(InvalidRequest):
+    """Some rows are wrong; raised by a model that can name them all, before it has computed anything.
+
+    Of a batch, only the requests with such rows fail then; the others are computed together, without them.
+
+    Attributes:
+        rows: What is wrong with each row that is, by its number; see ``of``.
+    """
+
+    def __init__(
+        self, message: str, *, field: str = "", rows: Mapping[int, tuple[str, str]] | None = None
+    ) -> None:
+        """Say what is wrong; ``of`` makes the message of the rows.
+
+        Args:
+            message: What is wrong with the first of them.
+            field: Its input; put in front of the message.
+            rows: As the attribute, in ascending order.
+        """
+        super().__init__(message, field=field)
+        self.rows = rows or {}
+        self._numbers = list(self.rows)
+
+    @classmethod
+    def of(cls, rows: Mapping[int, tuple[str, str]]) -> InvalidRows:
+        """The error of these rows, at least one; its message is about the first.
+
+        Args:
+            rows: For each wrong row, by its number, the input that is wrong, and what its error says after
+                ``row 7``: ``: expected …``, or ``, column 3: expected …``.
+        """
+        rows = dict(sorted(rows.items()))
+        row, (field, reason) = next(iter(rows.items()))
+        return cls(f"row {row}{reason}", field=field, rows=rows)
+
+    def within(self, start: int, stop: int) -> InvalidRequest | None:
+        """The error of the rows ``start:stop``, counted from ``start``, if one of them is wrong.
+
+        Args:
+            start: The first of the rows.
+            stop: The row after the last.
+        """
+        place = bisect_left(self._numbers, start)
+        if place == len(self._numbers) or self._numbers[place] >= stop:
+            return None
+        row = self._numbers[place]
+        return InvalidRows.of({row - start: self.rows[row]})
 
 
 class NotFound(HeadraceError):
@@ -118,6 +211,14 @@ class ModelError(HeadraceError):
 
 class LoadError(HeadraceError):
     """A version could not be loaded; versions that are loaded go on."""
+
+
+class NotLoadable(LoadError):
+    """A version cannot be loaded from its files with these settings, however often it is tried.
+
+    What may pass by itself (a disk that fails, memory that is short, a file that others write) is a plain
+    LoadError, which is tried again.
+    """
 
 
 class ConfigError(HeadraceError):

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
-from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from weakref import ref
 
 from headrace import cpus
 from headrace.batching.batcher import Batcher
 from headrace.batching.statistics import VersionStatistics
 from headrace.clock import Clock
-from headrace.config import BatchingPolicy, ModelConfig
-from headrace.lifecycle.manifest import published
+from headrace.config import MODEL_CONFIG_FILE, BatchingPolicy, ModelConfig
+from headrace.lifecycle.background import LoaderThreads
+from headrace.lifecycle.manifest import check_manifest, published
 from headrace.runtimes import registry
 from headrace.servable import Servable, Signature
 from headrace.tensors import Tensors
 from headrace.warmup import warm_up
+
+_log = logging.getLogger(__name__)
 
 # With one core, a batch that runs where it stands saves two switches between threads and delays nobody who
 # could have run meanwhile. With several, only what is cheaper than the switches themselves.
@@ -121,37 +125,85 @@ def _inline_seconds(policy: BatchingPolicy, servable: Servable) -> float:
     return _INLINE_SECONDS_ON_ONE_CORE if cpus.available() == 1 else _INLINE_SECONDS
 
 
+class ModelTotals:
+    """What all versions of each model have done since the start, those that are gone included.
+
+    Totals that a version takes with it when it is unloaded would look like a server that starts again.
+    """
+
+    def __init__(self) -> None:
+        """Start without models."""
+        self._gone: dict[str, VersionStatistics] = {}
+        self._there: dict[str, list[tuple[ref[LoadedVersion], VersionStatistics]]] = {}
+
+    def include(self, loaded: LoadedVersion) -> None:
+        """Count a version from now on."""
+        self._there.setdefault(loaded.name, []).append((ref(loaded), loaded.statistics))
+        self._fold(loaded.name)
+
+    def of_models(self) -> dict[str, VersionStatistics]:
+        """The totals of each model."""
+        totals = {}
+        for name in self._there:
+            self._fold(name)
+            totals[name] = total = VersionStatistics()
+            for statistics in (self._gone[name], *(one for _, one in self._there[name])):
+                total.add(statistics)
+        return totals
+
+    def _fold(self, name: str) -> None:
+        """Add up the versions that are gone, whose numbers cannot change any more: one for each model."""
+        gone = self._gone.setdefault(name, VersionStatistics())
+        there = []
+        for version, statistics in self._there[name]:
+            if version() is None:
+                gone.add(statistics)
+            else:
+                there.append((version, statistics))
+        self._there[name] = there
+
+
 @dataclass(frozen=True)
 class VersionLoader:
     """Loads version directories, or hands out objects given in process; the Loader of the Manager.
 
     Attributes:
         clock: The serving thread's.
-        serving_priority: A thread of ordinary priority; loader threads have the lowest.
+        threads: The loader threads.
         allow_code: Whether version directories may hold Python code that is run.
         call: Lets a Python model call another model, from its own thread.
         objects: Servables given in process, by model and version.
+        totals: Counts what each model's versions do together.
     """
 
     clock: Clock
-    serving_priority: Executor
+    threads: LoaderThreads
     allow_code: bool = False
     call: Callable[[str, Tensors], Tensors] | None = None
     objects: Mapping[tuple[str, int], Servable] = field(default_factory=dict)
+    totals: ModelTotals = field(default_factory=ModelTotals)
 
     def load(self, model: str, version: int, path: Path, config: ModelConfig) -> LoadedVersion:
         """Load one version, in a loader thread.
 
         Raises:
-            LoadError: No runtime can load it.
+            LoadError: It is not what its manifest says, or no runtime can load it.
         """
         given = self.objects.get((model, version))
         if given is not None:
             return LoadedVersion(model, version, given, config, self.clock)
-        options = self._options(config)
+        if (path / MODEL_CONFIG_FILE).exists():
+            _log.warning(
+                "%s version %d: the %s in the version's directory is not read; its place is %s/%s",
+                *(model, version, MODEL_CONFIG_FILE, path.parent.name, MODEL_CONFIG_FILE),
+            )
+        its_own = registry.checks_itself(path, config.runtime.kind)
+        manifest = self.threads.when_idle(lambda: check_manifest(path, its_own))
+        files = None if manifest is None else {name: one.sha256 for name, one in manifest.files.items()}
+        options = replace(self._options(config), checksums=files)
         if options.threads > 1:
             # A runtime's threads have the priority of the one that loads it, for good: not the loader's.
-            servable = self.serving_priority.submit(registry.load, path, options).result()
+            servable = self.threads.at_serving_priority(registry.load, path, options)
         else:
             servable = registry.load(path, options)
         return LoadedVersion(model, version, servable, config, self.clock, path)
@@ -172,6 +224,8 @@ class VersionLoader:
                 labels=signature.labels,
             ),
             call=self.call,
+            native=self.threads.when_idle,
+            share=self.threads.share,
         )
 
     def warm_up(self, loaded: LoadedVersion) -> None:
@@ -183,7 +237,8 @@ class VersionLoader:
         warm_up(loaded.servable, loaded.config, loaded.path, loaded.batcher.cost)
 
     def attach(self, loaded: LoadedVersion) -> None:
-        """Called in the serving thread just before the version serves; there is nothing left to do."""
+        """Called in the serving thread just before the version serves: from now on it counts."""
+        self.totals.include(loaded)
 
     def close(self, loaded: LoadedVersion) -> None:
         """Free a version that nobody uses any more, in a loader thread."""

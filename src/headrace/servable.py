@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from headrace.errors import InvalidRequest, NotFound, TooLarge
+from headrace.absent import Expansion, complete, fitted
+from headrace.errors import InvalidRequest, NotFound, TooLarge, shown
 from headrace.tensors import BY_DTYPE, STRING, Array, Buffer, Tensors, describe
 
 DEFAULT_SIGNATURE = "serving_default"
@@ -20,7 +22,10 @@ Shape = tuple[int, ...]
 Kind = Literal["predict", "classify", "regress"]
 
 _LAYOUTS_KEPT = 4096
-_MOST_SPREAD_BYTES = 256 * 1024 * 1024
+_NAMES_TOLD = 1000
+
+MOST_EXPANDED_BYTES = 256 * 1024 * 1024
+"""What one request may take, unless a server's limits say otherwise, for what came once and is spread."""
 
 
 class Servable(Protocol):
@@ -61,12 +66,18 @@ class TensorSpec:
         shape: The shape without the rows axis; None is a dimension that may differ between requests.
         context: Whether one row of it may stand for all rows of a request: what is known of the user or the
             page is sent once for many candidates.
+        absent: What stands for a value that is not there, such as JSON's null; None where nothing does, so
+            that each value must be sent. Text where the dtype is that of strings.
+        shorter: Whether rows may have fewer values than the shape says, of an input with one axis besides
+            rows; they are filled up with what is ``absent``.
     """
 
     name: str
     dtype: np.dtype[Any]
     shape: tuple[int | None, ...]
     context: bool = False
+    absent: float | str | None = None
+    shorter: bool = False
 
     def __str__(self) -> str:
         """The spec as people write it: ``cat INT32 [rows, 26]``."""
@@ -106,6 +117,42 @@ class RowLayout:
         )
 
 
+class Expanded:
+    """The bytes that one request's repeating, spreading and filling take together, limited."""
+
+    __slots__ = ("_most_bytes", "_taken")
+
+    def __init__(self, most_bytes: int = MOST_EXPANDED_BYTES) -> None:
+        """Start with none.
+
+        Args:
+            most_bytes: The most that one request may take.
+        """
+        self._most_bytes = most_bytes
+        self._taken = 0
+
+    def values(self, count: int, field: str) -> None:
+        """Add values that are about to be made: no more than their bytes, to a caller in the same process."""
+
+    def expanded(self, size: int, field: str) -> None:
+        """Add bytes that are about to be made; a message's size says nothing about them.
+
+        Args:
+            size: How many bytes, texts with their lengths.
+            field: What is repeated, spread or filled.
+
+        Raises:
+            TooLarge: The request would take too much.
+        """
+        self._taken += size
+        if self._taken > self._most_bytes:
+            raise TooLarge(
+                f"what came once would take {self._taken} bytes or more for all rows; expected at most "
+                f"{self._most_bytes} in a request; send fewer rows at once",
+                field=field,
+            )
+
+
 class CheckedInputs(NamedTuple):
     """Inputs that fit a signature: what a Request is made of.
 
@@ -130,6 +177,9 @@ class Signature:
         outputs: The outputs, in the order in which answers list them.
         kind: What TensorFlow Serving's Classify and Regress may call it for.
         rows: The only number of rows that one call takes; None where any number goes.
+        examples: Whether its one input takes whole ``tf.Example``s, serialized: Classify and Regress then
+            send each as it came, instead of its features.
+        sample: One row that it can answer, where zeros and empty texts may not do; None where they do.
     """
 
     name: str
@@ -137,6 +187,8 @@ class Signature:
     outputs: tuple[TensorSpec, ...]
     kind: Kind = "predict"
     rows: int | None = None
+    examples: bool = False
+    sample: Tensors | None = field(default=None, repr=False, compare=False)
     _layouts: dict[tuple[Shape, ...], RowLayout] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
@@ -167,13 +219,16 @@ class Signature:
             found = self._layouts[shapes] = RowLayout(self.name, self.inputs, shapes)
         return found
 
-    def check(self, inputs: Mapping[str, object], *, exact: bool = False) -> CheckedInputs:
+    def check(
+        self, inputs: Mapping[str, object], *, exact: bool = False, allowance: Expansion | None = None
+    ) -> CheckedInputs:
         """Check a request's inputs, and coerce what is safe to coerce.
 
         Args:
             inputs: Arrays, or nested lists, by input name; every input of the signature and no other.
             exact: Whether dtypes were declared by the client: then only lossless widening is done. Otherwise
                 any number goes where its kind fits, and integers are checked against the range.
+            allowance: What may be spread and put in; ``MOST_EXPANDED_BYTES`` each time if left out.
 
         Returns:
             The inputs as C-contiguous buffers of the signature's dtypes.
@@ -181,26 +236,41 @@ class Signature:
         Raises:
             InvalidRequest: An input is missing, unknown, of the wrong dtype or shape, or the rows disagree;
                 inputs of the context may have one row where the others have many.
+            TooLarge: Spreading those, or putting in what is absent, would take too much.
         """
-        if len(inputs) != len(self.inputs) or any(spec.name not in inputs for spec in self.inputs):
-            raise self._wrong_names(inputs)
-        arrays = [_coerce(spec, inputs[spec.name], exact) for spec in self.inputs]
+        self.check_names(inputs)
+        arrays = [_coerce(spec, inputs[spec.name], exact, allowance) for spec in self.inputs]
         rows = len(arrays[self.counted])
         for index, (spec, array) in enumerate(zip(self.inputs, arrays, strict=True)):
             if len(array) != rows:
-                arrays[index] = self._spread(spec, array, rows)
+                allowance = allowance or Expanded()
+                arrays[index] = self._spread(spec, array, rows, allowance)
         self.check_rows(rows)
         return CheckedInputs(self.layout(tuple(array.shape[1:] for array in arrays)), tuple(arrays), rows)
 
-    def _spread(self, spec: TensorSpec, array: Array, rows: int) -> Array:
+    def check_names(self, inputs: Collection[str]) -> None:
+        """Refuse inputs that are not exactly the signature's, before anything is done with their values.
+
+        Raises:
+            InvalidRequest: One is missing or unknown.
+        """
+        if len(inputs) != len(self.inputs) or any(spec.name not in inputs for spec in self.inputs):
+            raise self._wrong_names(inputs)
+
+    def _spread(self, spec: TensorSpec, array: Array, rows: int, allowance: Expansion) -> Array:
         if spec.context and len(array) == 1:
-            check_spread(spec, array.nbytes, rows)
+            allowance.expanded(held_bytes(array) * rows, spec.name)
             return np.repeat(array, rows, axis=0)
-        way_out = "send one row, or as many" if spec.context else "every input needs the same number"
-        raise InvalidRequest(
-            f"has {len(array)} rows where {self.inputs[self.counted].name} has {rows}; {way_out}",
-            field=spec.name,
-        )
+        counted = self.inputs[self.counted].name
+        if spec.context:
+            way_out = "send one row, or as many"
+        else:
+            way_out = "every input needs the same number"
+            if 1 in (len(array), rows):  # perhaps meant to stand for all rows
+                once = spec.name if len(array) == 1 else counted
+                way_out += f"; one row stands for all if a click model was trained with `--context {once}`"
+        has = "1 row" if len(array) == 1 else f"{len(array)} rows"
+        raise InvalidRequest(f"has {has} where {counted} has {rows}; {way_out}", field=spec.name)
 
     def check_rows(self, rows: int) -> None:
         """Refuse a request without rows.
@@ -224,15 +294,16 @@ class Signature:
             InvalidRequest: One is unknown or named twice.
         """
         known = self.output_names
-        chosen = tuple(names)
-        for index, name in enumerate(chosen):
+        chosen: dict[str, None] = {}
+        for name in names:  # ends at the first wrong one: at the latest, when there are more than outputs
             if name not in known:
                 raise InvalidRequest(
-                    f"unknown output {name!r}; the model gives {_listed(known)}", field="outputs"
+                    f"unknown output {shown(name)}; the model gives {_listed(known)}", field="outputs"
                 )
-            if name in chosen[:index]:
-                raise InvalidRequest(f"output {name!r} is asked for twice; name it once", field="outputs")
-        return chosen
+            if name in chosen:
+                raise InvalidRequest(f"output {shown(name)} is asked for twice", field="outputs")
+            chosen[name] = None
+        return tuple(chosen)
 
     def input(self, name: str) -> TensorSpec:
         """The spec of an input.
@@ -244,51 +315,53 @@ class Signature:
             if spec.name == name:
                 return spec
         raise InvalidRequest(
-            f"unknown input {name!r}; the model takes {_listed(self.input_names)}", field="inputs"
+            f"unknown input {shown(name)}; the model takes {_listed(self.input_names)}", field="inputs"
         )
 
-    def _wrong_names(self, inputs: Mapping[str, object]) -> InvalidRequest:
-        missing = [name for name in self.input_names if name not in inputs]
-        unknown = [name for name in inputs if name not in self.input_names]
+    def _wrong_names(self, inputs: Collection[str]) -> InvalidRequest:
+        given, known = set(inputs), set(self.input_names)
+        missing = [name for name in self.input_names if name not in given]
+        unknown = list(islice((name for name in inputs if name not in known), _NAMES_TOLD))
         said = [f"missing input {_listed(missing)}"] if missing else []
         said += [f"unknown input {_listed(unknown)}"] if unknown else []
         wanted = "; ".join(str(spec) for spec in self.inputs)
         return InvalidRequest(f"{', '.join(said)}; the model takes {wanted}", field="inputs")
 
 
-def check_spread(spec: TensorSpec, row_bytes: int, rows: int) -> None:
-    """Refuse to spread a row of the context over so many rows that memory would not bear it.
+def held_bytes(array: Array) -> int:
+    """What an array takes, its texts with their lengths."""
+    return array.nbytes + (sum(map(len, array.flat)) if array.dtype == STRING else 0)
 
-    A message's size says nothing about that: a large context and many small candidates multiply.
+
+def charge_spread(spread: Sequence[int], layout: RowLayout, rows: int, allowance: Expansion) -> None:
+    """Let a request pay for the columns that ``spread_columns`` repeats.
+
+    Args:
+        spread: Which columns came with one row.
+        layout: How a row lies in memory.
+        rows: How many rows the others have.
+        allowance: What may be spread.
 
     Raises:
         TooLarge: It would take too much.
     """
-    if row_bytes * rows > _MOST_SPREAD_BYTES:
-        raise TooLarge(
-            f"one row of {row_bytes} bytes for {rows} rows takes more than {_MOST_SPREAD_BYTES} bytes; "
-            "send fewer rows at once",
-            field=spec.name,
-        )
+    for index in spread:
+        allowance.expanded(layout.row_bytes[index] * rows, layout.specs[index].name)
 
 
 def spread_columns(
     columns: Sequence[Buffer], spread: Sequence[int], layout: RowLayout, rows: int
 ) -> tuple[Buffer, ...]:
-    """Repeat the columns of numbers that came with one row for all.
+    """Repeat the columns of numbers that came with one row for all; ``charge_spread`` comes before it.
 
     Args:
         columns: One buffer an input, in the signature's order.
         spread: Which of them came with one row.
         layout: How a row lies in memory.
         rows: How many rows the others have.
-
-    Raises:
-        TooLarge: It would take too much.
     """
     whole = list(columns)
     for index in spread:
-        check_spread(layout.specs[index], layout.row_bytes[index], rows)
         whole[index] = bytes(columns[index]) * rows
     return tuple(whole)
 
@@ -301,32 +374,46 @@ def signature_named(signatures: Mapping[str, Signature], name: str) -> Signature
     """
     found = signatures.get(name or DEFAULT_SIGNATURE)
     if found is None:
-        raise NotFound(f"signature {name!r} not found; the model has {_listed(signatures)}")
+        raise NotFound(f"signature {shown(name)} not found; the model has {_listed(signatures)}")
     return found
 
 
 def _listed(names: Iterable[str]) -> str:
-    return ", ".join(repr(name) for name in names)
+    return ", ".join(map(shown, names))
 
 
-def _coerce(spec: TensorSpec, value: object, exact: bool) -> Array:
-    array = _as_array(spec, value)
+def _coerce(spec: TensorSpec, value: object, exact: bool, allowance: Expansion | None) -> Array:
+    array = _as_array(spec, value, allowance)
     if array.dtype != spec.dtype:
         array = _cast(spec, array, exact)
-    if array.ndim != len(spec.shape) + 1 or not spec.accepts(array.shape[1:]):
-        raise InvalidRequest(f"expected {spec}, got shape {list(array.shape)}", field=spec.name)
+    if array.ndim == 0 or not spec.accepts(array.shape[1:]):
+        array = fitted(spec, array, allowance or Expanded())
+        if array.ndim == 0 or not spec.accepts(array.shape[1:]):
+            raise InvalidRequest(f"expected {spec}, got shape {list(array.shape)}", field=spec.name)
     return array if array.flags.c_contiguous and array.dtype.isnative else np.ascontiguousarray(array)
 
 
-def _as_array(spec: TensorSpec, value: object) -> Array:
-    if spec.dtype == STRING:
-        return _as_strings(spec, value)
+def _as_array(spec: TensorSpec, value: object, allowance: Expansion | None) -> Array:
+    read = _as_strings if spec.dtype == STRING else _as_numbers
+    try:
+        return read(spec, value)
+    except InvalidRequest:
+        completed = complete(spec, value, allowance or Expanded())
+        if completed is value:
+            raise
+        return read(spec, completed)
+
+
+def _as_numbers(spec: TensorSpec, value: object) -> Array:
     if isinstance(value, np.ndarray):
         return value
     try:
-        return np.asarray(value)
+        array = np.asarray(value)
     except (ValueError, TypeError, OverflowError) as error:
         raise InvalidRequest(f"expected {spec}, got a ragged or mixed list", field=spec.name) from error
+    if array.dtype == STRING:
+        raise InvalidRequest(f"expected {spec}, got a mix of types ({array.dtype})", field=spec.name)
+    return array
 
 
 def _as_strings(spec: TensorSpec, value: object) -> Array:
@@ -361,6 +448,8 @@ def _as_bytes(spec: TensorSpec, element: object) -> bytes:
 
 def _cast(spec: TensorSpec, array: Array, exact: bool) -> Array:
     wanted = BY_DTYPE[spec.dtype].oip
+    if array.dtype.kind in "US":
+        raise InvalidRequest(f"expected {wanted}, got text", field=spec.name)
     if array.dtype not in BY_DTYPE and array.dtype.newbyteorder("=") not in BY_DTYPE:
         raise InvalidRequest(f"expected {wanted}, got a mix of types ({array.dtype})", field=spec.name)
     # Where no dtype was declared, integers only have to be in range: [1] arrives as INT64 for UINT8, too.

@@ -9,13 +9,13 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Protocol
 
 from headrace.config import ServerConfig
 from headrace.engine import Engine
-from headrace.errors import ConfigError
 from headrace.frontends import health, metrics_route, reflection
 from headrace.frontends.calls import GrpcMethod, HttpRoute
 from headrace.frontends.oip import grpc as oip_grpc
@@ -24,10 +24,14 @@ from headrace.frontends.service import Service
 from headrace.frontends.tfserving import grpc as tfserving_grpc
 from headrace.frontends.tfserving import rest as tfserving_rest
 from headrace.frontends.transport.asgi import Application
+from headrace.frontends.transport.listening import listen, take_no_more, until_accepted
 
 _log = logging.getLogger(__name__)
 
-_BACKLOG = 1024
+# From the moment on at which no connection can be made any more: what is on its way arrives meanwhile.
+_SETTLE_SECONDS = 0.15
+_MOST_SETTLE_SECONDS = 1.0
+_LEAST_UNLOAD_SECONDS = 1.0
 
 
 class Transport(Protocol):
@@ -66,7 +70,9 @@ def application(engine: Engine) -> Application:
         engine: Started by the caller, in the loop in which the application answers, before the first request.
     """
     service = Service(engine)
-    return Application(http_routes(service), grpc_methods(service), engine.config.limits)
+    return Application(
+        http_routes(service), grpc_methods(service), engine.config.limits, service.errors, service.lane
+    )
 
 
 class Server:
@@ -97,41 +103,57 @@ class Server:
             ConfigError: A port or an address cannot be had, or what should serve it is not installed.
         """
         config = self._config
-        http = _listen(config.host, config.http_port, "http_port")
-        grpc = _listen(config.host, config.grpc_port, "grpc_port")
+        http = listen(config.host, config.http_port, "http_port")
+        grpc = listen(config.host, config.grpc_port, "grpc_port")
         self._sockets = [http, grpc]
         self.http_address = http.getsockname()[:2]
         self.grpc_address = grpc.getsockname()[:2]
         await self.engine.start(wait=False)
         self._service = Service(self.engine)
-        routes, methods = http_routes(self._service), grpc_methods(self._service)
-        self._transports = _transports(
-            Application(routes, methods, config.limits), methods, (http, grpc), config
+        methods = grpc_methods(self._service)
+        self._application = Application(
+            http_routes(self._service), methods, config.limits, self._service.errors, self._service.lane
         )
+        self._transports = _transports(self._application, methods, self._sockets, config)
         for transport in self._transports:
             await transport.start()
 
-    async def stop(self) -> bool:
-        """Say that it is not ready, answer what was accepted, close the ports, unload.
+    async def stop(self, *, lead: bool = True) -> bool:
+        """Say that it is going, and later go: answer what was accepted, close the ports, unload.
+
+        Nobody is cut off who keeps to what he was told. First each answer says that its connection ends with
+        it, while new connections are still taken: a caller that keeps one learns it with its next answer.
+        Then none is taken any more, and those that wait are accepted. Only then the transports stop.
+
+        Args:
+            lead: Whether to take connections for ``drain_lead_seconds`` more.
 
         Returns:
-            Whether every model has ended; not if one was still at work when the drain time was over.
+            Whether nothing is at work any more; not if a model was when the drain time was over, or hangs.
         """
+        until = time.monotonic() + self._config.drain_seconds
         self._service.drain()
+        self._application.drain()
+        if lead:
+            await asyncio.sleep(self._config.lead_seconds)
+        for one in self._sockets:
+            take_no_more(one)
+        await asyncio.sleep(_SETTLE_SECONDS)
+        await asyncio.gather(*(until_accepted(one, _MOST_SETTLE_SECONDS) for one in self._sockets))
         await asyncio.gather(*(transport.stop() for transport in self._transports))
         for one in self._sockets:
             one.close()
         try:
-            await asyncio.wait_for(self.engine.close(), self._config.drain_seconds)
+            await asyncio.wait_for(self.engine.close(), max(_LEAST_UNLOAD_SECONDS, until - time.monotonic()))
         except TimeoutError:
             return False
-        return True
+        return not self.engine.manager.hanging
 
 
 def _transports(
     application: Application,
     methods: list[GrpcMethod],
-    sockets: tuple[socket.socket, socket.socket],
+    sockets: list[socket.socket],
     config: ServerConfig,
 ) -> list[Transport]:
     http, grpc = sockets
@@ -146,7 +168,7 @@ def _transports(
     if config.grpc_server == "grpcio":
         from headrace.frontends.transport.grpcio import GrpcioTransport  # noqa: PLC0415 - an extra
 
-        transports.append(GrpcioTransport(methods, grpc, config))
+        transports.append(GrpcioTransport(application, methods, grpc, config))
     else:
         by_h2corn.append(grpc)
     if by_h2corn:
@@ -156,18 +178,12 @@ def _transports(
     return transports
 
 
-def _listen(host: str, port: int, setting: str) -> socket.socket:
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
-    except OSError as error:
-        raise ConfigError(f"{setting}: cannot listen on {host}:{port}: {error.strerror or error}") from error
-
-
 async def run(
     models: Path | None, config: ServerConfig, announce: Callable[[Server], Coroutine[object, object, None]]
 ) -> None:
     """Serve until SIGTERM or SIGINT, then drain; a second signal ends the process at once.
+
+    SIGINT is somebody at a terminal, who does not want to wait for callers to learn that the server goes.
 
     Args:
         models: The directory of models.
@@ -175,17 +191,17 @@ async def run(
         announce: Run once the ports are open.
     """
     server = Server(models, config)
-    stopping = asyncio.Event()
+    stopping: asyncio.Future[signal.Signals] = asyncio.get_running_loop().create_future()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _stop_or_end, stopping, number)
     await server.start()
     _calm_garbage_collector()
     announced = loop.create_task(announce(server))
-    await stopping.wait()
+    stopped_by = await stopping
     announced.cancel()
     _log.info("draining", extra={"seconds": config.drain_seconds})
-    if await server.stop():
+    if await server.stop(lead=stopped_by is signal.SIGTERM):
         _log.info("stopped")
         return
     _log.warning("stopped while a model was still at work", extra={"seconds": config.drain_seconds})
@@ -205,7 +221,7 @@ def _calm_garbage_collector() -> None:
     gc.set_threshold(10_000, 20, 50)
 
 
-def _stop_or_end(stopping: asyncio.Event, number: int) -> None:
-    if stopping.is_set():
+def _stop_or_end(stopping: asyncio.Future[signal.Signals], number: signal.Signals) -> None:
+    if stopping.done():
         os._exit(128 + number)
-    stopping.set()
+    stopping.set_result(number)

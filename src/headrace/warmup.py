@@ -9,6 +9,7 @@ say nothing about themselves by it, so that is no error.
 from __future__ import annotations
 
 import base64
+import io
 import json
 import logging
 import time
@@ -20,6 +21,7 @@ import numpy as np
 from headrace.batching.cost import BatchCost
 from headrace.batching.joining import cut, join, padded_size
 from headrace.config import BatchingPolicy, ModelConfig
+from headrace.disk import open_file
 from headrace.errors import HeadraceError, LoadError
 from headrace.servable import DEFAULT_SIGNATURE, CheckedInputs, Servable, Signature, signature_named
 from headrace.tensors import STRING, Tensors
@@ -29,6 +31,10 @@ _log = logging.getLogger(__name__)
 WELL_KNOWN = "warm_up.jsonl"
 """The recording that is used when the settings name none."""
 
+_NO_REQUEST = (
+    ValueError, KeyError, IndexError, TypeError, AttributeError, OverflowError, RecursionError, HeadraceError,
+)  # fmt: skip  # what whoever wrote a line may have got wrong in it
+_LONGEST_LINE_BYTES = 2**26
 _ROUNDS = 3
 _LONGEST_SECONDS = 2.0
 
@@ -86,21 +92,34 @@ def _recordings(path: Path | None, names: tuple[str, ...]) -> Iterator[Path]:
 
 
 def _recorded(servable: Servable, recording: Path, config: ModelConfig) -> Iterator[tuple[int, Tensors, str]]:
-    with recording.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            if number > config.warm_up.max_requests:
-                return
-            if not line.strip():
-                continue
-            try:
-                body = json.loads(line, object_hook=_decoded)
-                signature = signature_named(servable.signatures, body.get("signature_name", ""))
-                checked = signature.check(_columns(body, signature))
-            except (ValueError, KeyError, TypeError, AttributeError, HeadraceError) as error:
-                said = f"warm-up: line {number} of {recording.name} is not a request: {error}"
-                raise LoadError(said) from error
-            for inputs in _batches(checked, signature, config.batching):
-                yield number, inputs, signature.name
+    for number, line in _lines(recording, config.warm_up.max_requests):
+        if not line.strip():
+            continue
+        try:
+            body = json.loads(line, object_hook=_decoded)
+            signature = signature_named(servable.signatures, body.get("signature_name", ""))
+            checked = signature.check(_columns(body, signature))
+        except _NO_REQUEST as error:
+            said = f"warm-up: line {number} of {recording.name} is not a request: {error}"
+            raise LoadError(said) from error
+        for inputs in _batches(checked, signature, config.batching):
+            yield number, inputs, signature.name
+
+
+def _lines(recording: Path, most: int) -> Iterator[tuple[int, bytes]]:
+    """The first lines of a recording, numbered from 1."""
+    try:
+        with io.BufferedReader(open_file(recording)) as lines:
+            for number in range(1, most + 1):
+                line = lines.readline(_LONGEST_LINE_BYTES + 1)
+                if len(line) > _LONGEST_LINE_BYTES:
+                    longest = f"longer than {_LONGEST_LINE_BYTES} bytes"
+                    raise LoadError(f"warm-up: line {number} of {recording.name} is {longest}")
+                if not line:
+                    return
+                yield number, line
+    except OSError as error:
+        raise LoadError(f"warm-up: {recording.name} cannot be read: {error.strerror or error}") from error
 
 
 def _decoded(value: dict[str, object]) -> object:
@@ -153,6 +172,8 @@ def _run_zeros(servable: Servable, config: ModelConfig, cost: BatchCost) -> None
 
 
 def _zeros(signature: Signature, rows: int) -> Tensors | None:
+    if signature.sample is not None:
+        return {name: np.repeat(row, rows, axis=0) for name, row in signature.sample.items()}
     tensors = {}
     for spec in signature.inputs:
         shape = [size for size in spec.shape if size is not None]

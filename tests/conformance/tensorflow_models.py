@@ -97,6 +97,60 @@ def write_variable(directory: Path) -> None:
     )
 
 
+def _parsed(serialized: Any) -> tuple[Any, Any]:
+    """A score and a word of each Example: its age is required, its city is not."""
+    features = {
+        "age": tensorflow.io.FixedLenFeature([], tensorflow.float32),
+        "city": tensorflow.io.FixedLenFeature([], tensorflow.string, default_value="nowhere"),
+    }
+    found = tensorflow.io.parse_example(serialized, features)
+    return found["age"], found["city"]
+
+
+def write_estimator(directory: Path) -> None:
+    """What TensorFlow's estimators export: signatures for Classify, Regress and Predict of one graph."""
+    v1 = tensorflow.compat.v1
+    make = v1.saved_model.signature_def_utils
+    with v1.Graph().as_default(), v1.Session() as session:
+        serialized = v1.placeholder("string", [None], name="input_example_tensor")
+        age, city = _parsed(serialized)
+        scores = tensorflow.stack([age, age * 2], 1)
+        names = tensorflow.stack([city, tensorflow.fill(tensorflow.shape(city), "other")], 1)
+        predict = {"examples": v1.saved_model.build_tensor_info(serialized)}
+        builder = v1.saved_model.Builder(str(directory / "new"))
+        builder.add_meta_graph_and_variables(
+            session,
+            ["serve"],
+            signature_def_map={
+                "serving_default": make.classification_signature_def(serialized, names, scores),
+                "regression": make.regression_signature_def(serialized, age * 10),
+                "predict": make.build_signature_def(
+                    predict,
+                    {"scores": v1.saved_model.build_tensor_info(scores)},
+                    "tensorflow/serving/predict",
+                ),
+            },
+        )
+        builder.save()
+    for path in (directory / "new").iterdir():  # the builder wants to make the directory itself
+        path.rename(directory / path.name)
+    (directory / "new").rmdir()
+
+
+def write_reader(directory: Path) -> None:
+    """What TensorFlow 2 saves: Examples are parsed inside, and the method is Predict's, as always."""
+
+    def answer(examples: Any) -> dict[str, Any]:
+        age, _ = _parsed(examples)
+        return {"outputs": age * 10}
+
+    save(
+        tensorflow.Module(),
+        directory,
+        serving_default=(answer, {"examples": spec("string", None, name="examples")}),
+    )
+
+
 def _texts(rows: int) -> Tensors:
     words = [b"red", "grün".encode(), b"", b"a\0b\xff"]
     return {"text": np.array([[words[i % 4], words[i % 3]] for i in range(rows)], dtype=object)}

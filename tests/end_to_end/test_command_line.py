@@ -71,16 +71,6 @@ def test_a_wrong_configuration_names_the_setting(tmp_path: Path) -> None:
     assert "did you mean http_port?" in ran.stderr
 
 
-def test_a_port_in_use_is_named(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        ran = headrace("serve", tmp_path, "--http-port", str(port), "--grpc-port", "0")
-    assert ran.returncode == 1
-    assert f"127.0.0.1:{port}" in ran.stderr
-    assert "in use" in ran.stderr
-    assert "Traceback" not in ran.stderr
-
-
 def test_the_example_is_served_with_a_table_and_a_line_to_try(tmp_path: Path) -> None:
     ran = headrace("example", tmp_path / "models")
     assert ran.returncode == 0
@@ -108,6 +98,20 @@ def test_a_model_that_cannot_be_loaded_is_in_the_table_and_harms_no_other(tmp_pa
         assert status in {400, 500, 503}
         server.wait_for(lambda: any("curl" in line for line in server.output), "the table")
         assert any("broken" in line and "failed" in line.lower() for line in server.output), server.output
+
+
+def test_a_model_with_wrong_settings_is_in_the_table_and_the_index(tmp_path: Path) -> None:
+    write(tmp_path, "good", 1, affine(1.0, 1.0))
+    write(tmp_path, "wrong", 1, affine(1.0, 1.0))
+    (tmp_path / "wrong" / "headrace.toml").write_text("[batchin]\n")
+    with RunningServer(tmp_path) as server:
+        server.wait_for(lambda: any("curl" in line for line in server.output), "the table")
+        assert any("wrong" in line and "not served" in line for line in server.output), server.output
+        status, index = server.post("/v2/repository/index", {})
+        assert status == 200
+        (wrong,) = [one for one in index if one["name"] == "wrong"]
+        assert wrong["state"] == "UNAVAILABLE"
+        assert "batchin" in wrong["reason"]
 
 
 def test_versions_lists_them_and_rollback_pins_one(tmp_path: Path) -> None:
@@ -235,6 +239,17 @@ def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
 
 
 # ---- Starting ----
+
+
+def test_a_port_that_is_taken_is_named_with_the_way_out(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for option, other in (("--http-port", "--grpc-port"), ("--grpc-port", "--http-port")):
+            ran = headrace("serve", tmp_path, option, str(port), other, "0")
+            assert ran.returncode == 1
+            assert f"port {port} of 127.0.0.1 is taken" in ran.stderr
+            assert f"{option} N" in ran.stderr
+            assert "Traceback" not in ran.stderr
 
 
 def test_a_first_answer_comes_soon_and_little_memory_is_held(

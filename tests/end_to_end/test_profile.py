@@ -56,7 +56,7 @@ def test_recorded_requests_are_used(model: Path) -> None:
         (["no-such-directory"], 1, "is not a directory"),
         (["MODEL", "--training"], 1, "does not train onnx models"),
         (["MODEL", "--keras", "model.py:build"], 1, "add --training"),
-        (["MODEL", "--rows", "0"], 2, "expected 1 or more"),
+        (["MODEL", "--rows", "0"], 1, "rows: expected a whole number, 1 or more, got 0"),
         (["MODEL", "--trace", "no-such-directory/trace.json"], 1, "cannot be written"),
     ],
 )

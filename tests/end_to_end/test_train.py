@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from tests.model_directories import affine, write
+
 HEADRACE = [sys.executable, "-m", "headrace"]
 SECONDS = 110
 KINDS = ["lr", "fm", "fwfm", "ffm", "deepfm"]
@@ -214,3 +216,19 @@ def test_a_reader_of_the_log_that_leaves_does_not_end_the_run(rows: Path, tmp_pa
     os.close(writing)
     assert (done.returncode, done.stderr) == (0, b"")
     assert (tmp_path / "ctr" / "1").is_dir()
+
+
+def test_another_model_is_not_published_over_unless_that_is_said(rows: Path, tmp_path: Path) -> None:
+    write(tmp_path / "models", "half", 1, affine(1.0, 0.0))
+    half = tmp_path / "models/half"
+    options = (rows, "--model", "lr", "--rows", 100, "--publish")
+    _, errors = train(*options, half, code=1)
+    assert "version 1" in errors
+    assert "another model: it is no click model, but holds model.onnx" in errors
+    _, errors = train(*options, half.parent, code=1)
+    assert f"--publish {half.parent / 'NAME'}" in errors
+    assert [path.name for path in half.parent.iterdir()] == ["half"]
+    assert [path.name for path in half.iterdir()] == ["1"]
+    lines, _ = train(*options, half, "--replace")
+    assert lines[-1]["versions"] == [2]
+    assert train(*options, half)[0][-1]["versions"] == [3]

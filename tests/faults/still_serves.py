@@ -47,9 +47,12 @@ def infer_message(model: str, *values: float, name: str = "x") -> bytes:
     return written
 
 
-def infer(call: grpc.UnaryUnaryMultiCallable, model: str, *values: float) -> list[float]:
+def infer(
+    call: grpc.UnaryUnaryMultiCallable, model: str, *values: float, wait_for_ready: bool = True
+) -> list[float]:
     """Ask for one FP32 output."""
-    response = Response.FromString(call(infer_message(model, *values), timeout=30, wait_for_ready=True))
+    message = infer_message(model, *values)
+    response = Response.FromString(call(message, timeout=30, wait_for_ready=wait_for_ready))
     return np.frombuffer(response.raw_output_contents[0], np.float32).tolist()
 
 

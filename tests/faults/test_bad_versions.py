@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -120,6 +121,37 @@ def test_a_load_that_fails_is_retried_until_it_succeeds(models: Path) -> None:
         does_it_still_serve(server)
 
 
+def test_what_no_retry_can_mend_is_tried_once_until_its_settings_change(models: Path) -> None:
+    import skops.io
+
+    from tests.conformance.sklearn_models import forest
+
+    write(models, "m", 1, affine(1.0, 1.0), RETRY_SOON)
+    (models / "trees/1").mkdir(parents=True)
+    skops.io.dump(forest(), models / "trees/1/model.skops")
+    settings = models / "trees/headrace.toml"
+    settings.write_text(RETRY_SOON)
+    with RunningServer(models) as server:
+        assert "nobody has trusted" in state(server, "trees", 1)
+        broken = write(models, "m", 2, b"not a model")  # which is tried again and again meanwhile
+        server.wait_for(lambda: attempts(server, "m", 2) >= 3, "some attempts at another version")
+        assert attempts(server, "trees", 1) == 1
+        trusted = '[runtime]\ntrusted = ["sklearn.tree._tree.Tree"]\n'
+        settings.write_text(RETRY_SOON + trusted)
+        server.wait_for(lambda: "AVAILABLE" in state(server, "trees", 1), "the version, once it is trusted")
+        (broken / "model.onnx").write_bytes(affine(1.0, 2.0))
+        server.wait_for(lambda: answer(server, "m") == [2.0], "the repaired version")
+        does_it_still_serve(server)
+
+
+def attempts(server: RunningServer, model: str, version: int) -> int:
+    """How often a version has been tried."""
+    _, metrics = server.get("/metrics")
+    pattern = rf'^headrace_load_attempts{{model="{model}",version="{version}"}} (\d+)'
+    found = re.search(pattern, metrics.decode() if isinstance(metrics, bytes) else metrics, re.MULTILINE)
+    return int(found[1]) if found else 0
+
+
 def test_a_directory_that_vanishes_unloads_nothing(models: Path) -> None:
     write(models, "m", 1, affine(1.0, 1.0))
     with RunningServer(models) as server:
@@ -131,4 +163,17 @@ def test_a_directory_that_vanishes_unloads_nothing(models: Path) -> None:
         aside.rename(models)
         gone_through(server)
         assert answer(server, "m") == [1.0]
+        does_it_still_serve(server)
+
+
+def test_of_many_bad_models_each_is_told_in_the_log(models: Path) -> None:
+    for number in range(12):
+        write(models, f"bad{number}", 1, affine(1.0, 1.0)[:20], "[versions]\nload_attempts = 1\n")
+    with RunningServer(models) as server:
+        server.wait_for(
+            lambda: all(
+                any(f"bad{number} version 1 failed" in line for line in server.errors) for number in range(12)
+            ),
+            "a line about each of them",
+        )
         does_it_still_serve(server)

@@ -137,3 +137,40 @@ def test_when_nothing_can_be_written_learning_goes_on_and_the_end_says_so(
     code, again, _ = finish(train(rows, tmp_path))
     assert (code, again["logloss"]) == (0, undisturbed[0]["logloss"])
     assert newest(tmp_path) == undisturbed[1]
+
+
+def test_a_search_that_fails_says_which_configuration_and_what_was_found_out(
+    rows: Path, tmp_path: Path
+) -> None:
+    """A network that is too wide for the memory ended in a traceback, and the others' scores were lost."""
+    small, large = (
+        '[[configurations]]\nkind = "lr"\n',
+        "[[configurations]]\nhidden = [65536]\nbatch_rows = 65536\n",
+    )
+    file = tmp_path / "search.toml"
+    file.write_text(small + large)
+    process = headrace(
+        *("train", str(rows), "--search", str(file)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=partial(resource.setrlimit, resource.RLIMIT_AS, (5 * 2**30, 5 * 2**30)),
+    )
+    output, errors = process.communicate(timeout=200)
+    assert process.returncode == 1
+    *logged, last = errors.decode().splitlines()
+    assert last.startswith(
+        "headrace: search: hidden=[65536] batch_rows=65536: MemoryError: Unable to allocate"
+    )
+    assert "Traceback (most recent call last):" in logged  # for whoever mends it
+    assert "out: failed" in output.decode()
+    assert 'kind = "lr"' in output.decode()
+
+
+def test_a_search_whose_results_cannot_be_written_says_so(rows: Path, tmp_path: Path) -> None:
+    file = tmp_path / "search.toml"
+    file.write_text('[[configurations]]\nkind = "lr"\n')
+    with open("/dev/full", "wb") as full:
+        process = headrace("train", str(rows), "--search", str(file), stdout=full, stderr=subprocess.PIPE)
+        _, errors = process.communicate(timeout=200)
+    assert process.returncode == 1
+    assert errors.decode() == "headrace: standard output cannot be written: No space left on device\n"

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.ctr.files import MODEL_FILE, write_array, write_model
+from headrace.ctr.arrays import write_array
+from headrace.ctr.files import MODEL_FILE, write_model
 from headrace.ctr.model import Weights
 from headrace.ctr.settings import ModelSettings
 from headrace.ctr.tables import Table
@@ -24,7 +25,7 @@ from tests.faults.still_serves import does_it_still_serve
 from tests.running_server import RunningServer
 
 BUCKETS = 400_000
-"""So many that the table is mapped, not read."""
+"""So many that the table is mapped."""
 
 FEATURES = Features.of(Schema(fields=(Field(name="ad", role="categorical", keys="bucket", buckets=BUCKETS),)))
 SETTINGS = ModelSettings(kind="lr")
@@ -123,6 +124,27 @@ def too_small(directory: Path) -> None:
     publish(write, directory, 2)
 
 
+def not_a_number(directory: Path) -> None:
+    """Copied by hand, without a manifest, from a training that had come apart."""
+    made = weights(2.0)
+    made.tables["linear"].values[12_345] = np.nan
+    (directory / ".2").mkdir()
+    write_model(directory / ".2", SETTINGS, FEATURES, made)
+    (directory / ".2").rename(directory / "2")
+
+
+def unlisted(directory: Path) -> None:
+    """The manifest is right about what it lists, and does not list the table."""
+
+    def write(draft: Path) -> None:
+        write_model(draft, SETTINGS, FEATURES, weights(2.0))
+        (draft / "table.linear.npy").rename(directory / ".table")
+
+    path = publish(write, directory.parent / ".elsewhere")
+    (directory / ".table").rename(path / "table.linear.npy")
+    path.rename(directory / "2")
+
+
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
@@ -130,6 +152,8 @@ def too_small(directory: Path) -> None:
         (without_base, "a patch of version 9, which is not there; bring it back, or publish a whole version"),
         (on_another_base, "is not the one it was made from; publish a whole version"),
         (flipped_bit, "table.linear.npy does not have the checksum"),
+        (not_a_number, "table.linear.npy: row 12345, column 0: expected a finite number, got nan"),
+        (unlisted, "table.linear.npy is read, and the manifest does not list it"),
         (too_small, "table.linear.npy: expected float32 [400001, 1], got float32 [10, 1]"),
     ],
     ids=lambda value: value.__name__ if callable(value) else "",

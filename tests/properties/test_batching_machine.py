@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from headrace.batching.request import NO_DEADLINE, Answer
 from headrace.config import BatchingPolicy
-from headrace.errors import DeadlineExceeded, ModelError, Overloaded
+from headrace.errors import DeadlineExceeded, ModelError, Overloaded, TooLarge
 from headrace.tensors import Tensors
 from tests.unit.batching.stage import Asked, Model, Stage
 
@@ -74,7 +74,7 @@ class BatcherMachine(RuleBasedStateMachine):
     # --- what may happen ---
 
     @rule(
-        rows=st.integers(1, 20),
+        rows=st.integers(1, 32),
         length=st.integers(1, 3),
         within=st.sampled_from([NO_DEADLINE, NO_DEADLINE, 0.0, 0.002, 0.010]),
         poisoned=st.integers(0, 5).map(lambda drawn: drawn == 0),
@@ -145,10 +145,13 @@ class BatcherMachine(RuleBasedStateMachine):
     @invariant()
     def rows_are_counted_right(self) -> None:
         if self.asked:
-            queued = sum(
-                request.rows for lane in self.stage.batcher._lanes.values() for request in lane.queue
+            lanes = list(self.stage.batcher._lanes.values())
+            queued = sum(request.rows for lane in lanes for request in lane.queue)
+            following = sum(
+                part.rows for lane in lanes for parts in lane.following.values() for part in parts
             )
-            assert self.stage.batcher.queued_rows == queued
+            assert self.stage.batcher.queued_rows == queued + following
+            assert all(set(lane.following) <= set(lane.queue) for lane in lanes)
 
     def teardown(self) -> None:
         if not hasattr(self, "stage"):
@@ -182,7 +185,7 @@ class BatcherMachine(RuleBasedStateMachine):
         elif isinstance(asked.outcome, DeadlineExceeded):
             assert asked.request.deadline <= self.stage.clock.now()
         else:
-            assert isinstance(asked.outcome, Overloaded)
+            assert isinstance(asked.outcome, TooLarge if len(asked.values) > 30 else Overloaded)
 
     def check_statistics(self) -> None:
         counted = self.stage.batcher.statistics

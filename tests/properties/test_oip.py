@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -14,11 +17,14 @@ from hypothesis.extra import numpy as st_numpy
 
 from headrace.batching.request import Answer, BatchOutputs, Timings
 from headrace.errors import HeadraceError
-from headrace.frontends.oip.infer_json import JsonInference, decode_body, encode_answer
+from headrace.frontends import json_text, slices
+from headrace.frontends.oip.infer_json import JsonInference, encode_answer
 from headrace.frontends.oip.messages import InferDecoder, Inference, InferRequest, InferResponse
-from headrace.frontends.oip.tensors import WireTensor, as_array, join_strings, split_strings
+from headrace.frontends.oip.tensors import WireTensor, as_array, join_strings, run, splitting
 from headrace.tensors import BY_OIP, DATATYPES, STRING, Array
+from tests.unit.frontends.decoding import decode_body, infer
 from tests.unit.frontends.oip.doubles import LoadedDouble, ServiceDouble, ctr, echo
+from tests.unit.frontends.oip.test_rest import call
 
 
 def request(rows: int, request_id: str = "", fill: int = 0) -> bytes:
@@ -107,12 +113,12 @@ def test_a_mutated_message_gives_the_same_the_fast_way_and_the_slow_way(
 ) -> None:
     version = ctr()
     fast = InferDecoder(ServiceDouble(version).loaded)
-    fast.decode(request(1, request_id))
+    infer(fast, request(1, request_id))
     data = mutate(request(1, request_id, fill))
     slow = InferDecoder(ServiceDouble(version).loaded)
-    expected = outcome(lambda: slow.decode(data))
-    assert outcome(lambda: fast.decode(data)) == expected
-    assert outcome(lambda: fast.decode(data)) == expected  # when it has been learnt, if it can be
+    expected = outcome(lambda: infer(slow, data))
+    assert outcome(lambda: infer(fast, data)) == expected
+    assert outcome(lambda: infer(fast, data)) == expected  # when it has been learnt, if it can be
 
 
 def test_any_single_bit_may_flip() -> None:
@@ -122,10 +128,10 @@ def test_any_single_bit_may_flip() -> None:
             data = bytearray(original)
             data[position] ^= 1 << position % 8
             fast = InferDecoder(ServiceDouble(version).loaded)
-            fast.decode(original)
+            infer(fast, original)
             slow = InferDecoder(ServiceDouble(version).loaded)
-            expected = outcome(lambda decoder=slow, data=bytes(data): decoder.decode(data))
-            assert outcome(lambda decoder=fast, data=bytes(data): decoder.decode(data)) == expected
+            expected = outcome(lambda decoder=slow, data=bytes(data): infer(decoder, data))
+            assert outcome(lambda decoder=fast, data=bytes(data): infer(decoder, data)) == expected
 
 
 @settings(max_examples=1000)
@@ -135,12 +141,12 @@ def test_a_mutated_binary_body_gives_the_same_the_fast_way_and_the_slow_way(
 ) -> None:
     learning, length = binary_body()
     fast, slow = ctr(), ctr()
-    decode_body(fast, learning, length, max_depth=64)
+    decode_body(fast, learning, length)
     data = mutate(binary_body(fill)[0])
     length = b"%d" % (int(length) + shift)
 
     def seen(loaded: LoadedDouble) -> Seen:
-        return outcome(lambda: decode_body(loaded, data, length, max_depth=64))
+        return outcome(lambda: decode_body(loaded, data, length))
 
     expected = seen(slow)
     assert seen(fast) == expected
@@ -154,13 +160,13 @@ def test_a_mutated_binary_body_gives_the_same_the_fast_way_and_the_slow_way(
 )
 @example(data=JSON_BODY, length=None)
 def test_any_body_decodes_or_is_refused(data: bytes, length: bytes | None) -> None:
-    outcome(lambda: decode_body(ctr(), data, length, max_depth=64))
+    outcome(lambda: decode_body(ctr(), data, length))
 
 
 @settings(max_examples=500)
 @given(data=st.binary(max_size=200))
 def test_any_message_decodes_or_is_refused(data: bytes) -> None:
-    outcome(lambda: InferDecoder(ServiceDouble(ctr()).loaded).decode(data))
+    outcome(lambda: infer(InferDecoder(ServiceDouble(ctr()).loaded), data))
 
 
 @settings(max_examples=500)
@@ -179,7 +185,7 @@ def test_any_tensor_is_viewed_or_refused(datatype: str, shape: tuple[int, ...], 
 
 @given(st.lists(st.binary(max_size=300)))
 def test_strings_survive_their_raw_form(strings: list[bytes]) -> None:
-    assert split_strings(join_strings(strings), "x") == strings
+    assert run(splitting("x", join_strings(strings), len(strings))).tolist() == strings
 
 
 def arrays(datatype: str) -> st.SearchStrategy[Array]:
@@ -219,7 +225,7 @@ def test_every_datatype_and_shape_comes_back_over_grpc(datatype: str, data: st.D
     service = ServiceDouble(echo(datatype, *[None] * (array.ndim - 1)))
     message = InferRequest(model_name="echo", raw_input_contents=[raw(array)])
     message.inputs.add(name="x", datatype=datatype, shape=array.shape)
-    inference = InferDecoder(service.loaded).decode(message.SerializeToString())
+    inference = infer(InferDecoder(service.loaded), message.SerializeToString())
     response = InferResponse.FromString(inference.writer.write(answer_of(_column(inference, array))))
     assert list(response.outputs[0].shape) == list(array.shape)
     assert list(response.raw_output_contents) == [raw(array)]
@@ -243,11 +249,92 @@ def test_every_datatype_and_shape_comes_back_over_rest(
     values = (text.reshape(array.shape) if nested else text.ravel()).tolist()
     tensor = {"name": "x", "datatype": datatype, "shape": array.shape, "data": values}
     body = json.dumps({"inputs": [tensor]}).encode()
-    inference = decode_body(loaded, body, None, max_depth=64)
+    inference = decode_body(loaded, body, None)
     reply = encode_answer(loaded, inference, answer_of(_column(inference, array)))
     (output,) = json.loads(reply.body)["outputs"]
     assert output["shape"] == list(array.shape)
     assert output["data"] == text.ravel().tolist()
+
+
+SCALARS = st.one_of(st.integers(-3, 300), st.floats(), st.booleans(), st.text(max_size=2))
+NESTED = st.recursive(SCALARS | st.none(), lambda inner: st.lists(inner, max_size=3), max_leaves=6)
+SHAPES: tuple[tuple[int | None, ...], ...] = ((), (2,), (1,), (None, 2))
+MODELS = [echo(one, *shape) for one in ("FP32", "INT32", "BOOL", "BYTES") for shape in SHAPES]
+
+
+def leaving_out(datatype: str, *shape: int, absent: Any = None, shorter: bool = False) -> LoadedDouble:
+    """A model in whose one input values may be left out."""
+    model = echo(datatype, *shape)
+    (signature,) = model.signatures.values()
+    inputs = tuple(replace(one, absent=absent, shorter=shorter) for one in signature.inputs)
+    model.signatures = {signature.name: replace(signature, inputs=inputs, _layouts={})}
+    return model
+
+
+LEFT_OUT = [
+    leaving_out("FP32", absent=-5.0),
+    leaving_out("INT32", 1, absent=-1),
+    leaving_out("FP32", 3, absent=-5.0, shorter=True),
+    leaving_out("FP32", 2, 2, absent=-5.0),
+    leaving_out("BYTES", 2, absent="", shorter=True),
+]
+X = {"name": "x", "datatype": "FP32"}
+ROWS = st.lists(SCALARS | st.none() | st.lists(SCALARS | st.none(), max_size=3), max_size=3)
+INPUT = st.fixed_dictionaries(
+    {
+        "name": st.sampled_from(["x", "x", "x", "z"]),
+        "datatype": st.sampled_from(["FP32", "INT32", "BOOL", "BYTES", "FP128"]),
+        "shape": st.lists(st.integers(0, 3), max_size=3),
+    },
+    optional={
+        "data": NESTED
+        | st.lists(SCALARS | st.none() | st.lists(SCALARS | st.none(), max_size=3), max_size=3),
+        "parameters": st.just({"binary_data_size": 4}),
+    },
+)
+
+
+@settings(max_examples=300)
+@given(
+    st.sampled_from(MODELS) | st.sampled_from(LEFT_OUT),
+    st.fixed_dictionaries({"inputs": st.lists(INPUT, max_size=2)}, optional={"id": st.just("1")}),
+    st.integers(1, 5),
+)
+@example(MODELS[1], {"inputs": [X | {"shape": [2, 2], "data": [1, 2, 3, 4.5]}]}, 1)
+@example(MODELS[1], {"inputs": [X | {"shape": [2, 2], "data": [[1, 2], [3, 4]]}]}, 1)
+@example(LEFT_OUT[0], {"inputs": [X | {"shape": [3], "data": [1.5, None, 2]}]}, 2)
+@example(LEFT_OUT[0], {"inputs": [X | {"shape": [3], "data": [math.nan, 1.5, 2]}]}, 2)
+@example(LEFT_OUT[1], {"inputs": [X | {"datatype": "INT32", "shape": [3], "data": [1, None, [2]]}]}, 1)
+@example(LEFT_OUT[2], {"inputs": [X | {"shape": [3, 3], "data": [None, 1.5, [1, None]]}]}, 2)
+@example(LEFT_OUT[2], {"inputs": [X | {"shape": [3], "data": [[1], [], [1, 2, 3]]}]}, 2)
+@example(LEFT_OUT[3], {"inputs": [X | {"shape": [2, 2, 2], "data": [None, [[1, None], None]]}]}, 1)
+@example(MODELS[0], {"inputs": [X | {"shape": [3], "data": [1, None, "a"]}]}, 1)
+@example(MODELS[0], {"inputs": [X | {"shape": [3], "data": [1, "a", None]}]}, 2)
+@example(MODELS[1], {"inputs": [X | {"shape": [2, 2], "data": [[1, 2], [3, "a"]]}]}, 1)
+@example(MODELS[12], {"inputs": [X | {"datatype": "BYTES", "shape": [3], "data": ["a", "é", ""]}]}, 1)
+def test_a_body_means_the_same_in_slices(model: Any, body: Any, step: int) -> None:
+    text, path = json.dumps(body).encode(), f"/v2/models/{model.name}/infer"
+    sliced = ServiceDouble(model)
+    sliced.at_once_bytes = 0
+
+    def answer(service: ServiceDouble) -> Any:
+        try:
+            return call(service, "POST", path, text).body
+        except HeadraceError as error:
+            return type(error), said(error)
+
+    with (
+        patch.multiple(slices, STEP=step, PRINTED_AT_ONCE=0),
+        patch.multiple(json_text, _PIECE_BYTES=step, _PART_BYTES=step, _PART_MARKS=step),
+    ):
+        in_slices = answer(sliced)
+    assert in_slices == answer(ServiceDouble(model))
+
+
+def said(error: HeadraceError) -> str:
+    """An error's text: of what is no JSON at all only that, for parts say other places of it."""
+    text = error.message
+    return "body: no JSON" if text.startswith("body: ") and "JSON" in text else text
 
 
 def _column(inference: Inference | JsonInference, like: Array) -> Array:

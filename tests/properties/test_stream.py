@@ -6,6 +6,7 @@ import io
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv as arrow_csv
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from headrace.errors import StreamError
 from headrace.stream.block import Block
 from headrace.stream.hashing import hash_texts
+from headrace.stream.lines import WholeRows
 from headrace.stream.parser import StreamParser
 from headrace.stream.reader import BackgroundReader, Reader, ReadSettings
 from tests.streams import CLICKS, clicks, stream_of
@@ -114,3 +116,33 @@ def test_hashes_are_xxh64(values: list[bytes], seed: int) -> None:
     texts[:] = values
     wanted = [xxhash.xxh64_intdigest(value, seed) for value in values]
     assert hash_texts(texts, np.uint64(seed)).tolist() == wanted
+
+
+@given(st.text(alphabet='a,"\n', max_size=60))
+@settings(max_examples=400, deadline=None)
+def test_rows_of_a_csv_that_is_cut_between_whole_ones_are_those_of_the_whole(text: str) -> None:
+    content = text.encode()
+    cut = WholeRows(",")(bytearray(content))
+    # Closed and ended, so that Arrow takes what is left, too.
+    rest = content[cut:]
+    assert cells(content[:cut] + rest + b'"\n') == sorted(cells(content[:cut]) + cells(rest + b'"\n'))
+
+
+def cells(content: bytes) -> list[list[str]]:
+    """The rows of a CSV that may have any number of cells."""
+    wide: list[list[str]] = []
+
+    def kept(row: arrow_csv.InvalidRow) -> str:
+        wide.append([row.text])
+        return "skip"
+
+    parse = arrow_csv.ParseOptions(newlines_in_values=True, invalid_row_handler=kept)
+    read = arrow_csv.ReadOptions(column_names=["one"], use_threads=False)
+    try:
+        convert = arrow_csv.ConvertOptions(column_types={"one": pa.string()})
+        table = arrow_csv.read_csv(io.BytesIO(content), read, parse, convert)
+    except pa.ArrowInvalid as error:
+        if "Empty CSV file" not in str(error):
+            raise
+        return sorted(wide)
+    return sorted([*wide, *([str(value)] for value in table["one"].to_pylist())])

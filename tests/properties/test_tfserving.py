@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 import numpy as np
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from headrace.batching.request import Answer, BatchOutputs, Timings
-from headrace.errors import HeadraceError
-from headrace.frontends.oip.tensors import as_array
-from headrace.frontends.tfserving import bodies, rest
+from headrace.config import Limits
+from headrace.errors import HeadraceError, InvalidRequest
+from headrace.frontends import json_text, slices
+from headrace.frontends.allowance import Allowance
+from headrace.frontends.calls import HttpCall
+from headrace.frontends.json_text import parse_at_once
+from headrace.frontends.oip.tensors import as_array, run
+from headrace.frontends.tfserving import bodies, large, rest, rows
 from headrace.frontends.tfserving.decimals import shortest
 from headrace.frontends.tfserving.messages import PredictDecoder, PredictResponse, writer_for
 from headrace.frontends.tfserving.rows import RowsDecoder
 from headrace.frontends.tfserving.tensors import read_tensor, write_tensor
 from headrace.servable import CheckedInputs, Signature
 from headrace.tensors import DATATYPES, STRING, Array
+from tests.unit.frontends.decoding import parsed, predict
 from tests.unit.frontends.oip.doubles import LoadedDouble, ctr, echo, spec
-from tests.unit.frontends.tfserving.doubles import ServiceDouble
+from tests.unit.frontends.tfserving.doubles import ServiceDouble, http_bytes, rows_model
 from tests.unit.frontends.tfserving.test_predict_grpc import request
 
 NUMBERS = [datatype for datatype in DATATYPES if datatype.dtype != STRING]
@@ -37,10 +46,10 @@ def columns(inputs: CheckedInputs) -> list[bytes]:
     ]
 
 
-def outcome(decode: Any, data: bytes) -> Any:
+def outcome(decode: Any, decoder: PredictDecoder, data: bytes) -> Any:
     """What a request means, comparable; or the error's class and text."""
     try:
-        loaded, inputs, writer = decode(data)
+        loaded, inputs, writer = decode(decoder, data)
     except HeadraceError as error:
         return type(error), error.message
     return loaded, inputs.layout, columns(inputs), inputs.rows, writer
@@ -59,10 +68,10 @@ def test_a_message_means_the_same_with_templates_and_without(data: bytes) -> Non
     service: Any = ServiceDouble(LOADED)
     decoder = PredictDecoder(service)
     for known in MESSAGES:
-        decoder.decode(known)
-    fast = outcome(decoder.decode, data)
-    assert fast == outcome(PredictDecoder(service).parse, data)
-    assert outcome(decoder.decode, data) == fast  # once learnt
+        predict(decoder, known)
+    fast = outcome(predict, decoder, data)
+    assert fast == outcome(parsed, PredictDecoder(service), data)
+    assert outcome(predict, decoder, data) == fast  # once learnt
 
 
 LOADED = ctr()
@@ -70,7 +79,7 @@ LOADED = ctr()
 
 @given(st.binary(max_size=200))
 def test_any_bytes_decode_or_are_refused(data: bytes) -> None:
-    outcome(PredictDecoder(ServiceDouble(LOADED)).decode, data)  # type: ignore[arg-type]
+    outcome(predict, PredictDecoder(ServiceDouble(LOADED)), data)  # type: ignore[arg-type]
 
 
 @given(st.data(), st.sampled_from(DATATYPES), SHAPES)
@@ -81,7 +90,9 @@ def test_tensors_survive_the_way_there_and_back(data: st.DataObject, datatype: A
         array = array.reshape(shape)
     else:
         array = data.draw(arrays.arrays(datatype.dtype, shape))
-    back = as_array(read_tensor("x", write_tensor(array), 1 << 20))
+    back = as_array(
+        run(read_tensor(spec("x", datatype.oip), write_tensor(array), Allowance(Limits(), 1 << 20)))
+    )
     assert back.dtype == array.dtype
     np.testing.assert_array_equal(back, array)
 
@@ -99,7 +110,9 @@ def test_answers_written_raw_read_as_written(data: st.DataObject, one: Any, shap
         response = PredictResponse.FromString(writer.write(answer))
         assert response.model_spec.name == loaded.name
         for name, tensor in tensors.items():
-            back = as_array(read_tensor(name, response.outputs[name], 1 << 20))
+            back = as_array(
+                run(read_tensor(spec(name, "FP32"), response.outputs[name], Allowance(Limits(), 1 << 20)))
+            )
             np.testing.assert_array_equal(back, tensor[start:stop], strict=True)
 
 
@@ -158,7 +171,7 @@ def test_any_body_decodes_or_is_refused(model: Any, data: bytes) -> None:
 def compare(model: Any, body: bytes) -> None:
     def meaning(decode: Any) -> Any:
         try:
-            signature, inputs, by_row = decode(model, body, 64)
+            signature, inputs, by_row = decode(model, HttpCall("POST", "", {}, body=body), Limits())
         except HeadraceError as error:
             return type(error), error.message
         return signature.name, inputs.layout, columns(inputs), inputs.rows, by_row
@@ -178,7 +191,11 @@ def test_printed_floats_are_the_same_numbers_and_short(array: Array) -> None:
 @given(st.integers(0, 8), st.integers(0, 8))
 def test_depth_is_counted_in_levels(depth: int, limit: int) -> None:
     body = b'{"[{":' * depth + b'"]}"' + b"}" * depth
-    assert bodies._is_deeper(body, limit) == (depth > limit)
+    if depth > limit:
+        with pytest.raises(InvalidRequest, match="deep"):
+            parse_at_once(body, limit)
+    else:
+        parse_at_once(body, limit)
 
 
 @given(arrays.arrays(np.float64, SHAPES))
@@ -193,3 +210,55 @@ def test_types_are_made_for_any_input_name() -> None:
     )
     body = msgspec.json.encode({"instances": [{"x:0": 1, "class": [2]}]})
     assert RowsDecoder(signature).decode(body) is not None
+
+
+def with_input(model: Any, **changes: Any) -> Any:
+    """The model with another input than it has, in some respect."""
+    signature = model.signatures["serving_default"]
+    inputs = tuple(replace(one, **changes) for one in signature.inputs)
+    return LoadedDouble(replace(signature, inputs=inputs), model.model, name=model.name)
+
+
+TWO_INPUTS = rows_model(spec("a", "INT32"), spec("b", "FP32", 2))
+LEFT_OUT = [
+    with_input(echo("FP32"), absent=0.5),
+    with_input(echo("FP32", 2), absent=0.5, shorter=True),
+    with_input(echo("BYTES", 2), absent="no"),
+    echo("INT32", 1),
+]
+TEXTS_TOO = [*MODELS, *LEFT_OUT, echo("BYTES"), echo("BYTES", 2), echo("FP32", None, 2), TWO_INPUTS]
+
+
+@given(st.sampled_from(TEXTS_TOO), BODIES, st.integers(1, 5))
+@example(TEXTS_TOO[-4], {"instances": ["é", {"b64": "AAAA"}, {"b64": "AAAAAA=="}]}, 1)
+@example(TEXTS_TOO[-4], {"instances": ["é😀 and\n" * 20, 'a"\\\\b' * 20]}, 1)
+@example(TEXTS_TOO[-3], {"instances": [["abcdef", "é" * 9], ["c", "defg"]]}, 1)
+@example(TEXTS_TOO[-3], {"inputs": [["a", "b"], ["c", "d"]]}, 1)
+@example(TEXTS_TOO[-2], {"inputs": [[[1, 2], [3, 4]], [[5, 6], [7, 8]]]}, 1)
+@example(LEFT_OUT[1], {"instances": [[1, 2], [3], 4, None]}, 1)
+@example(LEFT_OUT[1], {"instances": [[None, 2], [3, 1]]}, 1)
+@example(LEFT_OUT[0], {"inputs": [1, None, 3]}, 2)
+@example(LEFT_OUT[3], {"inputs": [1, 2, 3]}, 2)
+@example(TEXTS_TOO[-1], {"instances": [{"a": 1, "b": [2, 0.1]}, {"b": [3, 4], "a": 2}]}, 1)
+@example(TEXTS_TOO[-1], {"inputs": {"a": [1, 2], "b": [[2, 0.1], [3, 4]]}}, 1)
+def test_a_body_means_the_same_in_slices(model: Any, body: Any, step: int) -> None:
+    path, text = f"/v1/models/{model.name}:predict", json.dumps(body).encode()
+    sliced = ServiceDouble(model)
+    sliced.at_once_bytes = 0
+
+    def answer(service: ServiceDouble) -> Any:
+        try:
+            return http_bytes(service, "POST", path, text)
+        except HeadraceError as error:
+            return type(error)
+
+    with (
+        patch.multiple(slices, STEP=step, PRINTED_AT_ONCE=step),
+        patch.multiple(large, _BASE64_STEP=4, _LONG_BYTES=3),
+        patch.multiple(rows, _PART_BYTES=step),
+        patch.multiple(
+            json_text, _PIECE_BYTES=step, _PART_BYTES=step, _PART_MARKS=step, _TEXT_BYTES=8 * step
+        ),
+    ):
+        in_slices = answer(sliced)
+    assert in_slices == answer(ServiceDouble(model))

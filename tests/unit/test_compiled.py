@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
 from types import ModuleType
 
+import pytest
+
 from headrace import compiled
+from headrace.ctr import vocabulary
+from headrace.stream import schema
 
 SOURCE = """
 from headrace.compiled import cached
@@ -35,7 +40,48 @@ def test_a_kernel_is_kept_until_a_source_beside_it_changes(tmp_path: Path) -> No
     assert again(4) == 8
     assert sum(again.stats.cache_hits.values()) == 1
     other.write_text("WHAT = 2")
-    compiled._fingerprint.cache_clear()  # as in a new process
+    in_a_new_process()
     anew = imported(file).twice
     assert anew(4) == 8
     assert sum(anew.stats.cache_hits.values()) == 0
+
+
+def in_a_new_process() -> None:
+    compiled._fingerprint.cache_clear()
+    compiled._imported.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "from kept_package.below.limits import MOST",
+        "from kept_package.below.limits import (\n    LEAST,\n    MOST,\n)",
+        "from kept_package.below import limits\nMOST = limits.MOST",
+        "import kept_package.below.limits as limits\nMOST = limits.MOST",
+        "from kept_package.below.through import MOST",
+    ],
+)
+def test_a_constant_of_another_directory_that_changes_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str
+) -> None:
+    """A constant is compiled into the kernel, which otherwise goes on giving the old answer."""
+    package = tmp_path / "kept_package"
+    for place in (package, package / "below", package / "kernels"):
+        place.mkdir()
+        (place / "__init__.py").touch()
+    (package / "below/through.py").write_text("from kept_package.below.limits import MOST")
+    source = SOURCE.replace("number + number", "min(number, MOST)").replace("\n@cached", f"{said}\n\n@cached")
+    (package / "kernels/kernel.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    for most in (3, 5):
+        (package / "below/limits.py").write_text(f"LEAST = 0\nMOST = {most}{' ' * most}\n")
+        for name in [name for name in sys.modules if name.startswith("kept_package")]:
+            monkeypatch.delitem(sys.modules, name)
+        importlib.invalidate_caches()
+        in_a_new_process()
+        assert importlib.import_module("kept_package.kernels.kernel").twice(10) == most
+
+
+def test_every_constant_of_our_own_kernels_counts() -> None:
+    """``ctr.vocabulary`` reads ``stream.schema.MOST_ADMIT``."""
+    assert Path(schema.__file__) in compiled._imported(Path(vocabulary.__file__))

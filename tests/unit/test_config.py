@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import get_type_hints
 
 import msgspec
 import pytest
@@ -33,6 +34,7 @@ numbers = [3, 5]
 transition = "resource"
 load_attempts = 2
 load_retry_seconds = 10
+load_timeout_seconds = 30.0
 max_age_seconds = 3600
 labels = { stable = 3, canary = 5 }
 
@@ -207,6 +209,59 @@ def test_flags_win_over_the_file_and_are_checked() -> None:
 def test_settings_survive_a_round_trip_through_json() -> None:
     config = parse_model_config(FULL_MODEL)
     assert msgspec.json.decode(msgspec.json.encode(config), type=ModelConfig) == config
+
+
+# ---- Numbers ----
+
+NO_NUMBERS = (
+    -1,
+    -0.5,
+    float("nan"),
+    float("inf"),
+    -float("inf"),
+    2**63,
+    10**400,
+    -(10**5000),
+    1e300,
+    True,
+    "1",
+)
+SECTION_STRUCTS = (BatchingPolicy, VersionPolicy, WarmUpPolicy, Limits, ServerConfig)
+
+
+@pytest.mark.parametrize("number", NO_NUMBERS, ids=lambda number: str(type(number).__name__))
+@pytest.mark.parametrize(
+    ("section", "setting"),
+    [
+        (section, name)
+        for section in SECTION_STRUCTS
+        for name, kind in get_type_hints(section).items()
+        if kind in (int, float, float | None)
+    ],
+)
+def test_a_number_that_nobody_can_mean_is_refused(
+    section: type[msgspec.Struct], setting: str, number: object
+) -> None:
+    with pytest.raises(ConfigError, match=rf"{setting}: expected .*, got ") as caught:
+        section(**{setting: number})
+    assert len(caught.value.message) < 200
+
+
+def test_every_number_in_lists_and_tables_is_checked_too() -> None:
+    for number in (-1, 2**63, 10**5000):
+        with pytest.raises(ConfigError, match=r"^versions\.numbers: "):
+            VersionPolicy(policy="specific", numbers=(number,))
+        with pytest.raises(ConfigError, match=r"^versions\.labels\.stable: "):
+            VersionPolicy(labels={"stable": number})
+        with pytest.raises(ConfigError, match=r"^batching\.allowed_batch_rows: "):
+            BatchingPolicy(allowed_batch_rows=(number,), max_batch_rows=256)
+
+
+def test_what_is_too_much_is_told_with_the_most_that_may_be() -> None:
+    with pytest.raises(ConfigError, match=r"expected seconds, 0 or more, at most 60, got 1e\+300$"):
+        BatchingPolicy(max_wait_seconds=1e300)
+    with pytest.raises(ConfigError, match=r"expected a whole number, 1 to 1000000, got 2000000$"):
+        VersionPolicy(load_attempts=2_000_000)
 
 
 # ---- The documentation ----

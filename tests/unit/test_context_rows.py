@@ -10,14 +10,15 @@ from typing import cast
 import numpy as np
 import pytest
 
+from headrace.config import Limits, ModelConfig
 from headrace.errors import InvalidRequest, NotFound, TooLarge
-from headrace.frontends.oip.infer_json import decode_body
 from headrace.frontends.oip.messages import InferDecoder, InferRequest
 from headrace.frontends.service import Service
 from headrace.frontends.tfserving.messages import PredictDecoder, PredictRequest
 from headrace.loaded import LoadedVersion
-from headrace.servable import DEFAULT_SIGNATURE, CheckedInputs, Signature, TensorSpec, check_spread
+from headrace.servable import DEFAULT_SIGNATURE, CheckedInputs, Expanded, Signature, TensorSpec
 from headrace.tensors import STRING
+from tests.unit.frontends.decoding import decode_body, infer, predict
 
 _FLOAT = np.dtype(np.float32)
 OUTPUT = (TensorSpec("p", _FLOAT, ()),)
@@ -85,13 +86,32 @@ def test_other_numbers_of_rows_are_refused_with_the_way_out() -> None:
 
 def test_a_candidate_never_stands_for_others() -> None:
     pair = Signature("s", (TensorSpec("a", _FLOAT, ()), TensorSpec("b", _FLOAT, ())), OUTPUT)
-    with pytest.raises(InvalidRequest, match="b: has 1 rows where a has 2; every input needs the same"):
+    with pytest.raises(InvalidRequest, match=r"^b: has 1 row where a has 2; .* trained with `--context b`$"):
         pair.check({"a": [1.0, 2.0], "b": [1.0]})
+    with pytest.raises(InvalidRequest, match=r"^b: has 2 rows where a has 1; .* trained with `--context a`$"):
+        pair.check({"a": [1.0], "b": [1.0, 2.0]})
+    with pytest.raises(
+        InvalidRequest, match=r"^b: has 3 rows where a has 2; every input needs the same number$"
+    ):
+        pair.check({"a": [1.0, 2.0], "b": [1.0, 2.0, 3.0]})
 
 
 def test_a_small_message_cannot_ask_for_much_memory() -> None:
-    with pytest.raises(TooLarge, match="send fewer rows at once"):
-        check_spread(FAST.inputs[0], 1 << 20, 1 << 20)
+    wide = Signature(
+        "s", (TensorSpec("u", _FLOAT, (None,), context=True), TensorSpec("a", _FLOAT, ())), OUTPUT
+    )
+    with pytest.raises(TooLarge, match="u: what came once would take 4294967296 bytes"):
+        wide.check({"u": np.zeros((1, 1 << 20), np.float32), "a": np.zeros(1 << 10, np.float32)})
+
+
+def test_a_text_of_the_context_counts_with_its_length_and_all_inputs_together() -> None:
+    text = np.dtype(object)
+    inputs = (*(TensorSpec(name, text, (), context=True) for name in "uv"), TensorSpec("a", _FLOAT, ()))
+    long = Signature("s", inputs, OUTPUT)
+    once = {"u": [b"x" * 1000], "v": [b"y" * 1000], "a": np.zeros(500, np.float32)}
+    assert long.check(once, allowance=Expanded(1_008_000)).rows == 500
+    with pytest.raises(TooLarge, match="v: what came once would take 1008000 bytes or more for all rows"):
+        long.check(once, allowance=Expanded(1_007_999))
 
 
 def _infer_request(signature: str = "fast") -> bytes:
@@ -104,21 +124,21 @@ def _infer_request(signature: str = "fast") -> bytes:
 
 
 def test_open_inference_over_grpc_parsed_and_by_template() -> None:
-    version = _Version(**vars(LOADED))
+    version = _Version(**vars(LOADED), config=ModelConfig())
     decoder = InferDecoder(lambda name, number: cast("LoadedVersion", version))
     for _ in range(3):
-        assert_spread(decoder.decode(_infer_request()).inputs)
+        assert_spread(infer(decoder, _infer_request()).inputs)
     assert decoder._templates.find(_infer_request()) is not None
 
 
 def test_a_signature_that_is_not_there_is_not_found() -> None:
     decoder = InferDecoder(lambda name, number: LOADED)
     with pytest.raises(NotFound, match="signature 'slow' not found"):
-        decoder.decode(_infer_request("slow"))
+        infer(decoder, _infer_request("slow"))
     wrong = InferRequest(model_name="m")
     wrong.parameters["signature_name"].int64_param = 1
     with pytest.raises(InvalidRequest, match="signature_name: expected a name as string_param"):
-        decoder.decode(wrong.SerializeToString())
+        infer(decoder, wrong.SerializeToString())
 
 
 @pytest.mark.parametrize("binary", [False, True], ids=["json", "binary"])
@@ -136,10 +156,10 @@ def test_open_inference_over_rest(binary: bool) -> None:
     head = json.dumps({"inputs": inputs, "parameters": {"signature_name": "fast"}}).encode()
     length = b"%d" % len(head) if binary else None
     for _ in range(3):
-        assert_spread(decode_body(LOADED, head + raw, length, max_depth=9).inputs)
+        assert_spread(decode_body(LOADED, head + raw, length).inputs)
     bad = json.dumps({"inputs": inputs, "parameters": {"signature_name": 3}}).encode() + raw
     with pytest.raises(InvalidRequest, match="signature_name"):
-        decode_body(LOADED, bad, b"%d" % (len(bad) - len(raw)), max_depth=9)
+        decode_body(LOADED, bad, b"%d" % (len(bad) - len(raw)))
 
 
 def _predict_request() -> bytes:
@@ -155,11 +175,11 @@ def _predict_request() -> bytes:
 
 
 def test_tensorflow_serving_over_grpc_parsed_and_by_template() -> None:
-    version = _Version(**vars(LOADED))
-    service = SimpleNamespace(loaded=lambda name, number, label: version, max_message_bytes=1 << 20)
+    version = _Version(**vars(LOADED), config=ModelConfig())
+    service = SimpleNamespace(loaded=lambda name, number, label: version, limits=Limits())
     decoder = PredictDecoder(cast("Service", service))
     for _ in range(3):
-        assert_spread(decoder.decode(_predict_request()).inputs)
+        assert_spread(predict(decoder, _predict_request()).inputs)
     assert decoder._templates.find(_predict_request()) is not None
     other = _predict_request().replace(USER.tobytes(), struct.pack("<2I", 9, 9))
-    assert columns(decoder.decode(other).inputs)[0] == [[9, 9]] * 3
+    assert columns(predict(decoder, other).inputs)[0] == [[9, 9]] * 3

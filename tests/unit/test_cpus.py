@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -98,3 +99,16 @@ def test_this_machine_has_at_least_one_and_no_more_than_its_mask() -> None:
 )
 def test_threads_are_divided_and_nobody_gets_none(total: int, instances: int, threads: int) -> None:
     assert cpus.share(total, instances) == threads
+
+
+def test_idle_time_is_read_for_each_processor() -> None:
+    text = "cpu  3 3 3 900 3\ncpu0 1 2 3 400 5 6\ncpu1 1 2 3 500 5 6\nintr 7 8 9 10 11\nctxt 5\n"
+    assert cpus.parse_idle(text) == {0: 400, 1: 500}
+    assert cpus.parse_idle("") == {}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux tells it")
+def test_idle_time_of_this_machine_never_falls() -> None:
+    before, after = cpus.idle_seconds(), cpus.idle_seconds()
+    assert before.keys() == after.keys() == os.sched_getaffinity(0)
+    assert all(after[cpu] >= before[cpu] for cpu in before)

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from headrace import errors
 from headrace.config import MODEL_CONFIG_FILE, parse_model_config
+from headrace.errors import HeadraceError, StreamError
 from headrace.frontends.metrics import METRICS
-from headrace.frontends.status import CODES
+from headrace.frontends.status import codes
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -57,6 +59,13 @@ def test_the_batching_policy_in_the_guide_is_the_default_one() -> None:
     assert parse_model_config(example) == parse_model_config(""), MODEL_CONFIG_FILE
 
 
+def test_the_readme_starts_a_server_once_and_goes_on_with_it() -> None:
+    """A second one would find its port taken."""
+    commands = "".join(blocks(ROOT / "README.md", "console"))
+    assert re.findall(r"^\$ headrace serve .*", commands, re.MULTILINE) == ["$ headrace serve models"]
+    assert commands.index("headrace serve models") < commands.index("headrace train")
+
+
 def test_the_guide_to_metrics_lists_them_all_with_their_meaning() -> None:
     listed = re.findall(
         r"^\| `(headrace_\w+)` \| (\w+) \| (.*?) \| (.*?) \|$",
@@ -74,7 +83,7 @@ def test_the_guide_to_errors_has_the_codes_of_the_one_table() -> None:
         r"^\| `(\w+)` \|.*\| (\d+) \| `(\w+)` \|$", (ROOT / "docs/errors.md").read_text("utf-8"), re.MULTILINE
     )
     said = {name: (int(http), grpc) for name, http, grpc in listed}
-    known = {kind.__name__: (codes.http, codes.name) for kind, codes in CODES.items()}
-    refused = known.pop("Refused")
-    del known["HeadraceError"]  # the base: nothing raises it as it is
-    assert said == known | {"Overloaded": refused, "Unavailable": refused}
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and kind is not StreamError]
+    known = {kind.__name__: codes(kind("one")) for kind in kinds if issubclass(kind, HeadraceError)}
+    del known["HeadraceError"], known["Refused"]  # bases: nothing raises them as they are
+    assert said == {name: (found.http, found.name) for name, found in known.items()}

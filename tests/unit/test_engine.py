@@ -61,6 +61,22 @@ def test_a_directory_of_models_is_served_from_the_moment_the_engine_is_entered(t
     run(scenario())
 
 
+def test_settings_in_the_directory_of_a_version_are_told_where_they_belong(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    example.write(tmp_path)
+    (tmp_path / "half_plus_two" / "1" / "headrace.toml").write_text("[batching]\n")
+
+    async def scenario() -> None:
+        async with Engine(tmp_path):
+            pass
+
+    with caplog.at_level("WARNING"):
+        run(scenario())
+    assert "half_plus_two version 1: the headrace.toml in the version's directory is not read" in caplog.text
+    assert "its place is half_plus_two/headrace.toml" in caplog.text
+
+
 def test_wrong_requests_are_refused_with_the_name_of_what_is_wrong() -> None:
     async def scenario() -> None:
         async with Engine.from_objects({"m": Doubling()}) as engine:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
+
+import pytest
 
 from headrace.logs import JsonFormatter, Sparing, TextFormatter
 
@@ -48,7 +51,7 @@ def test_an_exception_brings_its_traceback() -> None:
     assert "ValueError: here" in json.loads(JsonFormatter().format(made))["traceback"]
 
 
-def test_the_same_event_is_logged_a_few_times_a_second_and_then_counted() -> None:
+def test_the_same_text_is_logged_a_few_times_a_second_and_then_counted() -> None:
     sparing = Sparing(per_second=2)
     first = [record(created=100.0 + index / 10) for index in range(7)]
     assert [sparing.filter(one) for one in first] == [True, True, *[False] * 5]
@@ -58,3 +61,29 @@ def test_the_same_event_is_logged_a_few_times_a_second_and_then_counted() -> Non
     later = record(created=101.0)
     assert sparing.filter(later)
     assert "left_out=5" in TextFormatter().format(later)
+    assert "left_out" not in TextFormatter().format(record(created=101.1))
+
+
+@pytest.mark.parametrize("differing", [lambda n: {"args": (f"m{n}",)}, lambda n: {"model": f"m{n}"}])
+def test_each_of_many_bad_models_is_told_though_one_of_them_repeats_itself(
+    differing: Callable[[int], dict[str, object]],
+) -> None:
+    sparing = Sparing(per_second=5)
+    told = [n for n in range(150) if sparing.filter(record(created=100.5, **differing(n)))]
+    assert told == list(range(150))
+    for second in range(101, 200):  # one that fails all the time, and another that fails once in a second
+        noisy = [record(created=second + 0.1, **differing(0)) for _ in range(50)]
+        assert sum(sparing.filter(one) for one in noisy) == 5
+        assert sparing.filter(record(created=second + 0.9, **differing(second)))
+
+
+def test_texts_that_are_never_the_same_are_bounded_in_number_and_in_memory() -> None:
+    sparing = Sparing(per_second=5, burst=50)
+    told = 0
+    for index in range(20_000):  # 1,000 a second
+        told += sparing.filter(record(created=100 + index / 1000, path=f"/invented/{index}"))
+    assert told == 50 + 19 * 20
+    for index in range(5000):
+        sparing.filter(record(created=200.0, msg=f"built by a library: {index}", args=()))
+    assert len(sparing._events) <= 1000
+    assert sum(len(event.texts) for event in sparing._events.values()) <= 1100

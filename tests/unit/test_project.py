@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import os
 import subprocess
 import sys
 import tomllib
@@ -47,6 +48,33 @@ def test_every_ignored_rule_has_its_reason_beside_it() -> None:
     for rule in ignored:
         line = next(line for line in text.splitlines() if line.strip().startswith(f'"{rule}",'))
         assert "#" in line, f"{rule} is ignored without a reason"
+
+
+def make_install(directory: Path, *variables: str) -> subprocess.CompletedProcess[str]:
+    """Run ``make install`` where an environment by the Python of these tests is up to date."""
+    environment = directory / ".venv"
+    (environment / "bin").mkdir(parents=True, exist_ok=True)
+    (directory / "pyproject.toml").touch()
+    (environment / ".installed").touch()
+    (environment / "bin/python").unlink(missing_ok=True)
+    (environment / "bin/python").symlink_to(sys.executable)
+    command = ["make", "-f", ROOT / "Makefile", "install", *variables]
+    environ = {"PATH": os.environ["PATH"]}  # nothing of a make that runs these tests
+    return subprocess.run(command, cwd=directory, env=environ, capture_output=True, text=True, check=False)
+
+
+def test_make_uses_no_environment_of_another_python_than_the_one_it_is_told(tmp_path: Path) -> None:
+    assert make_install(tmp_path).returncode == 0
+    assert make_install(tmp_path, f"PYTHON={sys.executable}").returncode == 0
+    result = make_install(tmp_path, "PYTHON=echo")  # says no version that there is
+    assert result.returncode == 2
+    assert "which is not echo: remove it, or make test-python PYTHON=echo" in result.stderr
+
+
+def test_types_are_checked_for_the_python_that_checks_them() -> None:
+    tools = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]
+    # NumPy's stubs are written for the Python that they install on, and are misread as an older one's.
+    assert "python_version" not in tools["mypy"]
 
 
 def test_the_size_budget_counts_what_a_caller_passes() -> None:

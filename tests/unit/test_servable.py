@@ -242,7 +242,7 @@ def test_inputs_are_all_there_and_no_others() -> None:
 
 def test_every_input_has_the_same_number_of_rows_and_at_least_one() -> None:
     signature = taking(spec("a", np.float32), spec("b", np.float32))
-    with pytest.raises(InvalidRequest, match="b: has 1 rows where a has 2"):
+    with pytest.raises(InvalidRequest, match="b: has 1 row where a has 2"):
         signature.check({"a": [1.0, 2.0], "b": [1.0]})
     with pytest.raises(InvalidRequest, match="at least one row"):
         signature.check({"a": [], "b": []})
@@ -296,3 +296,11 @@ def test_the_empty_name_is_the_default_signature() -> None:
     with pytest.raises(NotFound, match="'other' not found; the model has 'serving_default'"):
         signature_named(signatures, "other")
     assert issubclass(NotFound, HeadraceError)
+
+
+def test_text_where_numbers_are_wanted_is_called_text() -> None:
+    signature = Signature(
+        "s", (TensorSpec("x", np.dtype(np.float32), ()),), (TensorSpec("y", np.dtype(np.float32), ()),)
+    )
+    with pytest.raises(InvalidRequest, match=r"^x: expected FP32, got text$"):
+        signature.check({"x": ["a"]})

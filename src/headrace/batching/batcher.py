@@ -5,8 +5,8 @@ Its laws:
 1. An item is answered exactly once.
 2. Nothing overtakes an item that did not fit.
 3. An item nobody waits for is never run.
-4. One item's failure or departure never touches its neighbours: a batch that fails is retried request by
-   request.
+4. One item's failure or departure never touches its neighbours: a batch that fails is retried without the
+   requests whose rows the model named (``InvalidRows``), or else request by request.
 5. Rows out equal rows in, or the batch fails loudly.
 
 A Batcher belongs to the serving thread: there is no lock. What ``plan`` decides is applied here: a batch that
@@ -21,6 +21,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 
 from headrace.batching.batch import Batch, Lane, declared_outputs
 from headrace.batching.cost import BatchCost
@@ -32,9 +33,16 @@ from headrace.batching.splitting import split
 from headrace.batching.statistics import VersionStatistics
 from headrace.clock import Clock, Timer
 from headrace.config import BatchingPolicy
-from headrace.errors import DeadlineExceeded, HeadraceError, ModelError, Overloaded, Unavailable
+from headrace.errors import (
+    DeadlineExceeded,
+    HeadraceError,
+    InvalidRows,
+    ModelError,
+    Overloaded,
+    TooLarge,
+    Unavailable,
+)
 from headrace.servable import RowLayout, Servable
-from headrace.tensors import Buffer
 
 _log = logging.getLogger(__name__)
 
@@ -91,6 +99,7 @@ class Batcher:
         self._lanes: dict[object, Lane] = {}
         self._running: set[Batch] = set()
         self._running_rows = 0
+        self._following_rows = 0  # of parts that are not in a lane's queue yet
         self._scheduled = False
         self._wake: Timer | None = None
         self._wake_at = math.inf
@@ -117,7 +126,7 @@ class Batcher:
         layout = request.layout
         lane = self._lanes.get(layout.signature if self._pads else layout) or self._open_lane(layout)
         if request.rows > lane.max_rows:
-            self._enqueue_parts(lane, request)
+            self._put_parts(lane, request)
         else:
             lane.queue.append(request)
             self.outstanding += 1
@@ -138,12 +147,22 @@ class Batcher:
         if request.deadline <= now:
             return DeadlineExceeded(_EXPIRED)
         limit = self._policy.max_queue_rows
-        ahead = self.queued_rows + self._running_rows
-        if self.queued_rows and self.queued_rows + request.rows > limit:
+        if request.rows > limit:
+            return TooLarge(
+                f"the request has {request.rows} rows, and at most max_queue_rows = {limit} may wait; "
+                "send fewer rows at once, or raise it in the model's [batching] settings"
+            )
+        # Parts of large requests that follow others are ahead of nobody yet: they hold up large requests, so
+        # that there is an end to them, but no small one.
+        lane = self._lane(request.layout)
+        in_queues = self.queued_rows - self._following_rows
+        waiting = self.queued_rows if request.rows > lane.max_rows else in_queues
+        ahead = in_queues + self._running_rows
+        if waiting + request.rows > limit:
             return Overloaded(
-                f"the queue is full: {self.queued_rows} rows wait, "
+                f"the queue is full: {waiting} rows wait, "
                 f"{request.rows} more would pass max_queue_rows = {limit}",
-                retry_after_seconds=self._wait_seconds(ahead, request.layout),
+                retry_after_seconds=self._wait_seconds(waiting + self._running_rows, request.layout),
             )
         if ahead and request.deadline != NO_DEADLINE:
             wait = self._wait_seconds(ahead, request.layout) + self.cost.seconds(request.rows)
@@ -158,20 +177,24 @@ class Batcher:
 
     def _wait_seconds(self, rows_ahead: int, layout: RowLayout) -> float:
         """How long rows wait behind others, if those make batches as large as the ones of this layout."""
-        lane = self._lanes.get(layout.signature if self._pads else layout) or self._open_lane(layout)
-        max_rows = lane.rows_within(self._policy.max_batch_seconds, self.cost)
+        max_rows = self._lane(layout).rows_within(self._policy.max_batch_seconds, self.cost)
         return self.cost.wait_seconds(rows_ahead, max_rows, self._instance_count)
+
+    def _lane(self, layout: RowLayout) -> Lane:
+        return self._lanes.get(layout.signature if self._pads else layout) or self._open_lane(layout)
 
     def _open_lane(self, layout: RowLayout) -> Lane:
         lane = Lane(self._signatures[layout.signature], self._policy)
         self._lanes[layout.signature if self._pads else layout] = lane
         return lane
 
-    def _enqueue_parts(self, lane: Lane, request: Request) -> None:
-        for part in split(request, lane.max_rows, fill=self._pads):
+    def _put_parts(self, lane: Lane, request: Request) -> None:
+        parts = split(request, lane.max_rows, fill=self._pads)
+        for part in parts:
             part.enqueued = request.enqueued
-            lane.queue.append(part)
-            self.outstanding += 1
+        lane.put(parts)
+        self.outstanding += len(parts)
+        self._following_rows += request.rows - parts[0].rows
 
     # --- dispatching ---
 
@@ -201,7 +224,7 @@ class Batcher:
         if len(self._lanes) > _LANES_KEPT:  # as many shapes as clients care to send
             self._lanes = {key: lane for key, lane in self._lanes.items() if lane.queue}
         lanes = [lane for lane in self._lanes.values() if lane.queue]
-        lanes.sort(key=lambda lane: lane.queue[0].enqueued)
+        lanes.sort(key=lambda lane: lane.waits_since)
         return lanes
 
     def _release(self, lane: Lane) -> bool | None:
@@ -213,18 +236,22 @@ class Batcher:
         now = self._now()
         max_rows = lane.rows_within(self._policy.max_batch_seconds, self.cost)
         wait = self._policy.max_wait_seconds
-        made = plan(lane.queue, now, Limits(max_rows, wait, self.cost.seconds(max_rows) if wait else 0.0))
+        run_seconds = self.cost.seconds(max_rows) if wait else 0.0
+        made = plan(lane.queue, now, Limits(max_rows, wait, run_seconds, lane.room))
         for _ in range(made.taken):
             lane.queue.popleft()
-        self._drop(made, now)
+        self._drop(lane, made, now)
         if made.release is None:
             lane.queue.extendleft(reversed(made.run))
             if made.wake_at is not None:
                 self._wake_by(made.wake_at, now)
             return False if made.expired or made.abandoned else None
         self.queued_rows -= made.rows
+        if lane.following:
+            self._following_rows -= lane.follow(made.run, now)
         batch = Batch(lane, made, now)
-        if self.cost.known and self.cost.seconds(batch.padded_rows) < self._inline_seconds:
+        rows, cost = batch.padded_rows, self.cost
+        if rows <= lane.proven_rows and cost.known and cost.seconds(rows) < self._inline_seconds:
             self._compute(batch)
             self._finish(batch)
             return True
@@ -236,10 +263,12 @@ class Batcher:
         self._running.add(batch)
         return False
 
-    def _drop(self, made: Plan[Request], now: float) -> None:
+    def _drop(self, lane: Lane, made: Plan[Request], now: float) -> None:
         dropped = made.expired + made.abandoned
         if not dropped:
             return
+        if lane.following:
+            self._following_rows -= lane.follow(dropped, now)
         for request in dropped:
             self.queued_rows -= request.rows
             request.settle(DeadlineExceeded(_EXPIRED))
@@ -260,17 +289,46 @@ class Batcher:
         self._clock.call_soon_threadsafe(self._finish_in_thread, batch)
 
     def _compute(self, batch: Batch) -> None:
-        """Call the Servable; if the batch fails and has neighbours in it, call it for each of them alone."""
+        """Call the Servable; if the batch fails, its requests answer for themselves."""
         timings = batch.timings
         timings.started = self._now()
         try:
-            batch.outcomes = self._call(batch, batch.layouts, batch.columns, batch.rows, batch.padded_rows)
+            batch.outcomes = self._call(batch, range(len(batch.requests)), batch.rows)
         except BaseException as error:  # noqa: BLE001 - a model's own code: let through, it would end the thread
-            if len(batch.requests) == 1:
-                batch.outcomes = [_as_headrace_error(error)]
-            else:
-                batch.outcomes = [self._compute_alone(batch, index) for index in range(len(batch.requests))]
+            batch.outcomes = self._compute_rest(batch, error)
         timings.finished = self._now()
+
+    def _compute_rest(self, batch: Batch, error: BaseException) -> list[Outcome]:
+        """After a batch failed: leave out the requests that are to blame, or call for each request alone."""
+        if len(batch.requests) == 1:
+            return [_as_headrace_error(error)]
+        if not isinstance(error, InvalidRows):
+            return [self._compute_alone(batch, index) for index in range(len(batch.requests))]
+        guilty, good, start = {}, [], 0
+        for index, request in enumerate(batch.requests):
+            own = error.within(start, start + request.rows)
+            if own is None:
+                good.append(index)
+            else:
+                guilty[index] = own
+            start += request.rows
+        answers = dict(zip(good, self._compute_good(batch, good), strict=True))
+        return [guilty.get(index) or answers[index] for index in range(len(batch.requests))]
+
+    def _compute_good(self, batch: Batch, good: list[int]) -> list[Outcome]:
+        """Call the Servable for some requests of a batch, together; if it fails, for each of them alone."""
+        if not good:
+            return []
+        rows = [batch.requests[index].rows for index in good]
+        timings = Timings(batch.timings.formed, sum(rows), len(good))
+        timings.started = self._now()
+        try:
+            outputs = self._call(batch, good, timings.rows)
+        except BaseException:  # noqa: BLE001 - a model's own code: let through, it would end the thread
+            return [self._compute_alone(batch, index) for index in good]
+        timings.finished = self._now()
+        stops = list(accumulate(rows))
+        return [Answer(outputs, stop - count, stop, timings) for count, stop in zip(rows, stops, strict=True)]
 
     def _compute_alone(self, batch: Batch, index: int) -> Outcome:
         """Call the Servable for one request of a batch that failed, if somebody still waits for it.
@@ -284,25 +342,28 @@ class Batcher:
         timings.started = self._now()
         if not request.wanted or request.deadline <= timings.started:
             return DeadlineExceeded(_EXPIRED)
-        padded = padded_size(rows, batch.allowed)
         try:
-            outputs = self._call(batch, [batch.layouts[index]], [batch.columns[index]], rows, padded)
+            outputs = self._call(batch, [index], rows)
         except BaseException as error:  # noqa: BLE001 - a model's own code: let through, it would end the thread
             return _as_headrace_error(error)
         timings.finished = self._now()
         return Answer(outputs, 0, rows, timings)
 
-    def _call(
-        self,
-        batch: Batch,
-        layouts: Sequence[RowLayout],
-        columns: Sequence[Sequence[Buffer]],
-        rows: int,
-        padded_rows: int,
-    ) -> BatchOutputs:
+    def _call(self, batch: Batch, chosen: Sequence[int], rows: int) -> BatchOutputs:
+        """Call the Servable for some requests of a batch, or all.
+
+        Args:
+            batch: The batch.
+            chosen: Which of its requests.
+            rows: How many rows they have together.
+        """
+        layouts, columns, padded_rows = batch.layouts, batch.columns, batch.padded_rows
+        if len(chosen) < len(layouts):
+            layouts, columns = [layouts[index] for index in chosen], [columns[index] for index in chosen]
+            padded_rows = padded_size(rows, batch.allowed)
         layout = layouts[0]
         if self._pads and any(other is not layout for other in layouts):
-            request_rows = [request.rows for request in batch.requests]
+            request_rows = [batch.requests[index].rows for index in chosen]
             inputs = join_padding_rows(layouts, columns, request_rows, padded_rows)
         else:
             inputs = join(layout, columns, rows, padded_rows)
@@ -315,6 +376,10 @@ class Batcher:
         """Back in the serving thread: the next batch starts before this one's answers are sent."""
         self._running.discard(batch)
         self._running_rows -= batch.rows
+        lane, timings = batch.lane, batch.timings
+        # Where rows of any size share batches, how long one took says nothing about the next.
+        if not self._pads and timings.finished - timings.started < self._inline_seconds:
+            lane.proven_rows = max(lane.proven_rows, batch.padded_rows)
         if self.queued_rows and not self._scheduled:
             self._dispatch()
         self._finish(batch)
@@ -339,9 +404,11 @@ class Batcher:
 
     def _finish_singly(self, batch: Batch, outcomes: list[Outcome], now: float) -> list[Request]:
         answered = []
+        counted = None
         for request, outcome in zip(batch.requests, outcomes, strict=True):
-            if isinstance(outcome, Answer):
-                self._count_call(padded_size(outcome.rows, batch.allowed), outcome.timings, batch.release)
+            if isinstance(outcome, Answer) and outcome.timings is not counted:
+                counted = outcome.timings
+                self._count_call(padded_size(counted.rows, batch.allowed), counted, batch.release)
             if not request.settle(outcome):
                 self._count_unanswered(request, now)
             elif isinstance(outcome, Answer):
@@ -411,9 +478,11 @@ class Batcher:
         for timer in (self._wake, self._expiry):
             if timer is not None:
                 timer.cancel()
-        waiting = [request for lane in self._lanes.values() for request in lane.queue]
+        lanes = self._lanes.values()
+        waiting = [request for lane in lanes for request in lane.queue]
+        waiting += [part for lane in lanes for parts in lane.following.values() for part in parts]
         self._lanes.clear()
-        self.queued_rows = 0
+        self.queued_rows = self._following_rows = 0
         for request in waiting:
             request.settle(Unavailable(_UNLOADED))
         if waiting:

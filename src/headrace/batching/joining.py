@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from headrace.servable import RowLayout, Shape, TensorSpec
 from headrace.tensors import STRING, Array, Buffer, Tensors
+
+if TYPE_CHECKING:
+    from headrace.batching.request import Request
 
 
 def join(layout: RowLayout, columns: Sequence[Sequence[Buffer]], rows: int, padded_rows: int) -> Tensors:
@@ -52,6 +56,54 @@ def _join_strings(parts: list[Buffer], extra_rows: int) -> Array:
     if extra_rows:
         arrays.append(np.repeat(arrays[-1][-1:], extra_rows, axis=0))
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+
+
+MOST_FILLED_BYTES = 16 * 1024 * 1024
+"""What requests of different shapes may always take together once they are filled up to the longest."""
+
+MOST_FILLED_TIMES = 4
+"""How many times their own size they may take, where that is more."""
+
+
+class FilledRoom:
+    """Ends a batch before filling up its rows would multiply what came; the ``Room`` of such batches."""
+
+    __slots__ = ("_allowed", "_came", "_longest", "_rows")
+
+    def __init__(self, allowed: Sequence[int]) -> None:
+        """Start with no rows.
+
+        Args:
+            allowed: The only sizes that a batch may have; empty for any.
+        """
+        self._allowed = allowed
+        self._rows = self._came = 0
+        self._longest: tuple[Shape, ...] = ()
+
+    def takes(self, request: Request) -> bool:
+        """Add a request, if the batch may be filled up with it.
+
+        Args:
+            request: Of the same signature as those before.
+        """
+        layout, rows = request.layout, self._rows + request.rows
+        came = self._came + request.rows * _row_size(layout, layout.shapes)
+        longest = layout.shapes
+        if self._rows and longest != self._longest:
+            longest = tuple(tuple(map(max, *pair)) for pair in zip(longest, self._longest, strict=True))
+            padded = padded_size(rows, self._allowed)
+            filled = padded * _row_size(layout, longest)
+            if filled > max(MOST_FILLED_BYTES, MOST_FILLED_TIMES * came * padded // rows):
+                return False
+        self._rows, self._came, self._longest = rows, came, longest
+        return True
+
+
+def _row_size(layout: RowLayout, shapes: Sequence[Shape]) -> int:
+    """What a row of these shapes takes, texts without their own bytes."""
+    return sum(
+        spec.dtype.itemsize * math.prod(shape) for spec, shape in zip(layout.specs, shapes, strict=True)
+    )
 
 
 def join_padding_rows(

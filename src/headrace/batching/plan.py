@@ -10,10 +10,10 @@ that is too large;
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 
 class Item(Protocol):
@@ -26,6 +26,13 @@ class Item(Protocol):
     @property
     def wanted(self) -> bool:
         """Whether somebody waits for it."""
+
+
+class Room(Protocol):
+    """What one batch has room for beside its rows."""
+
+    def takes(self, item: Any) -> bool:
+        """Add an item if it fits, and say whether it does; the first one always does."""
 
 
 class Release(Enum):
@@ -49,11 +56,13 @@ class Limits:
         max_rows: The most rows.
         max_wait_seconds: How long the oldest request may be held back for more to come; 0 for not at all.
         run_seconds: What running a full batch is predicted to take.
+        room: Makes a ``Room``, where rows are not all that limits a batch.
     """
 
     max_rows: int
     max_wait_seconds: float = 0.0
     run_seconds: float = 0.0
+    room: Callable[[], Room] | None = None
 
 
 ItemT = TypeVar("ItemT", bound=Item)
@@ -97,12 +106,13 @@ def plan(queue: Iterable[ItemT], now: float, limits: Limits) -> Plan[ItemT]:
     made: Plan[ItemT] = Plan()
     run, rows, taken, full = made.run, 0, 0, False
     max_rows = limits.max_rows
+    takes = limits.room().takes if limits.room is not None else None
     for item in queue:
         if not item.wanted:
             made.abandoned.append(item)
         elif item.deadline <= now:
             made.expired.append(item)
-        elif run and rows + item.rows > max_rows:
+        elif (run and rows + item.rows > max_rows) or not (takes is None or takes(item)):
             full = True
             break
         else:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
 
-from headrace.batching.joining import cut
+from headrace.batching.joining import MOST_FILLED_BYTES, MOST_FILLED_TIMES, cut
 from headrace.batching.request import Answer, BatchOutputs, Outcome, Request
-from headrace.errors import ModelError
+from headrace.errors import ModelError, TooLarge
 from headrace.servable import Shape
 from headrace.tensors import STRING, Array
 
@@ -48,10 +49,11 @@ class _Collector:
     def __init__(self, request: Request, *, fill: bool) -> None:
         self._request = request
         self._fill = fill
-        self._answers: list[Answer | None] = []
+        self._answers: dict[int, Answer] = {}
+        self._parts = 0
 
     def expect(self, parts: int) -> None:
-        self._answers = [None] * parts
+        self._parts = parts
 
     def done(self) -> bool:
         return not self._request.wanted
@@ -62,8 +64,8 @@ class _Collector:
                 self._request.settle(outcome)
                 return
             self._answers[index] = outcome
-            answers = [part for part in self._answers if part is not None]
-            if len(answers) == len(self._answers):
+            if len(self._answers) == self._parts:
+                answers = [self._answers[part] for part in range(self._parts)]
                 self._request.settle(_joined(answers, fill=self._fill))
 
         return answer
@@ -81,6 +83,12 @@ def _joined(answers: list[Answer], *, fill: bool) -> Outcome:
                     f"different shapes as {name!r}; send fewer rows at once"
                 )
             longest = tuple(max(sizes) for sizes in zip(*shapes, strict=True))
+            filled = sum(map(len, parts)) * math.prod(longest) * parts[0].itemsize
+            if filled > max(MOST_FILLED_BYTES, MOST_FILLED_TIMES * sum(part.nbytes for part in parts)):
+                return TooLarge(
+                    f"the answer's rows, filled up to those of neighbours in their batches, would take "
+                    f"{filled} bytes as {name!r}; send fewer rows at once"
+                )
             parts = [_filled(part, longest) for part in parts]
         outputs[name] = np.concatenate(parts)
     rows = sum(answer.rows for answer in answers)

@@ -92,6 +92,23 @@ class VersionStatistics:
         self.request_seconds += answered * now - arrived
         self.last_request_unix_seconds = time.time()  # noqa: TID251 - shown to people, never compared
 
+    def add(self, other: VersionStatistics) -> None:
+        """Count what another version has done, too; not by batches' sizes, nor by why they were released."""
+        self.requests += other.requests
+        self.rows += other.rows
+        self.batches += other.batches
+        self.failures += other.failures
+        self.refused += other.refused
+        self.cancelled += other.cancelled
+        self.queue_seconds += other.queue_seconds
+        self.compute_seconds += other.compute_seconds
+        self.request_seconds += other.request_seconds
+        self.failure_seconds += other.failure_seconds
+        self.last_request_unix_seconds = max(self.last_request_unix_seconds, other.last_request_unix_seconds)
+        self.latency_counts = [
+            mine + its for mine, its in zip(self.latency_counts, other.latency_counts, strict=True)
+        ]
+
     def count_failed(self, request: Request, now: float) -> None:
         """Count a request that ended in an error after it was admitted."""
         self.failures += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from headrace.cli import directories
 from headrace.errors import ConfigError, LoadError
 from headrace.lifecycle.layout import version_directories
 
@@ -26,14 +27,17 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Export, and say where to."""
+    directories.expect_one_model(options.version)
     try:
         # Compiled kernels and optional packages, only when used.
-        from headrace.ctr.files import read_model  # noqa: PLC0415
+        from headrace.ctr.files import MODEL_FILE, read_model  # noqa: PLC0415
         from headrace.ctr.onnx_export import export  # noqa: PLC0415
     except ImportError as error:
         raise ConfigError(f"export: {error}; pip install 'headrace[ctr]' onnx") from error
     versions = version_directories(options.version) if options.version.is_dir() else {}
     version = versions[max(versions)] if versions else options.version
+    if version.is_dir() and not (version / MODEL_FILE).is_file():
+        raise ConfigError(f"DIR: {version} holds no click model ({MODEL_FILE}); others are not exported")
     settings, features, weights = read_model(version)
     try:
         export(settings, features, weights, options.file)

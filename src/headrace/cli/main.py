@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from headrace.cli import example, export, profile, rollback, serve, stream, train, versions
+from headrace.cli import compare, example, export, profile, rollback, serve, stream, train, versions
+from headrace.cli import compile as compile_ahead
 from headrace.errors import HeadraceError
 
 _EXAMPLES = """examples:
@@ -19,6 +22,8 @@ _EXAMPLES = """examples:
   headrace rollback models ctr --to 3  serve version 3 until released
   headrace export models/ctr/3 m.onnx  write a click model as ONNX
   headrace profile models/ctr          show where its time goes
+  headrace compare skops onnx rows.csv check a converted model against the original
+  headrace compile models              compile click models' kernels ahead
 """
 
 
@@ -29,7 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: The words after ``headrace``; those of the process if left out.
 
     Returns:
-        The exit code: 0, 1 for an error that was explained, 2 for wrong usage.
+        The exit code: 0, 1 for an error that was explained, 2 for wrong usage; 130 and 141 where a
+        shell would say that SIGINT and SIGPIPE ended it.
     """
     parser = argparse.ArgumentParser(
         prog="headrace",
@@ -39,17 +45,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"headrace {version('headrace')}")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
-    for verb in (serve, train, stream, example, versions, rollback, export, profile):
+    for verb in (serve, train, stream, example, versions, rollback, export, profile, compile_ahead, compare):
         verb.add_to(verbs)
-    options = parser.parse_args(arguments)
     try:
+        options = parser.parse_args(arguments)
         code: int = options.run(options)
+        sys.stdout.flush()
+    except BrokenPipeError:  # Whoever reads has had enough, as in `… | head`: no error, and no success.
+        _write_nowhere()
+        return 128 + signal.SIGPIPE
     except HeadraceError as error:
         print(f"headrace: {error.message}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
     return code
+
+
+def _write_nowhere() -> None:
+    """Lose what is still to be written, or Python would try, and complain, when it ends."""
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

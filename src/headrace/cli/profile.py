@@ -8,13 +8,18 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from headrace.config import MODEL_CONFIG_FILE, parse_model_config
+from headrace.cli import directories, numbers
+from headrace.config import MODEL_CONFIG_FILE, parse_model_config, read_model_config
+from headrace.config.checks import MOST_THREADS
 from headrace.errors import ConfigError, NotFound
 from headrace.lifecycle.layout import version_directories
 from headrace.profiling.report import Profile, as_json, as_table
 from headrace.profiling.trace import write_trace
 from headrace.runtimes.options import RuntimeOptions
 from headrace.runtimes.registry import Runtime, find
+
+_MOST_ROWS = 2**20
+_MOST_CALLS = 1_000_000
 
 _EXAMPLES = """examples:
   headrace profile models/ctr                          the newest version of a model
@@ -35,13 +40,33 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("directory", metavar="DIR", type=Path, help="a model, or one version of it")
-    parser.add_argument("--rows", type=_count, default=32, help="rows a call; %(default)s if left out")
-    parser.add_argument("--calls", type=_count, default=100, help="calls to measure; %(default)s if left out")
-    parser.add_argument("--threads", type=_count, default=1, help="threads a call; %(default)s if left out")
+    parser.add_argument(
+        "--rows",
+        type=numbers.whole("rows", least=1, most=_MOST_ROWS),
+        default=32,
+        help="rows a call; %(default)s if left out",
+    )
+    parser.add_argument(
+        "--calls",
+        type=numbers.whole("calls", least=1, most=_MOST_CALLS),
+        default=100,
+        help="calls to measure; %(default)s if left out",
+    )
+    parser.add_argument(
+        "--threads",
+        type=numbers.whole("threads", least=1, most=MOST_THREADS),
+        default=1,
+        help="threads a call; %(default)s if left out",
+    )
     parser.add_argument("--training", action="store_true", help="measure learning, too (click models, Keras)")
     parser.add_argument("--keras", metavar="FILE.py:FUNCTION", help="with --training: what builds the model")
     parser.add_argument("--schema", metavar="FILE", type=Path, help="with --keras: the stream's schema")
-    parser.add_argument("--batch-rows", type=_count, default=1024, help="rows a batch of training")
+    parser.add_argument(
+        "--batch-rows",
+        type=numbers.whole("batch-rows", least=1, most=_MOST_ROWS),
+        default=1024,
+        help="rows a batch of training",
+    )
     parser.add_argument("--trace", metavar="FILE", type=Path, help="write each operation of each call")
     parser.add_argument("--json", action="store_true", help="JSON instead of tables")
     parser.set_defaults(run=run)
@@ -67,24 +92,20 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _count(word: str) -> int:
-    number = int(word)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"expected 1 or more, got {number}")
-    return number
-
-
 def _version(directory: Path) -> Path:
     if not directory.is_dir():
         raise NotFound(f"DIR: {directory} is not a directory")
+    directories.expect_one_model(directory)
     versions = version_directories(directory)
     return versions[max(versions)] if versions else directory
 
 
 def _settings(directory: Path, threads: int) -> RuntimeOptions:
-    """What the version would be served with: the settings beside the model's versions."""
-    file = directory.parent / MODEL_CONFIG_FILE
-    runtime = parse_model_config(file.read_text("utf-8") if file.is_file() else "").runtime
+    """The options of the runtime that stand beside the model's versions."""
+    try:
+        runtime = parse_model_config(read_model_config(directory.parent)).runtime
+    except OSError as error:
+        raise ConfigError(f"{MODEL_CONFIG_FILE} cannot be read: {error.strerror}") from error
     return RuntimeOptions(kind=runtime.kind, threads=threads, options=runtime.options)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from headrace.cli import directories
 from headrace.errors import InvalidRequest, NotFound
 from headrace.lifecycle.pin import list_versions, pin, read_pin, unpin
 
@@ -34,6 +35,7 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Pin or unpin, and say what that means."""
+    directories.expect_models(options.directory)
     model: Path = options.directory / options.model
     if not model.is_dir():
         raise NotFound(f"NAME: there is no model {options.model!r} in {options.directory}")

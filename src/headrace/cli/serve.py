@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace import logs
+from headrace.cli import directories
 from headrace.config import ServerConfig, read_server_config, with_flags
 from headrace.errors import ConfigError
+from headrace.terminal import table
 
 if TYPE_CHECKING:
     from headrace.servable import Signature
@@ -25,7 +27,7 @@ _EXAMPLES = """examples:
 """
 _OVERRIDES = (
     "host", "http_port", "grpc_port", "http_server", "grpc_server", "poll_seconds", "log_format", "log_level",
-    "allow_code", "admin",
+    "allow_code", "admin", "drain_lead_seconds",
 )  # fmt: skip
 _SETTLE_SECONDS = 10.0
 
@@ -58,6 +60,12 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     parser.add_argument(
         "--poll-seconds", type=float, metavar="S", help="how often to look for new versions (default 1)"
+    )
+    parser.add_argument(
+        "--drain-lead-seconds",
+        type=float,
+        metavar="S",
+        help="how long to go on accepting after SIGTERM, saying so in each answer (default 2)",
     )
     parser.add_argument(
         "--allow-code", action="store_true", default=None, help="load models that are Python code (model.py)"
@@ -102,9 +110,10 @@ def _config(options: argparse.Namespace) -> ServerConfig:
     if options.models is None and not config.models:
         raise ConfigError("nothing to serve: name a directory of models, or models in --config FILE")
     if options.models is not None and not options.models.is_dir():
-        raise ConfigError(
-            f"DIR: {options.models} is not a directory; `headrace example {options.models}` makes one"
-        )
+        way_out = "" if options.models.exists() else f"; `headrace example {options.models}` makes one"
+        raise ConfigError(f"DIR: {options.models} is not a directory{way_out}")
+    if options.models is not None:
+        directories.expect_no_version(options.models)
     return with_flags(config, **given)
 
 
@@ -160,13 +169,11 @@ def _print_models(serving: Server) -> None:
                 (loaded.platform, _shape(loaded.signatures)) if serves and loaded else ("", status.error)
             )
             rows.append((model, number, status.state.value, runtime, shape))
+        if not manager.status(model):
+            rows.append((model, "", "not served", "", "; ".join(manager.warnings(model))))
         if loaded is not None and first is None:
             first = model, next(iter(loaded.signatures.values()))
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    for row in rows:
-        print(
-            "  " + "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[4]])
-        )
+    print(table(rows, indent="  "))
     if len(rows) == 1:
         print("  no models yet: versions that appear in the directory are served as they come")
     if first is not None:

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headrace.errors import ConfigError
 from headrace.stream.schema import Schema, parse_schema
@@ -118,10 +118,14 @@ def _add_generate(tools: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.set_defaults(run=run_generate)
 
 
+_FASTEST_PACE = 1e9
+
+
 def run_generate(options: argparse.Namespace) -> int:
     """Write generated rows."""
-    if options.pace is not None and not options.pace > 0.0:
-        raise ConfigError(f"--pace: expected more than 0 rows a second, got {options.pace:g}")
+    if options.pace is not None and not 0.0 < options.pace <= _FASTEST_PACE:
+        expected = f"more than 0 rows a second, at most {_FASTEST_PACE:g}"
+        raise ConfigError(f"--pace: expected {expected}, got {options.pace:g}")
     with _needs_extra():
         from headrace.stream.generate import (  # noqa: PLC0415 - needs the extra
             GeneratorSettings,
@@ -170,19 +174,14 @@ def _add_encode(tools: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     add("--label", default="", metavar="NAME", help="which column is the label, 0 or 1")
     add("--weight", default="", metavar="NAME", help="which column says how much a row counts")
     add("--timestamp", default="", metavar="NAME", help="which column says when: microseconds, or ISO 8601")
-    add(
-        "--context",
-        type=_names,
-        default=(),
-        metavar="NAMES",
-        help="columns of the request, not the candidate",
-    )
-    add("--ignore", type=_names, default=(), metavar="NAMES", help="columns that are not learnt from")
+    names: dict[str, Any] = {"action": "extend", "type": _names, "default": [], "metavar": "NAMES"}
+    add("--context", **names, help="columns of the request, not the candidate")
+    add("--ignore", **names, help="columns that are not learnt from")
     add(
         "--values-separator",
         default="",
         metavar="TEXT",
-        help="what stands between a field's values in a text",
+        help="what stands between a field's values in a text; wins over the schema's separator",
     )
     add(
         "--delimiter",
@@ -191,13 +190,7 @@ def _add_encode(tools: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         metavar="C",
         help="between a CSV's columns; tab is a word",
     )
-    add(
-        "--columns",
-        type=_names,
-        default=(),
-        metavar="NAMES",
-        help="a CSV's columns, if no first line names them",
-    )
+    add("--columns", **names, help="a CSV's columns, if no first line names them")
     add("--out", type=Path, metavar="FILE", help="write to a file; to standard output if left out")
     parser.set_defaults(run=run_encode)
 
@@ -211,8 +204,8 @@ def run_encode(options: argparse.Namespace) -> int:
         label=options.label,
         weight=options.weight,
         timestamp=options.timestamp,
-        context=options.context,
-        ignored=options.ignore,
+        context=tuple(options.context),
+        ignored=tuple(options.ignore),
         separator=options.values_separator,
     )
     schema = None if options.schema is None else _read_schema(options.schema)
@@ -221,9 +214,17 @@ def run_encode(options: argparse.Namespace) -> int:
         schema=schema,
         hints=hints,
         delimiter=options.delimiter,
-        columns=options.columns,
+        columns=tuple(options.columns),
     )
     encoded = encode(settings, options.input)
+    if encoded.guessed_rows is not None:
+        print(
+            f"headrace: the schema is guessed from {encoded.guessed_rows} rows, as no more had come; "
+            "--print-schema prints it, --schema FILE gives one",
+            file=sys.stderr,
+        )
+    for doubt in encoded.doubts:
+        print(f"headrace: {doubt}", file=sys.stderr)
     if options.print_schema:
         print(schema_toml(encoded.schema))
         return 0
@@ -314,7 +315,7 @@ def _write(out: Path | None, schema: pa.Schema, batches: Iterable[pa.RecordBatch
         with open_output(out) as file:
             write_stream(file, schema, batches, progress)
     except BrokenPipeError:
-        return 0  # Whoever reads has had enough, as in `… | head`; it says itself if something was wrong.
+        raise
     except OSError as error:
         raise ConfigError(f"{out or 'standard output'}: {error.strerror or error}") from error
     finally:

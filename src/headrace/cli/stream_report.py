@@ -7,10 +7,11 @@ from datetime import UTC, datetime, timedelta
 
 from headrace.stream.inspection import FieldReport, Inspection
 from headrace.stream.schema import Field
+from headrace.terminal import table
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _HEADINGS = ("field", "role", "type", "table", "what", "missing", "min", "mean", "max", "first values")
-_RIGHT = frozenset(("missing", "min", "mean", "max"))
+_RIGHT = [_HEADINGS.index(name) for name in ("missing", "min", "mean", "max")]
 
 
 def as_text(found: Inspection) -> str:
@@ -32,16 +33,8 @@ def as_text(found: Inspection) -> str:
         lines.append(f"optimal logloss {found.optimal_logloss:.5f}{on_labels}")
     if not found.fields:
         return "\n".join(lines)
-    table = [_HEADINGS, *(_line(report) for report in found.fields)]
-    widths = [max(len(row[column]) for row in table) for column in range(len(_HEADINGS))]
-    lines.append("")
-    for row in table:
-        cells = [
-            cell.rjust(width) if heading in _RIGHT else cell.ljust(width)
-            for cell, width, heading in zip(row, widths, _HEADINGS, strict=True)
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
+    shown = table([_HEADINGS, *(_line(report) for report in found.fields)], _RIGHT)
+    return "\n".join([*lines, "", shown])
 
 
 def as_json(found: Inspection) -> str:

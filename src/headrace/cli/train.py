@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.ctr.settings import KINDS, OPTIMIZERS
+from headrace.cli import numbers
+from headrace.config import checks
+from headrace.ctr.settings import DEEP, KINDS, OPTIMIZERS
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,6 +27,11 @@ docs/training.md explains every option and what comes out."""
 
 _MEBIBYTE = 2**20
 _ADAM_RATE = 0.001
+_HIGHEST_RATE = 1e6
+_MOST_MEBIBYTES = 2**30
+_MOST_VERSIONS = 1_000_000
+_HIGHEST_PORT = 65535
+_OF_VERSIONS = ("quantize", "patch", "replace")
 _MODELS = (*KINDS, "keras")
 
 
@@ -52,16 +59,45 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("the model")
     group.add_argument("--model", choices=_MODELS, help="its kind (default deepfm)")
     group.add_argument("--config", metavar="FILE", type=Path, help="its settings in TOML; options here win")
-    group.add_argument("--factors", type=int, metavar="N", help="the numbers in an embedding")
-    group.add_argument("--hidden", metavar="N,N", help="the widths of the network's layers, such as 128,64")
-    group.add_argument("--optimizer", choices=OPTIMIZERS, help="of linear weights and embeddings")
-    group.add_argument("--learning-rate", type=float, metavar="R", help="of linear weights and embeddings")
+    group.add_argument(
+        "--factors",
+        type=numbers.whole("factors"),
+        metavar="N",
+        help="the numbers in an embedding (default 8)",
+    )
+    group.add_argument(
+        "--hidden",
+        action="append",
+        metavar="N,N",
+        help="the widths of the network's layers (default 128,64)",
+    )
+    group.add_argument(
+        "--optimizer", choices=OPTIMIZERS, help="of linear weights and embeddings (default adagrad)"
+    )
+    group.add_argument(
+        "--learning-rate",
+        type=numbers.above_zero("learning-rate", most=_HIGHEST_RATE),
+        metavar="R",
+        help="of linear weights and embeddings (default 0.05; 0.001 with adam and lazy_adam)",
+    )
     group.add_argument(
         "--interaction", action="append", metavar="A*B", default=[], help="a pair of fields; may be repeated"
     )
-    group.add_argument("--batch-rows", type=int, metavar="N", help="how many rows are learnt from at a time")
-    group.add_argument("--threads", type=int, metavar="N", help="how many threads learn (default 1)")
-    group.add_argument("--seed", type=int, metavar="N", help="what fresh weights are drawn from")
+    group.add_argument(
+        "--batch-rows",
+        type=numbers.whole("batch-rows"),
+        metavar="N",
+        help="how many rows are learnt from at a time (default 1024)",
+    )
+    group.add_argument(
+        "--threads", type=numbers.whole("threads"), metavar="N", help="how many threads learn (default 1)"
+    )
+    group.add_argument(
+        "--seed",
+        type=numbers.whole("seed"),
+        metavar="N",
+        help="what fresh weights are drawn from (default 0)",
+    )
     group.add_argument("--keras", metavar="FILE.py:FUNCTION", help="builds the model of --model keras")
     group.add_argument("--search", metavar="FILE", type=Path, help="try the configurations in a TOML file")
 
@@ -69,44 +105,80 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
 def _add_stream(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("the stream")
     group.add_argument("--schema", metavar="FILE", type=Path, help="what the columns are, if it does not say")
-    group.add_argument("--rows", type=int, metavar="N", help="stop after so many rows of the stream")
+    group.add_argument(
+        "--rows",
+        type=numbers.whole("rows", least=1, most=numbers.MOST_OF_A_STREAM),
+        metavar="N",
+        help="stop after so many rows of the stream",
+    )
     group.add_argument(
         "--label-delay",
-        type=float,
+        type=numbers.seconds("label-delay", most=checks.YEAR),
         metavar="SECONDS",
         default=0.0,
         help="learn a row only when its label would be known, by the stream's timestamps",
     )
     group.add_argument(
         "--pending-mib",
-        type=int,
+        type=numbers.whole("pending-mib", least=1, most=_MOST_MEBIBYTES),
         metavar="N",
         default=2048,
         help="how much memory rows may take that wait for their labels (default 2048)",
     )
     group.add_argument(
         "--linger",
-        type=float,
+        type=numbers.seconds("linger", most=checks.DAY),
         metavar="SECONDS",
-        help="how long a slow stream's rows wait to be learnt together (default 1; with --checkpoint as long "
-        "as it takes, so that runs are the same to the bit)",
+        help="how long a slow stream's rows wait to be learnt together (default 0.5; with --checkpoint as "
+        "long as it takes, so that runs are the same to the bit)",
     )
 
 
 def _add_publication(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("versions and checkpoints")
     group.add_argument("--publish", metavar="DIR", type=Path, help="the model's directory, as served")
-    group.add_argument("--every-rows", type=int, metavar="N", default=0, help="publish so often")
-    group.add_argument("--every-seconds", type=float, metavar="S", default=0.0, help="publish so often")
-    group.add_argument("--keep", type=int, metavar="N", default=5, help="how many versions stay; 0 = all")
+    group.add_argument(
+        "--every-rows",
+        type=numbers.whole("every-rows", least=0, most=numbers.MOST_OF_A_STREAM),
+        metavar="N",
+        default=0,
+        help="publish so often",
+    )
+    group.add_argument(
+        "--every-seconds",
+        type=numbers.seconds("every-seconds", most=checks.YEAR),
+        metavar="S",
+        default=0.0,
+        help="publish so often",
+    )
+    group.add_argument(
+        "--keep",
+        type=numbers.whole("keep", least=0, most=_MOST_VERSIONS),
+        metavar="N",
+        default=5,
+        help="how many versions stay (default 5); 0 = all",
+    )
     group.add_argument("--quantize", type=int, choices=(16, 8), help="store tables in so many bits")
     group.add_argument(
         "--patch", action="store_true", help="store only rows that changed, where that is less"
     )
-    group.add_argument("--checkpoint", metavar="DIR", type=Path, help="where the state is saved")
-    group.add_argument("--checkpoint-every-rows", type=int, metavar="N", default=0, help="save so often")
     group.add_argument(
-        "--checkpoint-every-seconds", type=float, metavar="S", default=0.0, help="save so often"
+        "--replace", action="store_true", help="publish though the versions there are of another model"
+    )
+    group.add_argument("--checkpoint", metavar="DIR", type=Path, help="where the state is saved")
+    group.add_argument(
+        "--checkpoint-every-rows",
+        type=numbers.whole("checkpoint-every-rows", least=0, most=numbers.MOST_OF_A_STREAM),
+        metavar="N",
+        default=0,
+        help="save so often",
+    )
+    group.add_argument(
+        "--checkpoint-every-seconds",
+        type=numbers.seconds("checkpoint-every-seconds", most=checks.YEAR),
+        metavar="S",
+        default=0.0,
+        help="save so often",
     )
     group.add_argument("--resume", action="store_true", help="go on from the newest checkpoint, if any")
     group.add_argument(
@@ -119,13 +191,22 @@ def _add_publication(parser: argparse.ArgumentParser) -> None:
 def _add_reports(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("reports")
     group.add_argument(
-        "--window", type=int, metavar="ROWS", default=100_000, help="rows scored together (default 100000)"
+        "--window",
+        type=numbers.whole("window", least=1, most=checks.MOST_ROWS),
+        metavar="ROWS",
+        default=100_000,
+        help="rows scored together (default 100000)",
     )
     group.add_argument(
         "--slice", action="append", metavar="FIELD", default=[], help="score each value of a column apart"
     )
     group.add_argument("--plot", metavar="FILE", type=Path, help="draw the run: a png, svg or pdf file")
-    group.add_argument("--metrics-port", type=int, metavar="N", help="answer Prometheus; 0 = any free port")
+    group.add_argument(
+        "--metrics-port",
+        type=numbers.whole("metrics-port", least=0, most=_HIGHEST_PORT),
+        metavar="N",
+        help="answer Prometheus; 0 = any free port",
+    )
     group.add_argument("--metrics-host", metavar="HOST", default="127.0.0.1", help="default 127.0.0.1")
 
 
@@ -159,6 +240,7 @@ def _asked(options: argparse.Namespace) -> TrainOptions:
         keep=options.keep,
         quantize=options.quantize,
         patch=options.patch,
+        replace=options.replace,
         checkpoint=options.checkpoint,
         checkpoint_every=Every(options.checkpoint_every_rows, options.checkpoint_every_seconds),
         resume=options.resume,
@@ -181,7 +263,7 @@ def model_settings(options: argparse.Namespace) -> dict[str, object]:
     Raises:
         ConfigError: The file cannot be read, or an option is wrong.
     """
-    from headrace.training.configuration import changed, read_toml  # noqa: PLC0415 - as above
+    from headrace.training.configuration import changed, check_file, read_toml  # noqa: PLC0415 - as above
 
     values = read_toml(options.config, "config") if options.config is not None else {}
     changes: dict[str, object] = {
@@ -192,11 +274,16 @@ def model_settings(options: argparse.Namespace) -> dict[str, object]:
     if options.model not in (None, "keras"):
         changes["kind"] = options.model
     if options.hidden is not None:
-        changes["hidden"] = _widths(options.hidden)
+        changes["hidden"] = _widths(",".join(options.hidden))
     if options.interaction:
         kept = values.get("interactions")
         changes["interactions"] = [*(kept if isinstance(kept, list) else []), *_pairs(options.interaction)]
-    return changed(values, changes | _optimizer(options.optimizer, options.learning_rate))
+    changes |= _optimizer(options.optimizer, options.learning_rate)
+    if options.search is None:
+        _check_used(options, str(options.model or values.get("kind", "deepfm")))
+    if options.config is not None:
+        check_file(values, changes, f"config: {options.config}")
+    return changed(values, changes)
 
 
 def _optimizer(kind: str | None, rate: float | None) -> dict[str, object]:
@@ -213,9 +300,9 @@ def _optimizer(kind: str | None, rate: float | None) -> dict[str, object]:
 
 def _widths(text: str) -> list[int]:
     try:
-        return [int(width) for width in text.replace("-", ",").split(",") if width]
+        return [int(width) for width in text.replace("-", ",").split(",")]
     except ValueError:
-        raise ConfigError(f"hidden: expected widths such as 128,64, got {text!r}") from None
+        raise checks.wrong("hidden", "widths such as 128,64", numbers.cut(text)) from None
 
 
 def _pairs(texts: list[str]) -> list[Mapping[str, object]]:
@@ -229,10 +316,6 @@ def _pairs(texts: list[str]) -> list[Mapping[str, object]]:
 
 
 def _check(options: argparse.Namespace) -> None:
-    for name in ("every_rows", "every_seconds", "checkpoint_every_rows", "checkpoint_every_seconds", "rows"):
-        value = getattr(options, name)
-        if value is not None and not value >= 0:
-            raise ConfigError(f"{name.replace('_', '-')}: expected 0 or more, got {value:g}")
     if (options.model == "keras") != (options.keras is not None):
         raise ConfigError("keras: --model keras and --keras FILE.py:FUNCTION go together")
     if options.model == "keras":
@@ -243,8 +326,18 @@ def _check(options: argparse.Namespace) -> None:
         raise ConfigError("checkpoint: how often is said, but not where; add --checkpoint DIR")
     if options.search is not None:
         _check_search(options)
+    elif options.publish is None and (idle := [one for one in _OF_VERSIONS if getattr(options, one)]):
+        raise ConfigError(f"publish: --{', --'.join(idle)} would do nothing; add --publish DIR")
     if options.continued and not options.resume:
         raise ConfigError("continued: it says where the input goes on after --resume; give both")
+
+
+def _check_used(options: argparse.Namespace, kind: str) -> None:
+    """Refuse what a kind of model has no use for."""
+    if options.factors is not None and kind == "lr":
+        raise ConfigError("factors: lr has no embeddings; leave --factors out, or take another --model")
+    if options.hidden is not None and kind not in DEEP:
+        raise ConfigError(f"hidden: {kind} has no network; leave --hidden out, or take {' or '.join(DEEP)}")
 
 
 def _check_keras(options: argparse.Namespace) -> None:
@@ -261,7 +354,7 @@ def _check_search(options: argparse.Namespace) -> None:
     """Refuse what a search, which only learns and scores, would silently leave out."""
     defaults: dict[str, object] = {
         **dict.fromkeys(("publish", "checkpoint", "plot", "metrics_port", "keras")),
-        **{"resume": False, "label_delay": 0.0, "slice": []},
+        **{"resume": False, "patch": False, "replace": False, "label_delay": 0.0, "slice": []},
     }
     for name, default in defaults.items():
         if getattr(options, name) != default:

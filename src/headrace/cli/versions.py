@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from headrace.cli import directories
 from headrace.errors import NotFound
 from headrace.lifecycle.pin import list_versions, read_pin
+from headrace.terminal import table
 
 
 def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -27,6 +29,7 @@ def run(options: argparse.Namespace) -> int:
     """Print a line a version, newest first."""
     if not options.directory.is_dir():
         raise NotFound(f"DIR: {options.directory} is not a directory")
+    directories.expect_models(options.directory)
     for name in [options.model] if options.model else _models(options.directory):
         _print_model(options.directory / name)
     return 0
@@ -43,7 +46,15 @@ def _print_model(model: Path) -> None:
         raise NotFound(f"NAME: there is no model {model.name!r} in {model.parent}")
     pinned = read_pin(model)
     print(f"{model.name}{f'  (pinned to {pinned})' if pinned is not None else ''}")
-    for found in list_versions(model):
-        said = [f"{found.version:>10}", f"{found.size_bytes / 1e6:10.1f} MB", found.created]
-        said += ["pinned"] * found.pinned + [found.problem]
-        print("  ".join(said).rstrip())
+    rows = [
+        (
+            str(found.version),
+            f"{found.size_bytes / 1e6:.1f} MB",
+            found.created,
+            "pinned" if found.pinned else "",
+            found.problem,
+        )
+        for found in list_versions(model)
+    ]
+    if rows:
+        print(table(rows, right=(0, 1), indent="  "))

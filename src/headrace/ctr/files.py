@@ -1,8 +1,8 @@
 """The files of a version of a click model: ``model.ctr`` describes it; each array is a plain ``.npy`` file.
 
-Arrays are mapped, not read: a version is loaded in milliseconds, its pages come when they are first touched,
-and processes that serve the same version share them. A version may be a patch: then some arrays are those of
-a whole version that lies beside it, with some of their rows replaced; see ``headrace.training.patch``.
+Large arrays are mapped from sealed copies (``headrace.sealed``); versions share those of equal content. A
+version may be a patch: then some arrays are those of a whole version that lies beside it, with some of their
+rows replaced; see ``headrace.training.patch``.
 
 Nothing here is a pickle, and every shape and dtype is checked against the settings before a kernel, which
 does not check, reads it.
@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
 from urllib.parse import quote
@@ -20,9 +21,11 @@ from urllib.parse import quote
 import msgspec
 import numpy as np
 
+from headrace.ctr.arrays import MissingFile, WrongChecksum, load_array, read_shape, write_array
 from headrace.ctr.model import Weights
 from headrace.ctr.settings import DEEP, ModelSettings
 from headrace.ctr.tables import NO_SHIFT, Table
+from headrace.disk import read_file
 from headrace.errors import ConfigError, LoadError
 from headrace.stream.features import Features
 from headrace.stream.schema import Schema
@@ -34,15 +37,20 @@ MODEL_FILE = "model.ctr"
 FORMAT = 1
 """The format that is written; newer ones are not read."""
 
+UNLISTED = "is read, and the manifest does not list it; publish the version again"
+"""What is wrong with a file that no manifest vouches for."""
+
+_WAY_OUT = "publish a whole version"
+
+LARGEST_DESCRIPTION_BYTES = 2**24
+"""The largest ``model.ctr`` that is read."""
+
 VALUE_DTYPES: dict[str, np.dtype[np.generic]] = {
     "float32": np.dtype(np.float32),
     "int16": np.dtype(np.int16),
     "int8": np.dtype(np.int8),
 }
 """What a table's values may be."""
-
-_MAPPED_BYTES = 2**20  # smaller arrays are read: a mapping costs a file descriptor, and shares little
-_WRITTEN_BYTES = 2**24
 
 _T = TypeVar("_T")
 
@@ -144,23 +152,28 @@ def write_description(directory: Path, description: Description) -> None:
     (directory / MODEL_FILE).write_bytes(text + b"\n")
 
 
-def read_model(directory: Path) -> tuple[ModelSettings, Features, Weights]:
-    """Map the model of a version directory.
+def read_model(
+    directory: Path, checksums: Mapping[str, str] | None = None
+) -> tuple[ModelSettings, Features, Weights]:
+    """Load the model of a version directory; what happens to its files afterwards changes nothing.
 
     The arrays can be written to, but nothing reaches the files: a page that is written to becomes the
     process's own. (So kernels take them for what arrays that learn are, and are not compiled once more.)
 
     Args:
         directory: The version directory. A patch's base is looked for beside it.
+        checksums: The SHA-256 of its files, by name, as its manifest lists them: each file that is read must
+            be listed. None without a manifest.
 
     Returns:
         What the model is, the layout of the rows that it is for, and its weights.
 
     Raises:
-        LoadError: A file is missing or damaged, does not fit the settings, or a patch's base is not the one
-            that it was made from.
+        LoadError: A file is missing, damaged or not listed, does not fit the settings, holds a weight that is
+            no finite number, or a patch's base is not the one that it was made from; or there is no memory
+            for it.
     """
-    description = read_description(directory)
+    description = _description(_content(directory), checksums)
     try:
         features = Features.of(description.schema)
     except ConfigError as error:
@@ -168,8 +181,9 @@ def read_model(directory: Path) -> tuple[ModelSettings, Features, Weights]:
     wrong = _mismatch(description, features)
     if wrong:
         raise LoadError(f"{MODEL_FILE}: {wrong}")
-    base = directory if description.base is None else _checked_base(directory, description.base)
-    arrays = {name: _load(directory, base, name, stored) for name, stored in description.arrays.items()}
+    version = _Files(directory, checksums)
+    base = None if description.base is None else _Base(directory, description.base)
+    arrays = {name: _load(version, base, name, stored) for name, stored in description.arrays.items()}
     return description.settings, features, weights_of(arrays, description.shifts)
 
 
@@ -179,19 +193,33 @@ def read_description(directory: Path) -> Description:
     Raises:
         LoadError: It is missing, is none, or is one of a newer format.
     """
+    return _description(_content(directory), None)
+
+
+def _content(directory: Path) -> bytes:
     try:
-        content = (directory / MODEL_FILE).read_bytes()
+        return read_file(directory / MODEL_FILE, LARGEST_DESCRIPTION_BYTES)
     except OSError as error:
         raise LoadError(f"{MODEL_FILE} cannot be read: {error.strerror}") from error
+
+
+def _description(content: bytes, checksums: Mapping[str, str] | None) -> Description:
+    if checksums is not None and checksums.get(MODEL_FILE) != hashlib.sha256(content).hexdigest():
+        wrong = "does not have the checksum that is listed for it; publish the version again"
+        raise LoadError(f"{MODEL_FILE} {wrong if MODEL_FILE in checksums else UNLISTED}")
     try:
         header = msgspec.json.decode(content, type=_Header)
         if header.format > FORMAT:
             raise LoadError(f"{MODEL_FILE}: format {header.format} is newer than {FORMAT}; update headrace")
-        return msgspec.json.decode(content, type=Description)
-    except msgspec.DecodeError as error:
+        description = msgspec.json.decode(content, type=Description)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:  # a ValueError: not UTF-8
         raise LoadError(f"{MODEL_FILE}: not a model's description: {error}") from error
     except ConfigError as error:
         raise LoadError(f"{MODEL_FILE}: {error.message}") from error
+    base = description.base
+    if base is not None and not re.fullmatch(r"[0-9]{1,19}", base.version):
+        raise LoadError(f"{MODEL_FILE}: base.version: expected a version's number, got {base.version!r}")
+    return description
 
 
 class _Header(msgspec.Struct):
@@ -222,89 +250,78 @@ def file_name(name: str, suffix: str = "") -> str:
     return f"{quote(name, safe=' ')}{suffix}.npy"
 
 
-def write_array(file: Path, array: Array) -> None:
-    """Write an array as a plain ``.npy`` file, without a copy of it if it is C-contiguous.
-
-    (``np.save`` does the same, but hides why it failed: a full disk is an OSError without a number there.)
-
-    Raises:
-        OSError: It cannot be written.
-    """
-    content = np.ascontiguousarray(array).reshape(array.shape)
-    with file.open("wb", buffering=0) as stream:
-        np.lib.format.write_array_header_1_0(stream, np.lib.format.header_data_from_array_1_0(content))
-        data = content.reshape(-1).view(np.uint8).data
-        while data:
-            data = data[stream.write(data[:_WRITTEN_BYTES]) or 0 :]
-
-
-def map_array(file: Path) -> Array:
-    """Map a plain ``.npy`` file, privately: what is written to the array never reaches the file.
-
-    Raises:
-        LoadError: It is missing or damaged.
-    """
-    try:
-        mapped = np.lib.format.open_memmap(file, mode="c")
-    except OSError as error:
-        raise LoadError(f"{file.name} cannot be read: {error.strerror or error}") from error
-    except (ValueError, EOFError) as error:
-        raise LoadError(f"{file.name} is damaged: {error}; publish the version again") from error
-    return np.asarray(mapped) if mapped.nbytes >= _MAPPED_BYTES else np.array(mapped)
-
-
 def _below(prefix: str, named: Mapping[str, _T]) -> dict[str, _T]:
     return {name.removeprefix(prefix): one for name, one in named.items() if name.startswith(prefix)}
 
 
-def _load(directory: Path, base: Path, name: str, stored: StoredArray) -> Array:
-    array = map_array((directory if stored.stored == "whole" else base) / file_name(name))
-    _check_array(file_name(name), array, stored.dtype, stored.shape)
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """Where arrays are read from, and what they must be.
+
+    Attributes:
+        directory: Where they lie.
+        checksums: What each file that is read must have; None where nothing is said about it.
+        unlisted: What is wrong with a file that is read and has no checksum.
+    """
+
+    directory: Path
+    checksums: Mapping[str, str] | None
+    unlisted: str = UNLISTED
+
+    def load(self, file: str, dtype: str, shape: tuple[int, ...]) -> Array:
+        return load_array(self.directory / file, (dtype, shape), self.checksum(file))
+
+    def checksum(self, file: str) -> str | None:
+        if self.checksums is None:
+            return None
+        if file not in self.checksums:
+            raise LoadError(f"{file} {self.unlisted}")
+        return self.checksums[file]
+
+
+def _load(version: _Files, base: _Base | None, name: str, stored: StoredArray) -> Array:
+    file = file_name(name)
+    if stored.stored == "whole" or base is None:
+        return version.load(file, stored.dtype, stored.shape)
+    array = base.load(file, stored.dtype, stored.shape)
     if stored.stored == "rows":
-        _apply(directory, name, array)
+        _apply(version, name, array)
     return array
 
 
-def _apply(directory: Path, name: str, array: Array) -> None:
+def _apply(version: _Files, name: str, array: Array) -> None:
     """Replace rows of a base's array."""
-    rows, values = (map_array(directory / file_name(name, suffix)) for suffix in (".rows", ".values"))
-    _check_array(file_name(name, ".rows"), rows, "uint32", (rows.size,))
-    _check_array(file_name(name, ".values"), values, array.dtype.name, (rows.size, *array.shape[1:]))
+    file = file_name(name, ".rows")
+    (count,) = read_shape(version.directory / file, 1)
+    rows = version.load(file, "uint32", (count,))
+    values = version.load(file_name(name, ".values"), array.dtype.name, (count, *array.shape[1:]))
     if rows.size and int(rows.max()) >= len(array):
-        raise LoadError(f"{file_name(name, '.rows')}: row {rows.max()} is beyond the table's {len(array)}")
+        raise LoadError(f"{file}: row {rows.max()} is beyond the table's {len(array)}")
     array[rows] = values
 
 
-def _check_array(file: str, array: Array, dtype: str, shape: tuple[int, ...]) -> None:
-    if array.dtype.name != dtype or not array.dtype.isnative or array.shape != shape:
-        raise LoadError(
-            f"{file}: expected {dtype} {list(shape)}, got {array.dtype} {list(array.shape)}; "
-            "publish the version again"
-        )
-    if not array.flags.c_contiguous:
-        raise LoadError(f"{file}: expected C order, got Fortran's; publish the version again")
+class _Base:
+    """The version that a patch lies on; its files are those that the patch was made from, to the bit."""
 
+    def __init__(self, directory: Path, base: Base) -> None:
+        there = directory.parent / base.version
+        self._what = f"{MODEL_FILE}: a patch of version {base.version}, "
+        if not there.is_dir():
+            raise LoadError(f"{self._what}which is not there; bring it back, or {_WAY_OUT}")
+        self._files = _Files(there, base.files, f"is not listed in base.files; {_WAY_OUT}")
 
-def _checked_base(directory: Path, base: Base) -> Path:
-    way_out = "publish a whole version"
-    if not re.fullmatch(r"[0-9]{1,19}", base.version):
-        raise LoadError(f"{MODEL_FILE}: base.version: expected a version's number, got {base.version!r}")
-    there = directory.parent / base.version
-    what = f"{MODEL_FILE}: a patch of version {base.version}, "
-    for name, expected in base.files.items():
-        if "/" in name:
-            raise LoadError(f"{MODEL_FILE}: base.files: {name!r} is not a file's name")
+    def load(self, file: str, dtype: str, shape: tuple[int, ...]) -> Array:
         try:
-            with (there / name).open("rb") as stream:
-                found = hashlib.file_digest(stream, "sha256").hexdigest()
-        except FileNotFoundError:
-            missing = f"whose {name} is not there" if there.is_dir() else "which is not there"
-            raise LoadError(f"{what}{missing}; bring it back, or {way_out}") from None
-        except OSError as error:
-            raise LoadError(f"{what}whose {name} cannot be read: {error.strerror}") from error
-        if found != expected:
-            raise LoadError(f"{what}whose {name} is not the one it was made from; {way_out}")
-    return there
+            return self._files.load(file, dtype, shape)
+        except MissingFile as error:
+            missing = f"whose {file} is not there; bring it back, or {_WAY_OUT}"
+            raise LoadError(f"{self._what}{missing}") from error
+        except WrongChecksum as error:
+            raise LoadError(
+                f"{self._what}whose {file} is not the one it was made from; {_WAY_OUT}"
+            ) from error
+        except LoadError as error:
+            raise LoadError(f"{self._what}in it: {error.message}") from error
 
 
 def expected_shapes(settings: ModelSettings, features: Features) -> dict[str, tuple[int, ...]]:

@@ -5,9 +5,9 @@ So a table's row starts the same in a table of any size, and can be made fresh a
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
+from headrace.compiled import cached
 from headrace.tensors import Array
 
 _MASK = np.uint64(0xFFFF)
@@ -27,7 +27,7 @@ def draw(out: Array, rows: Array, scale: float, seed: int) -> None:
     _draw(out, rows, np.float32(unit), np.uint64(seed & (2**64 - 1)))
 
 
-@numba.njit(cache=True, nogil=True, forceinline=True)
+@cached(nogil=True, forceinline=True)
 def _mix(value):  # type: ignore[no-untyped-def]
     """Steele, Lea and Flood's SplitMix64."""
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -35,7 +35,7 @@ def _mix(value):  # type: ignore[no-untyped-def]
     return value ^ (value >> np.uint64(31))
 
 
-@numba.njit(cache=True, nogil=True)
+@cached(nogil=True)
 def _draw(out: Array, rows: Array, unit: np.float32, seed: np.uint64) -> None:
     width = out.shape[1]
     start = _mix(seed + np.uint64(0x9E3779B97F4A7C15))

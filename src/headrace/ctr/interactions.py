@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numba
 import numpy as np
 
+from headrace.compiled import cached
 from headrace.ctr.settings import Interaction, ModelSettings
 from headrace.errors import ConfigError
 from headrace.stream.features import Features
@@ -79,7 +79,7 @@ def _slot(features: Features, name: str) -> int:
     )
 
 
-@numba.njit(cache=True, nogil=True)
+@cached(nogil=True)
 def _cross(indices: Array, crossing: Crossing, crossed: Array) -> None:
     for row in range(indices.shape[0]):
         for number in range(crossed.shape[1]):

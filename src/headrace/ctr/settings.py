@@ -7,6 +7,7 @@ from typing import Literal, get_args
 
 import msgspec
 
+from headrace.config.checks import told
 from headrace.errors import ConfigError
 
 Kind = Literal["lr", "fm", "fwfm", "ffm", "deepfm", "deepffm"]
@@ -117,6 +118,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         _number("factors", self.factors, least=1, most=1024)
         _number("batch_rows", self.batch_rows, least=1, most=2**20)
         _number("threads", self.threads, least=1, most=256)
+        _number("seed", self.seed, least=0, most=2**63 - 1)
         _number("initial_scale", self.initial_scale, least=0.0)
         if self.kind in DEEP and not self.hidden:
             raise ConfigError(f"hidden: expected at least one layer for {self.kind}, got none")
@@ -151,7 +153,7 @@ def _number(
     most: float = math.inf,
     below: float = math.inf,
 ) -> None:
-    if not (math.isfinite(value) and least <= value <= most and above < value < below):
+    if not (-math.inf < value < math.inf and least <= value <= most and above < value < below):
         bounds = (("more than", above), ("at least", least), ("at most", most), ("less than", below))
         limits = [f"{words} {bound:g}" for words, bound in bounds if math.isfinite(bound)]
-        raise ConfigError(f"{key}: expected a number, {' and '.join(limits)}, got {value!r}")
+        raise ConfigError(f"{key}: expected a number, {' and '.join(limits)}, got {told(value)}")

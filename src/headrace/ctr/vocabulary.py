@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-import numba
 import numpy as np
 
+from headrace.compiled import cached
 from headrace.ctr.model import LearningModel, Weights
 from headrace.errors import ConfigError
 from headrace.stream.block import Block
@@ -228,16 +228,16 @@ def _place(indices: Array, column: ExactColumn) -> None:
         rows += np.uint32(column.table_start) * (rows != 0)
 
 
-@numba.njit(cache=True, nogil=True)
+@cached(nogil=True)
 def _home(key: np.uint64, rows: int) -> int:
     return 1 + int(((key >> np.uint64(32)) * np.uint64(rows - 1)) >> np.uint64(32))
 
 
-@numba.njit(cache=True, nogil=True)
+@cached(nogil=True)
 def _probe(keys: Array, key: np.uint64) -> int:
     """The row of a key; 0 if it has none."""
     rows = len(keys)
-    place = _home(key, rows)
+    place: int = _home(key, rows)
     for _ in range(LONGEST_PROBE):
         if keys[place] == key:
             return place
@@ -247,14 +247,14 @@ def _probe(keys: Array, key: np.uint64) -> int:
     return 0
 
 
-@numba.njit(cache=True, nogil=True)
+@cached(nogil=True)
 def _find(keys: Array, wanted: Array, out: Array) -> None:
     for row in range(len(wanted)):
         key = wanted[row]
         out[row] = _probe(keys, key) if key != 0 else 0
 
 
-@numba.njit(cache=True, nogil=True)
+@cached(nogil=True)
 def _find_living(table: KeyTable, wanted: Array, now: int, expire_rows: int, out: Array) -> None:
     for row in range(len(wanted)):
         key = wanted[row]
@@ -262,11 +262,11 @@ def _find_living(table: KeyTable, wanted: Array, now: int, expire_rows: int, out
         out[row] = place if now - table.seen[place] <= expire_rows else 0
 
 
-@numba.njit(cache=True, nogil=True)
+@cached(nogil=True)
 def _room(table: KeyTable, key: np.uint64, now: int, expire_rows: int) -> int:
     """A row near a key's home that is nobody's, or whose value has expired; 0 if there is none."""
     rows = len(table.keys)
-    place = _home(key, rows)
+    place: int = _home(key, rows)
     for _ in range(LONGEST_PROBE):
         if table.keys[place] == 0 or now - table.seen[place] > expire_rows:
             return place
@@ -274,14 +274,14 @@ def _room(table: KeyTable, key: np.uint64, now: int, expire_rows: int) -> int:
     return 0
 
 
-@numba.njit(cache=True, nogil=True)
+@cached(nogil=True)
 def _counters(counts: Array, key: np.uint64) -> tuple[int, int]:
     places = np.uint64(len(counts))
     low, mixed = key & np.uint64(0xFFFFFFFF), (key * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(32)
     return int((low * places) >> np.uint64(32)), int((mixed * places) >> np.uint64(32))
 
 
-@numba.njit(cache=True, nogil=True)
+@cached(nogil=True)
 def _counted(table: KeyTable, key: np.uint64) -> int:
     """Count a value that has no row; how often it has come now."""
     if table.counted[0] >= len(table.keys):
@@ -295,14 +295,14 @@ def _counted(table: KeyTable, key: np.uint64) -> int:
     return count
 
 
-@numba.njit(cache=True, nogil=True)
+@cached(nogil=True)
 def _uncount(table: KeyTable, key: np.uint64, count: int) -> None:
     """Take a value's own share out of its counters: it has a row now."""
     for counter in _counters(table.counts, key):
         table.counts[counter] = max(0, int(table.counts[counter]) - count)
 
 
-@numba.njit(cache=True, nogil=True)
+@cached(nogil=True)
 def _admit(table: KeyTable, wanted: Array, first_row: int, rule: tuple[int, int], out: Array) -> Array:
     """Find or give rows; returns the rows that had another value before."""
     admit, expire_rows = rule

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from pathlib import Path
 
+from headrace.disk import draft_directory, sync_directory, sync_tree
 from headrace.errors import ConfigError, Conflict
 
 NAME = "half_plus_two"
@@ -32,12 +32,13 @@ def write(directory: Path) -> Path:
         raise Conflict(f"{target} exists already; remove it, or give another directory")
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{NAME}-", dir=directory) as unfinished:
-            model = Path(unfinished, NAME)
-            (model / "1").mkdir(parents=True)
-            shutil.copyfile(_DATA / "half_plus_two.onnx", model / "1/model.onnx")
-            shutil.copyfile(_DATA / "README.txt", model / "README.txt")
-            model.rename(target)  # complete at once: a server may be watching the directory
+        with draft_directory(directory, f".{NAME}-") as draft:
+            (draft / "1").mkdir()
+            shutil.copyfile(_DATA / "half_plus_two.onnx", draft / "1/model.onnx")
+            shutil.copyfile(_DATA / "README.txt", draft / "README.txt")
+            sync_tree(draft)
+            draft.rename(target)  # complete at once: a server may be watching the directory
+        sync_directory(directory)
     except OSError as error:
         raise ConfigError(f"cannot write the example into {directory}: {error.strerror}") from error
     return target

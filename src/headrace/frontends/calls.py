@@ -9,11 +9,50 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 from headrace.batching.request import NO_DEADLINE
 
 Headers = Iterable[tuple[bytes, bytes]]
+
+
+class Budget(Protocol):
+    """The bytes that all calls together may hold."""
+
+    def hold_of_stream(self, size: int) -> None:
+        """Take bytes, or raise Overloaded."""
+
+    def release(self, size: int) -> None:
+        """Give bytes back."""
+
+
+class Account:
+    """What one call holds of the byte budget of all calls; the transport settles it when the call has ended.
+
+    Attributes:
+        held: How many bytes.
+    """
+
+    __slots__ = ("_take", "held")
+
+    def __init__(self, take: Callable[[int], None], held: int = 0) -> None:
+        """Begin with what is held already.
+
+        Args:
+            take: Takes bytes from the budget of all, or raises Overloaded.
+            held: How many bytes have been taken before.
+        """
+        self._take = take
+        self.held = held
+
+    def hold(self, size: int) -> None:
+        """Hold so many bytes more.
+
+        Raises:
+            Overloaded: All calls together would hold too many.
+        """
+        self._take(size)
+        self.held += size
 
 
 class HttpCall:
@@ -27,9 +66,23 @@ class HttpCall:
         headers: Names in lower case, with values, as they came.
         body: The whole body.
         deadline: When the answer loses its worth, on the monotonic clock.
+        wire_bytes: How many bytes of body arrived, before decompression; 0: as many as it has.
+        account: What it holds of the byte budget, its body included; None as long as nobody has asked for it.
+        budget: The byte budget of all calls; None where nothing is counted.
     """
 
-    __slots__ = ("body", "deadline", "headers", "method", "parameters", "path", "query")
+    __slots__ = (
+        "account",
+        "body",
+        "budget",
+        "deadline",
+        "headers",
+        "method",
+        "parameters",
+        "path",
+        "query",
+        "wire_bytes",
+    )
 
     def __init__(
         self,
@@ -47,6 +100,15 @@ class HttpCall:
         self.body = body
         self.query = b""
         self.deadline = NO_DEADLINE
+        self.wire_bytes = 0
+        self.account: Account | None = None
+        self.budget: Budget | None = None
+
+    def counted(self) -> Account | None:
+        """The account of this call, opened when it is first asked for; the transport settles it."""
+        if self.account is None and self.budget is not None:
+            self.account = Account(self.budget.hold_of_stream, len(self.body))
+        return self.account
 
     def header(self, name: bytes) -> bytes | None:
         """The first value of a header.
@@ -108,13 +170,30 @@ class GrpcCall:
 
     Attributes:
         deadline: When the answer loses its worth, on the monotonic clock.
+        wire_bytes: How many bytes of the message arrived, before decompression; 0: as many as it has.
+        account: What the call holds of the byte budget beside its message; None where that is not counted.
+        budget: The byte budget of all calls, for messages of a call without an account: a call may be many
+            messages, and a small one's is made before anybody knows what it takes; None where nothing counts.
     """
 
-    __slots__ = ("deadline",)
+    __slots__ = ("account", "budget", "deadline", "wire_bytes")
 
-    def __init__(self, deadline: float = NO_DEADLINE) -> None:
+    def __init__(
+        self,
+        deadline: float = NO_DEADLINE,
+        wire_bytes: int = 0,
+        account: Account | None = None,
+        budget: Budget | None = None,
+    ) -> None:
         """Describe a call."""
         self.deadline = deadline
+        self.wire_bytes = wire_bytes
+        self.account = account
+        self.budget = budget
+
+    def counted(self) -> Account | None:
+        """The account of this call, if it has one."""
+        return self.account
 
 
 UnaryHandler = Callable[[bytes, GrpcCall], Awaitable[bytes]]

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
-from headrace.errors import NotFound
+from headrace.errors import NotFound, shown
 from headrace.frontends import protos
 from headrace.frontends.calls import GrpcCall, GrpcMethod
 
@@ -54,7 +54,7 @@ class _Health:
     async def check(self, message: bytes, call: GrpcCall) -> bytes:
         name = protos.parse(_Request, message).service
         if name not in self._names:
-            raise NotFound(f"no gRPC service {name!r} here; there are {', '.join(self._names[1:])}")
+            raise NotFound(f"no gRPC service {shown(name)} here; there are {', '.join(self._names[1:])}")
         return _serialized(_Response(status=self._status(name)))
 
     async def list(self, message: bytes, call: GrpcCall) -> bytes:

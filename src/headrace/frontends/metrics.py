@@ -1,12 +1,12 @@
 """Every metric, declared in one place, and read from the counters that the engine keeps anyway.
 
-Nothing is counted here: a scrape reads plain numbers. So a metric costs a request nothing, and the series of
-a version go when it is unloaded.
+Nothing is counted here: a scrape reads plain numbers. So a metric costs a request nothing. The series of a
+version go when it is unloaded; those of its model go on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import accumulate
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from headrace.batching.statistics import LATENCY_BUCKETS_SECONDS, VersionStatistics
 from headrace.engine import Engine
+from headrace.frontends.error_counts import ErrorCounts
 from headrace.loaded import LoadedVersion
 
 if TYPE_CHECKING:
@@ -81,22 +82,53 @@ STALE = Metric(
     "1 when the default version is older than the staleness objective: alert on it.",
     ("model",),
 )
+MODEL_REQUESTS = Metric(
+    "headrace_model_requests",
+    "counter",
+    "Requests answered by all versions of a model together, those that are unloaded included.",
+    ("model",),
+)
+MODEL_ROWS = Metric("headrace_model_rows", "counter", "Rows of the requests answered.", ("model",))
+MODEL_FAILURES = Metric(
+    "headrace_model_failures",
+    "counter",
+    "Requests to all versions that ended in an error, or too late.",
+    ("model",),
+)
+MODEL_REFUSED = Metric("headrace_model_refused", "counter", "Requests turned away at the door.", ("model",))
+MODEL_CANCELLED = Metric(
+    "headrace_model_cancelled", "counter", "Requests whose caller left before they were computed.", ("model",)
+)
+MODEL_REQUEST_SECONDS = Metric(
+    "headrace_model_request_seconds",
+    "histogram",
+    "Time from a request's arrival to its answer.",
+    ("model",),
+)
+ERRORS = Metric(
+    "headrace_errors",
+    "counter",
+    "Requests answered with an error, those that no model has seen (400, 404, 413, …) included.",
+    ("protocol", "code"),
+)
 READY = Metric("headrace_ready", "gauge", "1 when the server says that it is ready.", ())
 
 METRICS = (
     REQUESTS, ROWS, FAILURES, REFUSED, CANCELLED, REQUEST_SECONDS, QUEUE_SECONDS, COMPUTE_SECONDS, BATCHES,
     BATCH_ROWS, QUEUED_ROWS, OUTSTANDING, VERSION_STATE, LOAD_ATTEMPTS, DEFAULT_VERSION, AGE, MAX_AGE, STALE,
-    READY,
+    MODEL_REQUESTS, MODEL_ROWS, MODEL_FAILURES, MODEL_REFUSED, MODEL_CANCELLED, MODEL_REQUEST_SECONDS,
+    ERRORS, READY,
 )  # fmt: skip
 
 _BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
-def exposition(engine: Engine, *, ready: bool) -> bytes:
+def exposition(engine: Engine, errors: ErrorCounts, *, ready: bool) -> bytes:
     """The metrics in Prometheus' text format.
 
     Args:
         engine: What they are read from.
+        errors: What the front ends have refused.
         ready: Whether the server says that it is ready.
     """
     # Imported at the first scrape: a server that nobody scrapes starts without it.
@@ -104,27 +136,27 @@ def exposition(engine: Engine, *, ready: bool) -> bytes:
 
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
-    registry.register(_Snapshot(engine, ready))
+    registry.register(_Snapshot(engine, errors, ready))
     return generate_latest(registry)
 
 
 class _Snapshot:
-    """A Prometheus collector over the engine's counters."""
+    """A Prometheus collector over the engine's counters and the front ends'."""
 
-    def __init__(self, engine: Engine, ready: bool) -> None:
+    def __init__(self, engine: Engine, errors: ErrorCounts, ready: bool) -> None:
         self._engine = engine
+        self._errors = errors
         self._ready = ready
 
     def collect(self) -> Iterator[Family]:
         loaded = self._engine.manager.all_loaded()
         yield from _counters(loaded)
         yield from _histograms(loaded)
+        yield from _model_totals(self._engine.totals.of_models())
         yield from self._versions()
         yield from self._ages(loaded)
         if self._engine.config.triton_metrics:
             yield from _triton(loaded)
-        if self._engine.config.tensorflow_metrics:
-            yield from _tensorflow(loaded)
 
     def _versions(self) -> Iterator[Family]:
         manager = self._engine.manager
@@ -136,9 +168,12 @@ class _Snapshot:
                 attempts.add_metric([model, number], status.attempts)
             if (version := manager.default_version(model)) is not None:
                 default.add_metric([model], version)
-        ready = _family(READY)
+        ready, errors = _family(READY), _family(ERRORS)
         ready.add_metric([], int(self._ready))
-        yield from (state, attempts, default, ready)
+        for protocol, counts in (("REST", self._errors.rest), ("gRPC", self._errors.grpc)):
+            for code, count in counts.items():
+                errors.add_metric([protocol, str(code)], count)
+        yield from (state, attempts, default, errors, ready)
 
     def _ages(self, versions: Iterable[LoadedVersion]) -> Iterator[Family]:
         age, objective, stale = _family(AGE), _family(MAX_AGE), _family(STALE)
@@ -189,6 +224,25 @@ def _counters(versions: Iterable[LoadedVersion]) -> Iterator[Family]:
     yield batches
 
 
+def _model_totals(models: Mapping[str, VersionStatistics]) -> Iterator[Family]:
+    values: tuple[tuple[Metric, Callable[[VersionStatistics], float]], ...] = (
+        (MODEL_REQUESTS, lambda total: total.requests),
+        (MODEL_ROWS, lambda total: total.rows),
+        (MODEL_FAILURES, lambda total: total.failures),
+        (MODEL_REFUSED, lambda total: total.refused),
+        (MODEL_CANCELLED, lambda total: total.cancelled),
+    )
+    for metric, value in values:
+        family = _family(metric)
+        for model, total in models.items():
+            family.add_metric([model], value(total))
+        yield family
+    latency = _family(MODEL_REQUEST_SECONDS)
+    for model, total in models.items():
+        latency.add_metric([model], _latency_buckets(total), total.request_seconds)
+    yield latency
+
+
 def _histograms(versions: Iterable[LoadedVersion]) -> Iterator[Family]:
     latency, sizes = _family(REQUEST_SECONDS), _family(BATCH_ROWS)
     for loaded in versions:
@@ -199,8 +253,8 @@ def _histograms(versions: Iterable[LoadedVersion]) -> Iterator[Family]:
     yield from (latency, sizes)
 
 
-def _latency_buckets(statistics: VersionStatistics, units_per_second: float = 1.0) -> list[tuple[str, float]]:
-    bounds = [*(str(bound * units_per_second) for bound in LATENCY_BUCKETS_SECONDS), "+Inf"]
+def _latency_buckets(statistics: VersionStatistics) -> list[tuple[str, float]]:
+    bounds = [*map(str, LATENCY_BUCKETS_SECONDS), "+Inf"]
     return list(zip(bounds, accumulate(statistics.latency_counts), strict=True))
 
 
@@ -233,22 +287,3 @@ def _triton(versions: Iterable[LoadedVersion]) -> Iterator[Family]:
         for loaded in versions:
             family.add_metric(_labels(loaded), value(loaded.statistics))
         yield family
-
-
-def _tensorflow(versions: Iterable[LoadedVersion]) -> Iterator[Family]:
-    help_ = "TensorFlow Serving's name for headrace's own counter."
-    counts = _family(Metric(":tensorflow:serving:request_count", "gauge", help_, ("model_name", "status")))
-    latency = _family(
-        Metric(":tensorflow:serving:request_latency", "histogram", help_, ("model_name", "API", "entrypoint"))
-    )
-    by_model: dict[str, list[VersionStatistics]] = {}
-    for loaded in versions:
-        by_model.setdefault(loaded.name, []).append(loaded.statistics)
-    for model, statistics in by_model.items():
-        counts.add_metric([model, "OK"], sum(one.requests for one in statistics))
-        counts.add_metric([model, "Internal"], sum(one.failures for one in statistics))
-        counts.add_metric([model, "Unavailable"], sum(one.refused for one in statistics))
-        for one in statistics[-1:]:
-            buckets = _latency_buckets(one, units_per_second=1e6)
-            latency.add_metric([model, "Predict", "GRPC"], buckets, one.request_seconds * 1e6)
-    yield from (counts, latency)

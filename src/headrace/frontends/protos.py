@@ -18,7 +18,8 @@ from google.protobuf import (  # type: ignore[import-untyped]
 )
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-from headrace.errors import InvalidRequest
+from headrace.errors import InvalidRequest, TooLarge
+from headrace.frontends.wire_fields import AT_ONCE_BYTES
 
 Message = Any
 """A message object; its fields exist at run time only, so no type checker knows them."""
@@ -80,12 +81,22 @@ def enum_number(name: str, value: str) -> int:
     return int(POOL.FindEnumTypeByName(name).values_by_name[value].number)
 
 
-def parse(kind: MessageClass, data: bytes) -> Message:
+def parse(kind: MessageClass, data: bytes, *, counted: bool = False) -> Message:
     """Parse a message that a client sent.
+
+    Args:
+        kind: What it shall be.
+        data: Its bytes.
+        counted: Whether what it holds has been counted (``headrace.frontends.wire_fields``); if not, it may
+            not be large.
 
     Raises:
         InvalidRequest: The bytes are not such a message.
+        TooLarge: They are more than any such message needs.
     """
+    if len(data) > AT_ONCE_BYTES and not counted:
+        name = kind.DESCRIPTOR.full_name  # type: ignore[attr-defined]
+        raise TooLarge(f"expected a {name} message of at most {AT_ONCE_BYTES} bytes, got {len(data)}")
     try:
         return kind.FromString(data)
     except DecodeError as error:

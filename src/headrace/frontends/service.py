@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib.metadata import version as installed_version
 
-from headrace.batching.request import Request
 from headrace.engine import Engine
 from headrace.errors import FailedPrecondition, NotFound
+from headrace.frontends.error_counts import ErrorCounts
+from headrace.frontends.json_cost import at_once_bytes
+from headrace.frontends.lane import Lane
 from headrace.frontends.metrics import exposition
+from headrace.frontends.tensorflow_metrics import TensorFlowMetrics
 from headrace.lifecycle.state import State, VersionStatus
-from headrace.loaded import LoadedVersion
 
 
 class Service:
@@ -19,10 +21,13 @@ class Service:
     Attributes:
         name: What the server calls itself.
         version: The version of headrace.
-        max_json_depth: How deep JSON in a request may nest.
-        max_message_bytes: The most bytes a message may have.
+        limits: What a request may cost.
+        lane: Where large bodies are decoded, one at a time.
+        at_once_bytes: Up to how many bytes JSON is decoded at once.
         loaded: The loaded version that a request means, by model, version and label; see ``Engine.loaded``.
         predict: Predicts and is awaited; see ``Engine.answer``.
+        errors: Counts the requests that were answered with an error.
+        tensorflow_metrics: Counts as TensorFlow Serving does; None where nobody asks for it.
     """
 
     name = "headrace"
@@ -31,16 +36,16 @@ class Service:
         """Put a door before an engine."""
         self._engine = engine
         self._draining = False
+        self.errors = ErrorCounts()
+        wanted = engine.config.tensorflow_metrics
+        self.tensorflow_metrics = TensorFlowMetrics(engine.manager.knows) if wanted else None
         self.version = installed_version("headrace")
-        self.max_json_depth = engine.config.limits.max_json_depth
-        self.max_message_bytes = engine.config.limits.max_message_bytes
+        self.limits = engine.config.limits
+        self.lane = Lane()
+        self.at_once_bytes = at_once_bytes(self.limits)
         # Handed through rather than wrapped: these are on every request's way.
         self.loaded = engine.manager.get
         self.predict = engine.answer
-
-    def submit(self, loaded: LoadedVersion, request: Request) -> None:
-        """Hand over a request that is answered by its callback."""
-        loaded.batcher.submit(request)
 
     # --- health ---
 
@@ -91,6 +96,14 @@ class Service:
         """
         return self._engine.manager.status(model)
 
+    def problem(self, model: str) -> str:
+        """Why a model has no versions, or is not served as the operator asked for; "" if nothing is wrong.
+
+        Raises:
+            NotFound: There is no such model.
+        """
+        return "; ".join(self._engine.manager.warnings(model))
+
     def labels(self, model: str) -> Mapping[str, int]:
         """Where the labels of a model point.
 
@@ -105,7 +118,8 @@ class Service:
 
     def metrics(self) -> bytes:
         """The metrics in Prometheus' text format."""
-        return exposition(self._engine, ready=self.ready())
+        text = exposition(self._engine, self.errors, ready=self.ready())
+        return text if self.tensorflow_metrics is None else text + self.tensorflow_metrics.text().encode()
 
     # --- administration ---
 

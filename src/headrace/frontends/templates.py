@@ -8,22 +8,20 @@ so cutting them out is enough.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from struct import Struct
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 Span = tuple[int, int]
 """Where a field's value lies in its message: start and stop."""
 
-LENGTH_DELIMITED = 2
-_FIXED_BYTES = {1: 8, 5: 4}
-_VARINT = 0
-_LONGEST_VARINT_BYTES = 10
-
 _TEMPLATES_KEPT = 512
 _TEMPLATES_OF_ONE_LENGTH = 4
 _LARGEST_SKELETON_BYTES = 4096
+
+MOST_FIELDS = _LARGEST_SKELETON_BYTES // 2
+"""The most fields of a message, within fields included, that can have a template: each takes two bytes."""
 
 Value = TypeVar("Value")
 
@@ -95,83 +93,3 @@ class Templates(Generic[Value]):
         now = (learnt, *others[: _TEMPLATES_OF_ONE_LENGTH - 1])
         self._by_length[len(message)] = now
         self._kept += len(now) - len(known)
-
-
-class Field(NamedTuple):
-    """One field of a serialized protobuf message.
-
-    Attributes:
-        number: The field's number.
-        wire_type: How it is written.
-        start: Where its value begins.
-        stop: Where its value ends.
-    """
-
-    number: int
-    wire_type: int
-    start: int
-    stop: int
-
-
-def fields(message: bytes, start: int = 0, stop: int | None = None) -> Iterator[Field]:
-    """Walk the fields of a serialized message, without looking into them.
-
-    Args:
-        message: Bytes that protobuf has parsed: what is wrong with them is not found out here.
-        start: Where the message begins in them.
-        stop: Where it ends.
-
-    Raises:
-        ValueError: There is something in it that this walk does not know, such as a group.
-    """
-    end = len(message) if stop is None else stop
-    position = start
-    while position < end:
-        tag, position = _varint(message, position)
-        wire_type = tag & 7
-        if wire_type == LENGTH_DELIMITED:
-            size, position = _varint(message, position)
-        elif wire_type == _VARINT:
-            size = _varint(message, position)[1] - position
-        elif wire_type in _FIXED_BYTES:
-            size = _FIXED_BYTES[wire_type]
-        else:
-            raise ValueError(f"wire type {wire_type} at byte {position}")
-        if position + size > end:
-            raise ValueError(f"field {tag >> 3} ends after its message")
-        yield Field(tag >> 3, wire_type, position, position + size)
-        position += size
-
-
-def _varint(message: bytes, position: int) -> tuple[int, int]:
-    value = 0
-    for index in range(_LONGEST_VARINT_BYTES):
-        if position + index >= len(message):
-            break
-        byte = message[position + index]
-        value |= (byte & 0x7F) << 7 * index
-        if byte < 0x80:
-            return value, position + index + 1
-    raise ValueError(f"no varint at byte {position}")
-
-
-def length_prefix(number: int, size: int) -> bytes:
-    """The bytes before a length-delimited field's value: its tag, and the value's size.
-
-    Args:
-        number: The field's number.
-        size: The value's size in bytes.
-    """
-    return varint(number << 3 | LENGTH_DELIMITED) + varint(size)
-
-
-def varint(value: int) -> bytes:
-    """A number as protobuf writes it: seven bits a byte, the lowest first."""
-    if value < 0x80:
-        return bytes((value,))
-    written = bytearray()
-    while value >= 0x80:
-        written.append(value & 0x7F | 0x80)
-        value >>= 7
-    written.append(value)
-    return bytes(written)

@@ -5,7 +5,8 @@ The rules, each with a test:
 * what cannot be listed, or suddenly lists nothing, keeps what it had: a lost mount unloads no model;
 * a version that appears is wanted once it has stopped changing, or at once when a manifest tells what belongs
 to it; * a failed version is told as changed once it has stopped changing;
-* settings or a pin that cannot be followed leave everything as it was, with the problem shown.
+* settings or a pin that cannot be followed leave everything as it was, with the problem shown;
+* whatever goes wrong with one model's files is that model's problem only.
 """
 
 from __future__ import annotations
@@ -65,9 +66,14 @@ def deduce(
     deduced = {}
     for name, model in listing.models.items():
         was = remembered.get(name, _NOTHING)
-        deduced[name] = deduce_model(
-            replace(was, known=frozenset(model.versions)) if first else was, model, overrides(name), look_at
-        )
+        if first:
+            was = replace(was, known=frozenset(model.versions))
+        try:
+            deduced[name] = deduce_model(was, model, overrides(name), look_at)
+        except Exception as error:  # noqa: BLE001  # The boundary: what one model holds concerns no other.
+            deduced[name] = _keep(was, f"its directory cannot be read: {type(error).__name__}: {error}")
+    for name in listing.unreadable.keys() - remembered.keys():
+        deduced[name] = _keep(_NOTHING, listing.unreadable[name])
     # A served directory without a single version is a lost mount rather than the wish to serve nothing.
     believable = not listing.problem and any(model.versions for model in listing.models.values())
     for name, was in remembered.items():

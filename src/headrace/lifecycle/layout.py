@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
+
+from headrace.config import LARGEST_VERSION
 
 PIN_FILE = "headrace.pin"
 """Beside a model's versions: the number of the version that the operator went back to."""
@@ -11,15 +14,15 @@ PIN_FILE = "headrace.pin"
 MANIFEST_FILE = "headrace-manifest.json"
 """In a version directory: what it consists of."""
 
-_LARGEST_VERSION = 2**63 - 1  # what the protocols can say
+_MOST_DIGITS = 255  # as long as a name can be; Python reads no number of more than 4,300
 
 
 def version_number(name: str) -> int | None:
     """Read a directory's name as a version; None if it is none. ``007`` is 7, as in TensorFlow Serving."""
-    if not (name.isascii() and name.isdigit()):
+    if not (name.isascii() and name.isdigit() and len(name) <= _MOST_DIGITS):
         return None
     number = int(name)
-    return number if number <= _LARGEST_VERSION else None
+    return number if number <= LARGEST_VERSION else None
 
 
 def version_directories(model_directory: Path) -> dict[int, Path]:
@@ -37,17 +40,35 @@ def version_directories(model_directory: Path) -> dict[int, Path]:
             number = version_number(entry.name)
             if (
                 number is not None
-                and entry.is_dir()
+                and _is_directory(entry)
                 and len(entry.name) <= len(found.get(number, entry.name))
             ):
                 found[number] = entry.name
     return {number: model_directory / found[number] for number in sorted(found)}
 
 
-def sync_directory(directory: Path) -> None:
-    """Make the names in a directory survive a power cut."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+def _is_directory(entry: os.DirEntry[str]) -> bool:
+    """Whether an entry is a directory, or a link to one; what leads in a circle leads nowhere."""
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        return entry.is_dir()
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return False
+        raise
+
+
+def holds_versions(directory: Path) -> bool:
+    """Whether a directory has versions in it; not if it cannot be listed: whoever reads it next says why."""
+    try:
+        return bool(version_directories(directory))
+    except OSError:
+        return False
+
+
+def model_directories(directory: Path) -> list[str]:
+    """The names, in order, of the directories in it that hold versions; numbers are versions themselves."""
+    try:
+        names = sorted(name for name in os.listdir(directory) if name[0] != ".")
+    except OSError:
+        return []
+    return [name for name in names if version_number(name) is None and holds_versions(directory / name)]

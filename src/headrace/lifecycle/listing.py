@@ -7,11 +7,11 @@ symbolic links, of the directory, a model or a version, are followed wherever th
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from headrace.config import MODEL_CONFIG_FILE, MODEL_NAME
+from headrace.config import MODEL_CONFIG_FILE, MODEL_NAME, read_model_config
 from headrace.errors import ConfigError
 from headrace.lifecycle.layout import MANIFEST_FILE, version_directories, version_number
 from headrace.lifecycle.pin import read_pin
@@ -64,30 +64,44 @@ class Look:
     has_manifest: bool
 
 
-def list_models(root: Path | None, elsewhere: Mapping[str, Path]) -> Listing:
+def list_models(
+    root: Path | None, elsewhere: Mapping[str, Path], may_touch: Callable[[str], bool] = lambda _: True
+) -> Listing:
     """Read what is on disk.
 
     Args:
         root: The served directory: of models, or of one model's versions. None for none.
         elsewhere: Directories of models that lie elsewhere, by name.
+        may_touch: Told each model's name before its directory is touched, which may take for ever; says
+            whether it may be.
     """
     directories, skipped, problem = dict[str, Path](), dict[str, str](), ""
     if root is not None:
         try:
-            directories, skipped = _model_directories(root)
+            directories, skipped = _model_directories(root, may_touch)
         except OSError as error:
             problem = f"the model directory cannot be listed: {error.strerror}"
     models, unreadable = dict[str, ModelListing](), dict[str, str]()
     for name, directory in {**directories, **elsewhere}.items():
+        if not may_touch(name):
+            unreadable[name] = "its directory does not answer"
+            continue
         try:
             models[name] = _list_model(directory)
         except OSError as error:
             unreadable[name] = f"its directory cannot be listed: {error.strerror}"
+        except Exception as error:  # noqa: BLE001  # The boundary: what one model holds concerns no other.
+            unreadable[name] = f"its directory cannot be listed: {type(error).__name__}: {error}"
     return Listing(models, unreadable, skipped, problem)
 
 
-def look(version_directory: Path) -> Look:
-    """Look at one version directory: names, sizes and times of its files, not their content."""
+def look(version_directory: Path, moved: Callable[[], object] = lambda: None) -> Look:
+    """Look at one version directory: names, sizes and times of its files, not their content.
+
+    Args:
+        version_directory: Where it is.
+        moved: Called after each file: a look at many may take long without hanging.
+    """
     path = os.path.realpath(version_directory)
     files = []
     for folder, _, names in os.walk(path):
@@ -98,23 +112,40 @@ def look(version_directory: Path) -> Look:
                 files.append((folder, name, -1, -1))
             else:
                 files.append((folder, name, status.st_size, status.st_mtime_ns))
+            moved()
     has_manifest = os.path.exists(os.path.join(path, MANIFEST_FILE))
     return Look(hash((path, *sorted(files))), has_manifest)
 
 
-def _model_directories(root: Path) -> tuple[dict[str, Path], dict[str, str]]:
-    with os.scandir(root) as entries:
-        names = sorted(entry.name for entry in entries if entry.name[0] != "." and entry.is_dir())
-    if _is_one_model(root, names):
+def _model_directories(
+    root: Path, may_touch: Callable[[str], bool]
+) -> tuple[dict[str, Path], dict[str, str]]:
+    with os.scandir(root) as listed:
+        entries = list(listed)  # before the first model is named: where this hangs, no model does
+    names = sorted(
+        entry.name
+        for entry in entries
+        if entry.name[0] != "." and (not may_touch(entry.name) or _may_be_directory(entry))
+    )
+    if _is_one_model(root, names, may_touch):
         name = root.resolve().name
         return _split({name: root})
     return _split({name: root / name for name in names})
 
 
-def _is_one_model(root: Path, names: list[str]) -> bool:
+def _may_be_directory(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link in a circle, a lost mount: listing it says which, and is that model's failure
+        return True
+
+
+def _is_one_model(root: Path, names: list[str], may_touch: Callable[[str], bool]) -> bool:
     """Whether a directory holds one model's versions: numbers, and nothing beside them that holds numbers."""
     others = [name for name in names if version_number(name) is None]
-    return len(others) < len(names) and not any(_holds_versions(root / name) for name in others)
+    return len(others) < len(names) and not any(
+        not may_touch(name) or _holds_versions(root / name) for name in others
+    )
 
 
 def _holds_versions(directory: Path) -> bool:
@@ -134,17 +165,10 @@ def _list_model(directory: Path) -> ModelListing:
     versions = version_directories(directory)
     settings, pin, problem = "", None, ""
     try:
-        settings = _read(directory / MODEL_CONFIG_FILE)
+        settings = read_model_config(directory)
         pin = read_pin(directory)
-    except (ConfigError, UnicodeDecodeError) as error:
-        problem = str(error)
+    except ConfigError as error:
+        problem = error.message
     except OSError as error:
-        problem = f"its settings cannot be read: {error.strerror}"
+        problem = f"{MODEL_CONFIG_FILE} cannot be read: {error.strerror}"
     return ModelListing(versions, settings, pin, problem)
-
-
-def _read(file: Path) -> str:
-    try:
-        return file.read_text("utf-8")
-    except FileNotFoundError:
-        return ""

@@ -2,7 +2,8 @@
 
 All of its state belongs to the serving thread; there is no lock. Loading, warming up and closing run in
 loader threads, and their results come back as calls in the serving thread. It waits for events (a new wanted
-set, a load that ended, a version that nobody holds any more, a retry that is due) and polls nothing.
+set, a load that ended or takes too long, a version that nobody holds any more, a retry that is due) and polls
+nothing.
 
 A swap, in this order: load, warm up, attach, the default moves, the old version drains, is closed. A load
 that fails leaves the old version serving.
@@ -12,36 +13,26 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Generic, Protocol
+from typing import Generic
 
 from headrace.clock import Clock
-from headrace.config import ModelConfig
-from headrace.errors import FailedPrecondition, HeadraceError, InvalidRequest, NotFound, Unavailable
-from headrace.lifecycle.background import Executor
-from headrace.lifecycle.manifest import check_manifest
-from headrace.lifecycle.policy import retry_seconds
-from headrace.lifecycle.records import LoadedT, ModelRecord, VersionRecord
+from headrace.errors import (
+    HeadraceError,
+    InvalidRequest,
+    LoadError,
+    Unavailable,
+)
+from headrace.lifecycle.absent import label_error, not_ready, unknown_model
+from headrace.lifecycle.attempts import TOO_MANY_HANG, Attempt, Attempts
+from headrace.lifecycle.background import NO_THREAD, Executor
+from headrace.lifecycle.closing import Closes
+from headrace.lifecycle.loader import Loader
+from headrace.lifecycle.policy import pause_before_retry
+from headrace.lifecycle.records import LoadedT, ModelRecord, Place, VersionRecord
 from headrace.lifecycle.state import Event, State, VersionStatus
 from headrace.lifecycle.wanted import Wanted
 
 _log = logging.getLogger(__name__)
-
-
-class Loader(Protocol[LoadedT]):
-    """What makes a version directory into something that serves."""
-
-    def load(self, model: str, version: int, path: Path, config: ModelConfig) -> LoadedT:
-        """Load a version, in a loader thread; whatever it raises is the version's error."""
-
-    def warm_up(self, loaded: LoadedT) -> None:
-        """Answer recorded requests, in a loader thread; whatever it raises is the version's error."""
-
-    def attach(self, loaded: LoadedT) -> None:
-        """Make it ready for requests, in the serving thread, just before the first may come."""
-
-    def close(self, loaded: LoadedT) -> None:
-        """Free what it holds, in a loader thread, when no request holds it."""
 
 
 class Manager(Generic[LoadedT]):
@@ -61,19 +52,20 @@ class Manager(Generic[LoadedT]):
         Args:
             loader: Loads, warms up, attaches and closes.
             clock: Time, and calls in the serving thread.
-            executor: The loader threads, as many as ``load_threads``.
-            load_threads: How many versions load at the same time, of different models.
+            executor: The loader threads: what hangs in one of them must not hold up the others.
+            load_threads: How many versions load at the same time, of different models; those that have taken
+                long do not count.
             on_change: Called in the serving thread with a model and the new status of one of its versions.
         """
         self._loader = loader
         self._clock = clock
         self._executor = executor
-        self._load_threads = load_threads
         self._on_change = on_change
         self._models: dict[str, ModelRecord[LoadedT]] = {}
         self._defaults: dict[str, LoadedT] = {}
         self._to_load: dict[str, int] = {}
-        self._loading = 0
+        self._attempts: Attempts[LoadedT] = Attempts(clock, load_threads)
+        self._closes: Closes[LoadedT] = Closes(loader.close, clock, executor)
         self._started = False
         self._closing = False
         self._on_closed: Callable[[], object] | None = None
@@ -104,6 +96,10 @@ class Manager(Generic[LoadedT]):
         """The names of all models that are known, those that the operator unloaded included."""
         return sorted(self._models)
 
+    def knows(self, model: str) -> bool:
+        """Whether there is a model of this name, loaded or not."""
+        return model in self._models
+
     def status(self, model: str) -> list[VersionStatus]:
         """What can be told about a model's versions, newest first.
 
@@ -127,7 +123,10 @@ class Manager(Generic[LoadedT]):
         Raises:
             NotFound: There is no such model.
         """
-        return self._known(model).warnings()
+        said = self._known(model).warnings()
+        if self._attempts.too_many_hang(model):
+            said.append(TOO_MANY_HANG)
+        return said
 
     def labels(self, model: str) -> dict[str, int]:
         """Where a model's labels point now: at ready versions only.
@@ -151,6 +150,15 @@ class Manager(Generic[LoadedT]):
         Once true it stays true, whatever loads or fails later, until ``close``.
         """
         return self._started and not self._closing
+
+    def serving(self) -> bool:
+        """Whether there are requests for loads to give way to: not before it is ready, nor at the end."""
+        return self._started and not self._closing and bool(self._defaults)
+
+    @property
+    def hanging(self) -> int:
+        """How many loads are at work that nobody waits for any more: they took too long, or the end came."""
+        return self._attempts.hanging
 
     # ---- What operators and Sources say ----
 
@@ -199,10 +207,14 @@ class Manager(Generic[LoadedT]):
         """Drain and close everything; requests are refused from now on.
 
         Args:
-            on_closed: Called once when nothing is left: no request holds a version, and all are closed.
+            on_closed: Called once when nothing is left: no request holds a version, and all are closed. What
+                is still being loaded is not waited for, but closed when it has been.
         """
         self._closing = True
         self._on_closed = on_closed
+        for attempt in self._attempts.awaited():
+            self._abandon(attempt)
+            self._change(attempt.model, attempt.version, Event.FAIL)
         for record in list(self._models.values()):
             record.wanted = None
             self._settle(record)
@@ -213,7 +225,7 @@ class Manager(Generic[LoadedT]):
     def _known(self, model: str) -> ModelRecord[LoadedT]:
         record = self._models.get(model)
         if record is None:
-            raise NotFound(f"Servable not found for request: Latest({model})")
+            raise unknown_model(f"Latest({model})", self._models)
         return record
 
     def _find(self, model: str, version: int | None, label: str | None) -> LoadedT:
@@ -225,18 +237,18 @@ class Manager(Generic[LoadedT]):
         record = self._models.get(model)
         asked = f"Latest({model})" if version is None else f"Specific({model}, {version})"
         if record is None:
-            raise NotFound(f"Servable not found for request: {asked}")
+            raise unknown_model(asked, self._models)
         number = version
         if label is not None:
             number = record.labels.get(label)
             if number is None:
-                raise _label_error(record, label)
+                raise label_error(record, label)
         elif version is None:
             number = record.default
         found = record.versions.get(number) if number is not None else None
         if found is not None and found.state is State.READY and found.loaded is not None:
             return found.loaded
-        raise _not_ready(record, found, asked)
+        raise not_ready(record, found, asked)
 
     # ---- Moving towards what is wanted ----
 
@@ -249,7 +261,7 @@ class Manager(Generic[LoadedT]):
         while (action := model.decide(now)) is not None:
             version = model.versions[action.version]
             if action.event is Event.LOAD:
-                if not model.busy:
+                if not model.busy and not self._attempts.too_many_hang(model.name):
                     self._to_load[model.name] = action.version
                 break
             self._change(model, version, action.event)
@@ -293,87 +305,152 @@ class Manager(Generic[LoadedT]):
     # ---- Loading ----
 
     def _start_loads(self) -> None:
-        """Start loads while there are threads: models with nothing ready first, the least tried first."""
-        while self._to_load and self._loading < self._load_threads:
+        """Start loads while there is room: models with nothing ready first, the least tried first."""
+        while self._to_load and self._attempts.is_room:
             name = min(self._to_load, key=self._urgency)
             model = self._models[name]
             version = model.versions[self._to_load.pop(name)]
-            self._loading += 1
             version.attempts += 1
+            version.hanging = False
             self._change(model, version, Event.LOAD)
-            self._executor.submit(self._load, model, version)
+            attempt = self._attempts.begin(model, version, self._start_loads, self._took_too_long)
+            self._start(self._executor.submit_in_parts, attempt, self._load, attempt, version.place)
+
+    def _start(self, submit: Callable[..., object], attempt: Attempt[LoadedT], *call: object) -> None:
+        """Let a loader thread go on with an attempt; without one it fails, after what is done now."""
+        try:
+            submit(*call)
+        except NO_THREAD as error:
+            failure = LoadError("no thread could be started for it")
+            failure.__cause__ = error
+            self._clock.call_soon(self._failed, attempt, failure)
 
     def _urgency(self, name: str) -> tuple[bool, int, str]:
         return (name in self._defaults, self._models[name].versions[self._to_load[name]].attempts, name)
 
-    def _load(self, model: ModelRecord[LoadedT], version: VersionRecord[LoadedT]) -> None:
+    def _load(self, attempt: Attempt[LoadedT], place: Place) -> None:
         """In a loader thread."""
-        place = version.place
         try:
-            check_manifest(place.path)
-            loaded = self._loader.load(model.name, version.number, place.path, place.config)
+            attempt.loaded = self._loader.load(
+                attempt.model.name, attempt.version.number, place.path, place.config
+            )
         except BaseException as error:  # noqa: BLE001  # The boundary: a model may raise anything.
-            self._clock.call_soon_threadsafe(self._failed, model, version, error)
+            self._tell(attempt, self._failed, attempt, error)
         else:
-            self._clock.call_soon_threadsafe(self._loaded, model, version, loaded)
+            self._tell(attempt, self._loaded, attempt)
 
-    def _loaded(self, model: ModelRecord[LoadedT], version: VersionRecord[LoadedT], loaded: LoadedT) -> None:
-        version.loaded = loaded
+    def _tell(self, attempt: Attempt[LoadedT], call: Callable[..., object], *args: object) -> None:
+        """In a loader thread: call in the serving thread, which may be gone when a load comes back late."""
+        try:
+            self._clock.call_soon_threadsafe(call, *args)
+        except RuntimeError:
+            if attempt.loaded is not None:
+                self._closes.here(_name(attempt.model, attempt.version), attempt.loaded)
+
+    def _loaded(self, attempt: Attempt[LoadedT]) -> None:
+        if not attempt.awaited:
+            self._came_too_late(attempt)
+            return
+        model, version = attempt.model, attempt.version
+        version.loaded = attempt.loaded
         self._change(model, version, Event.LOADED)
         # What was wanted may have changed meanwhile: nothing is warmed up only to be drained.
         if model.decide(self._clock.now(), suppose_ready=version) == (Event.DRAIN, version.number):
-            self._loading -= 1
+            self._attempts.end(attempt)
             self._change(model, version, Event.DRAIN)
             self._drain(model, version)
             self._proceed(model)
         else:
-            self._executor.submit(self._warm_up, model, version, loaded)
+            self._start(self._executor.submit, attempt, self._warm_up, attempt, attempt.loaded)
 
-    def _warm_up(self, model: ModelRecord[LoadedT], version: VersionRecord[LoadedT], loaded: LoadedT) -> None:
+    def _warm_up(self, attempt: Attempt[LoadedT], loaded: LoadedT) -> None:
         """In a loader thread."""
         try:
             self._loader.warm_up(loaded)
         except BaseException as error:  # noqa: BLE001  # The boundary, as in `_load`.
-            self._clock.call_soon_threadsafe(self._failed, model, version, error)
+            self._tell(attempt, self._failed, attempt, error)
         else:
-            self._clock.call_soon_threadsafe(self._warmed, model, version, loaded)
+            self._tell(attempt, self._warmed, attempt, loaded)
 
-    def _warmed(self, model: ModelRecord[LoadedT], version: VersionRecord[LoadedT], loaded: LoadedT) -> None:
+    def _warmed(self, attempt: Attempt[LoadedT], loaded: LoadedT) -> None:
+        if not attempt.awaited:
+            self._came_too_late(attempt)
+            return
         try:
             self._loader.attach(loaded)
         except Exception as error:  # noqa: BLE001  # The boundary, as in `_load`.
-            self._failed(model, version, error)
+            self._failed(attempt, error)
             return
-        self._loading -= 1
-        version.error = ""
-        self._change(model, version, Event.WARMED)
-        self._proceed(model)
+        self._attempts.end(attempt)
+        attempt.version.error = ""
+        self._change(attempt.model, attempt.version, Event.WARMED)
+        self._proceed(attempt.model)
 
-    def _failed(
+    def _failed(self, attempt: Attempt[LoadedT], error: BaseException) -> None:
+        if not attempt.awaited:
+            self._came_too_late(attempt)
+            return
+        self._attempts.end(attempt)
+        self._fail(attempt.model, attempt.version, error)
+
+    def _took_too_long(self, attempt: Attempt[LoadedT]) -> None:
+        model, version = attempt.model, attempt.version
+        step = "warming up" if version.state is State.WARMING else "loading"
+        self._abandon(attempt)
+        version.hanging = True
+        limit = f"versions.load_timeout_seconds = {attempt.limit_seconds:g}"
+        self._fail(model, version, LoadError(f"{step} took longer than {limit}; it is waited for no longer"))
+        if self._attempts.too_many_hang(model.name):
+            _log.warning("%s: %s", model.name, TOO_MANY_HANG)
+
+    def _abandon(self, attempt: Attempt[LoadedT]) -> None:
+        self._attempts.abandon(attempt)
+        attempt.version.loaded = None  # its thread may be using it: it is closed when that comes back
+
+    def _came_too_late(self, attempt: Attempt[LoadedT]) -> None:
+        """What an abandoned attempt brings is closed; what was refused while it hung may be tried now."""
+        self._attempts.come_back(attempt)
+        model, version = attempt.model, attempt.version
+        if attempt.loaded is not None:
+            self._closes.begin(_name(model, version), attempt.loaded)
+        if version.hanging and version.state is State.FAILED:
+            version.hanging = False
+            self._plan_retry(model, version, LoadError(version.error))
+        if self._models.get(model.name) is model:
+            self._proceed(model)
+
+    def _plan_retry(
+        self, model: ModelRecord[LoadedT], version: VersionRecord[LoadedT], error: BaseException
+    ) -> float | None:
+        """Let a failed version be tried again after a pause, if it may be; not while its thread hangs."""
+        pause = pause_before_retry(error, version.attempts, version.place.config.versions)
+        if pause is not None and not version.hanging:
+            version.timer = self._clock.call_later(pause, self._retry, model, version)
+        return pause
+
+    def _fail(
         self, model: ModelRecord[LoadedT], version: VersionRecord[LoadedT], error: BaseException
     ) -> None:
-        self._loading -= 1
         text = error.message if isinstance(error, HeadraceError) else f"{type(error).__name__}: {error}"
         # The text reaches clients: they are told which version, not where it lies.
         version.error = text.replace(str(version.place.path), f"{model.name}/{version.number}")
-        policy = version.place.config.versions
-        pause = None
-        if version.attempts < policy.load_attempts:
-            pause = retry_seconds(version.attempts, policy.load_retry_seconds)
-            version.timer = self._clock.call_later(pause, self._retry, model, version)
+        pause = self._plan_retry(model, version, error)
+        most = version.place.config.versions.load_attempts
         version.retry_at = None
+        following = "the last until its files or settings change"
+        if pause is not None:
+            following = "the next when it has come back" if version.hanging else f"the next in {pause:g} s"
         _log.warning(
-            "%s version %d failed to load (attempt %d of %d, %s): %s",
-            model.name,
-            version.number,
+            "%s failed to load (attempt %d%s, %s): %s",
+            _name(model, version),
             version.attempts,
-            policy.load_attempts,
-            "the last one" if pause is None else f"the next in {pause:g} s",
+            f" of {most}" if version.attempts <= most else "",
+            following,
             text,
             exc_info=None if isinstance(error, HeadraceError) else error,
         )
         if version.loaded is not None:
-            self._executor.submit(self._close_quietly, model.name, version.number, version.loaded)
+            self._closes.begin(_name(model, version), version.loaded)
             version.loaded = None
         self._change(model, version, Event.FAIL)
         self._proceed(model)
@@ -388,23 +465,15 @@ class Manager(Generic[LoadedT]):
     def _drain(self, model: ModelRecord[LoadedT], version: VersionRecord[LoadedT]) -> None:
         loaded = version.loaded
         if loaded is None:
-            raise RuntimeError(f"{model.name} version {version.number} drains without being loaded")
+            raise RuntimeError(f"{_name(model, version)} drains without being loaded")
         if loaded.outstanding == 0:
-            self._executor.submit(self._close, model, version, loaded)
+            self._close(model, version, loaded)
         else:
-            loaded.on_idle = lambda: self._executor.submit(self._close, model, version, loaded)
+            loaded.on_idle = lambda: self._close(model, version, loaded)
 
     def _close(self, model: ModelRecord[LoadedT], version: VersionRecord[LoadedT], loaded: LoadedT) -> None:
-        """In a loader thread."""
-        self._close_quietly(model.name, version.number, loaded)
-        self._clock.call_soon_threadsafe(self._closed, model, version)
-
-    def _close_quietly(self, model: str, version: int, loaded: LoadedT) -> None:
-        """In a loader thread."""
-        try:
-            self._loader.close(loaded)
-        except BaseException:  # noqa: BLE001  # The boundary, as in `_load`; nobody waits.
-            _log.exception("%s version %d could not be closed in good order", model, version)
+        limit_seconds = version.place.config.versions.load_timeout_seconds
+        self._closes.begin(_name(model, version), loaded, limit_seconds, lambda: self._closed(model, version))
 
     def _closed(self, model: ModelRecord[LoadedT], version: VersionRecord[LoadedT]) -> None:
         version.loaded = None
@@ -412,26 +481,5 @@ class Manager(Generic[LoadedT]):
         self._proceed(model)
 
 
-def _label_error(model: ModelRecord[LoadedT], label: str) -> HeadraceError:
-    wanted = model.wanted
-    if wanted is not None and label in wanted.labels:
-        return Unavailable(f"{model.name} version {wanted.labels[label]}, label {label!r}, is not ready yet")
-    known = ", ".join(repr(name) for name in sorted(model.labels)) or "none"
-    return NotFound(f"Unrecognized servable version label: {label!r}; {model.name} has {known}")
-
-
-def _not_ready(
-    model: ModelRecord[LoadedT], version: VersionRecord[LoadedT] | None, asked: str
-) -> HeadraceError:
-    """Say why a model, or the version asked for, does not answer."""
-    latest = asked.startswith("Latest")
-    asked_for = list(model.versions.values()) if latest else [version] if version is not None else []
-    if any(one.state in (State.NEW, State.LOADING, State.WARMING) for one in asked_for):
-        return Unavailable(f"{model.name} is loading")
-    failed = [one for one in asked_for if one.state is State.FAILED]
-    if failed:
-        newest = max(failed, key=lambda one: one.number)
-        return FailedPrecondition(f"{model.name} version {newest.number} failed to load: {newest.error}")
-    if latest and model.problem:
-        return FailedPrecondition(f"{model.name} serves nothing: {model.problem}")
-    return NotFound(f"Servable not found for request: {asked}")
+def _name(model: ModelRecord[LoadedT], version: VersionRecord[LoadedT]) -> str:
+    return f"{model.name} version {version.number}"

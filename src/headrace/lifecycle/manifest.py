@@ -7,23 +7,27 @@ loads all the same.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
-import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 
 import msgspec
 
+from headrace.disk import draft_directory, open_file, read_file, sync_directory, sync_tree
 from headrace.errors import Conflict, LoadError
-from headrace.lifecycle.layout import MANIFEST_FILE, sync_directory, version_directories
+from headrace.lifecycle.background import stop_if_dropped
+from headrace.lifecycle.layout import MANIFEST_FILE, version_directories
 
 FORMAT = 1
 """The manifest format that is written; newer ones are not read."""
+
+LARGEST_MANIFEST_BYTES = 2**24
+"""The largest manifest that is read."""
+
+_PIECE_BYTES = 2**24
 
 DRAFT_PREFIX = ".publishing-"
 """What the names of directories begin with that are being written."""
@@ -100,15 +104,17 @@ def read_manifest(directory: Path) -> Manifest | None:
     """Read the manifest of a version directory; None if it has none.
 
     Raises:
-        LoadError: It is not a manifest, or one of a newer format.
+        LoadError: It cannot be read, is not a manifest, or one of a newer format.
     """
     try:
-        content = (directory / MANIFEST_FILE).read_bytes()
+        content = read_file(directory / MANIFEST_FILE, LARGEST_MANIFEST_BYTES)
     except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError as error:
+        raise LoadError(f"{MANIFEST_FILE} cannot be read: {error.strerror}") from error
     try:
         manifest = msgspec.json.decode(content, type=Manifest)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:  # a ValueError: not UTF-8
         raise LoadError(f"{MANIFEST_FILE}: not a manifest: {error}") from error
     if manifest.format > FORMAT:
         raise LoadError(f"{MANIFEST_FILE}: format {manifest.format} is newer than {FORMAT}; update headrace")
@@ -125,11 +131,15 @@ def published(directory: Path) -> datetime | None:
     return moment if moment is None or moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
-def check_manifest(directory: Path) -> Manifest | None:
+def check_manifest(directory: Path, but: Callable[[str], bool] = lambda _: False) -> Manifest | None:
     """Check that a version directory is what its manifest says; none is fine, and so are more files.
 
+    Args:
+        directory: The version directory.
+        but: Which files' checksums somebody else checks; their sizes are checked here.
+
     Raises:
-        LoadError: A file is missing, or has another size or checksum.
+        LoadError: A file is missing, cannot be read, or has another size or checksum.
     """
     manifest = read_manifest(directory)
     if manifest is None:
@@ -137,7 +147,13 @@ def check_manifest(directory: Path) -> Manifest | None:
     for name, record in manifest.files.items():  # all sizes before any checksum: they cost nothing
         _check_size(directory, name, record)
     for name, record in manifest.files.items():
-        if _checksum(directory / name) != record.sha256:
+        if but(name):
+            continue
+        try:
+            found = _checksum(directory / name)
+        except OSError as error:
+            raise _unreadable(name, error) from error
+        if found != record.sha256:
             raise _corrupt(f"{name} does not have the checksum that {MANIFEST_FILE} lists")
     return manifest
 
@@ -171,34 +187,14 @@ def publish(
     existing = version_directories(model_directory)
     if version is not None and version in existing:
         raise _exists(model_directory, version)
-    with _draft(model_directory) as draft:
+    with draft_directory(model_directory, DRAFT_PREFIX) as draft:
         _fill(draft, source)
         parent = max(existing, default=None)
         write_manifest(draft, signature=signature, parent=parent, metadata=metadata)
-        _sync_tree(draft)
+        sync_tree(draft)
         published = _rename(draft, model_directory, version)
     sync_directory(model_directory)
     return published
-
-
-@contextmanager
-def _draft(model_directory: Path) -> Iterator[Path]:
-    """A directory that no Source looks at, removed at the end, if it is there still.
-
-    It is locked as long as somebody lives who writes to it, so that what a killed process left can be told.
-    """
-    draft = model_directory / f"{DRAFT_PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
-    descriptor = -1
-    try:
-        draft.mkdir()
-        descriptor = os.open(draft, os.O_RDONLY | os.O_DIRECTORY)
-        with suppress(OSError):  # a file system without locks: then drafts are told by their age alone
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield draft
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
-        if descriptor >= 0:
-            os.close(descriptor)
 
 
 def _fill(draft: Path, source: Path | Writer) -> None:
@@ -247,8 +243,15 @@ def _record(file: Path) -> FileRecord:
 
 
 def _checksum(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+    """Read in pieces so long that Python's lock is hardly wanted: wanting it stops the serving thread."""
+    made = hashlib.sha256()
+    with open_file(file) as stream:
+        size = os.fstat(stream.fileno()).st_size
+        piece = memoryview(bytearray(max(1, min(size, _PIECE_BYTES))))
+        while size := stream.readinto(piece):
+            made.update(piece[:size])
+            stop_if_dropped()
+    return made.hexdigest()
 
 
 def _check_size(directory: Path, name: str, record: FileRecord) -> None:
@@ -256,20 +259,19 @@ def _check_size(directory: Path, name: str, record: FileRecord) -> None:
     if path.is_absolute() or ".." in path.parts:
         raise LoadError(f"{MANIFEST_FILE}: {name!r} is not a path below the version directory")
     try:
-        size = (directory / name).stat().st_size
+        with open_file(directory / name) as stream:
+            size = os.fstat(stream.fileno()).st_size
     except FileNotFoundError:
         raise _corrupt(f"{name}, which {MANIFEST_FILE} lists, is not there") from None
+    except OSError as error:
+        raise _unreadable(name, error) from error
     if size != record.size_bytes:
         raise _corrupt(f"{name} has {size} bytes where {MANIFEST_FILE} lists {record.size_bytes}")
 
 
+def _unreadable(name: str, error: OSError) -> LoadError:
+    return LoadError(f"{name}, which {MANIFEST_FILE} lists, cannot be read: {error.strerror or error}")
+
+
 def _corrupt(what: str) -> LoadError:
     return LoadError(f"corrupt: {what}; publish the version again")
-
-
-def _sync_tree(directory: Path) -> None:
-    for folder, _, files in os.walk(directory):
-        for name in files:
-            with open(os.path.join(folder, name), "rb") as stream:
-                os.fsync(stream.fileno())
-        sync_directory(Path(folder))

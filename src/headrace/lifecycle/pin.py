@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from headrace.disk import read_text, sync_directory, write_file
 from headrace.errors import ConfigError, LoadError, NotFound
-from headrace.lifecycle.layout import PIN_FILE, sync_directory, version_directories, version_number
+from headrace.lifecycle.layout import PIN_FILE, version_directories, version_number
 from headrace.lifecycle.manifest import read_manifest
+
+_MOST_PIN_BYTES = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +48,7 @@ def pin(model_directory: Path, version: int) -> None:
     if version not in known:
         have = ", ".join(map(str, known)) or "none"
         raise NotFound(f"{model_directory.name} has no version {version} to go back to; it has: {have}")
-    draft = model_directory / f".{PIN_FILE}-{os.getpid()}"
-    try:
-        with draft.open("w", encoding="ascii") as stream:
-            stream.write(f"{version}\n")
-            stream.flush()
-            os.fsync(stream.fileno())
-        draft.replace(model_directory / PIN_FILE)
-    finally:
-        draft.unlink(missing_ok=True)
-    sync_directory(model_directory)
+    write_file(model_directory / PIN_FILE, b"%d\n" % version)
 
 
 def unpin(model_directory: Path) -> bool:
@@ -76,12 +69,14 @@ def read_pin(model_directory: Path) -> int | None:
     """Read which version a model is pinned to; None if to none.
 
     Raises:
-        ConfigError: The file holds something else than a number.
+        ConfigError: The file cannot be read, or holds something else than a number.
     """
     try:
-        text = (model_directory / PIN_FILE).read_text("utf-8", errors="replace")
+        text = read_text(model_directory / PIN_FILE, _MOST_PIN_BYTES)
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise ConfigError(f"{PIN_FILE} cannot be read: {error.strerror}") from error
     number = version_number(text.strip())
     if number is None:
         raise ConfigError(f"{PIN_FILE}: expected the number of a version, got {text[:40]!r}")

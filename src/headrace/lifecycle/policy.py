@@ -6,15 +6,27 @@ be done.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from headrace.config import VersionPolicy
+from headrace.errors import NotLoadable
 from headrace.lifecycle.state import Event, State
 
 _FIRST_RETRY_SECONDS = 1.0
 _MOST_DOUBLINGS = 30
+_MOST_CAUSES = 16
+
+_PASSING = {
+    getattr(errno, name, None)
+    for name in (
+        *("EMFILE", "ENFILE", "ENOMEM", "EAGAIN", "ENOSPC", "EDQUOT"),  # something is short
+        *("EIO", "ESTALE", "ETIMEDOUT", "ENOTCONN", "EHOSTDOWN"),  # a disk, a mount
+    )
+} - {None}
+"""Errors of the system that say nothing of the files: they pass when somebody has seen to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +168,38 @@ def retry_seconds(attempts: int, longest_seconds: float) -> float:
         longest_seconds: The longest wait.
     """
     return float(min(longest_seconds, _FIRST_RETRY_SECONDS * 2 ** min(attempts - 1, _MOST_DOUBLINGS)))
+
+
+def pause_before_retry(error: BaseException, attempts: int, policy: VersionPolicy) -> float | None:
+    """How long to wait before a failed load is tried again, in seconds; None for never.
+
+    Never is until its files or its settings change, or it is loaded by hand. What the system is short of may
+    be short for hours: then it is tried again and again, with the longest pause in between.
+
+    Args:
+        error: Why it failed.
+        attempts: How often it has failed, at least once.
+        policy: The model's version policy.
+    """
+    if isinstance(error, NotLoadable):
+        return None
+    if attempts < policy.load_attempts:
+        return retry_seconds(attempts, policy.load_retry_seconds)
+    return max(_FIRST_RETRY_SECONDS, policy.load_retry_seconds) if _is_of_the_system(error) else None
+
+
+def _is_of_the_system(error: BaseException) -> bool:
+    """Whether the system had too little of something, or a disk failed: the cause of all, or of one cause."""
+    cause: BaseException | None = error
+    for _ in range(_MOST_CAUSES):
+        if isinstance(cause, MemoryError) or (isinstance(cause, OSError) and cause.errno in _PASSING):
+            return True
+        if type(cause) is RuntimeError and "can't start new thread" in str(cause):  # Python's, without a type
+            return True
+        if cause is None:
+            break
+        cause = cause.__cause__ or cause.__context__
+    return False
 
 
 def _load_highest(versions: Sequence[VersionView], now: float) -> Action | None:

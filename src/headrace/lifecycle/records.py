@@ -52,10 +52,11 @@ class VersionRecord(Generic[LoadedT]):
         error: Why it failed the last time, or "".
         retry_at: Since when a failed one may be tried again; None while it may not.
         timer: What will let it be tried again.
+        hanging: Whether a thread hangs that was to load it: it is not tried again before that comes back.
         loaded: What the Loader made of it.
     """
 
-    __slots__ = ("attempts", "error", "loaded", "number", "place", "retry_at", "state", "timer")
+    __slots__ = ("attempts", "error", "hanging", "loaded", "number", "place", "retry_at", "state", "timer")
 
     def __init__(self, number: int, place: Place) -> None:
         """Start a version's life."""
@@ -66,6 +67,7 @@ class VersionRecord(Generic[LoadedT]):
         self.error = ""
         self.retry_at: float | None = None
         self.timer: Timer | None = None
+        self.hanging = False
         self.loaded: LoadedT | None = None
 
     def try_anew(self, now: float) -> None:

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.clock import Clock, Timer
-from headrace.config import ServerConfig
-from headrace.lifecycle.background import Executor
+from headrace.config import ServerConfig, Table
+from headrace.lifecycle.background import NO_THREAD, Executor
 from headrace.lifecycle.deduce import Deduced, deduce
-from headrace.lifecycle.listing import Listing, list_models, look
+from headrace.lifecycle.listing import Listing, list_models
+from headrace.lifecycle.listing import look as look_at
 from headrace.lifecycle.wanted import Wanted
 
 _log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 10.0
+"""How long a look may stand still before the next ones avoid the model where it does."""
+
+_FIRST_RETRY_SECONDS = 1.0
+"""Until a first look that found no thread is tried again, where no second one is asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +34,42 @@ class _Seen:
     complaints: Mapping[str, str]
 
 
+class _Look:
+    """One look, as far as it has come; written by its thread, read by the serving one.
+
+    Attributes:
+        avoided: The models that are not touched, because another look hangs in their directories.
+        at: The model that is being looked at, "" before the first; and since when it has stood still.
+        outdated: Whether something newer has been told meanwhile; the serving thread's.
+    """
+
+    def __init__(self, avoided: frozenset[str], now: Callable[[], float]) -> None:
+        """Begin."""
+        self.avoided = avoided
+        self._now = now
+        self.at = "", now()
+        self.outdated = False
+
+    def may_touch(self, model: str) -> bool:
+        """Note which model comes next, unless it is to be avoided."""
+        if model in self.avoided:
+            return False
+        self.at = model, self._now()
+        return True
+
+    def moved(self) -> None:
+        """It is still at the same model, and does not hang."""
+        self.at = self.at[0], self._now()
+
+
 class DirectorySource:
     """Serves ``DIR/NAME/NUMBER/…``, or ``DIR/NUMBER/…`` as one model named after DIR.
 
-    Looking happens in a thread of the executor's, one look at a time; all else in the serving thread.
+    Looking happens in a thread of the executor's, one look at a time; all else in the serving thread. A look
+    that hangs in a model's directory is left behind, and the next ones avoid that model until it comes back.
+    However long a look takes as a whole, what it found is told, unless something newer has been.
+
+    Rule: until ``stop``, or the one look that is asked for, there is always a timer that goes on.
     """
 
     def __init__(
@@ -46,7 +86,7 @@ class DirectorySource:
             root: The served directory; None if all models lie elsewhere.
             want: Told everything that is wanted, at first and whenever it has changed; ``Manager.want``.
             clock: Time, and calls in the serving thread.
-            executor: Where to look; one that loads models as well makes looking wait for them.
+            executor: Where to look; what hangs in one of its threads must not hold up the others.
             config: How often to look, and what is set per model.
         """
         self._root = root
@@ -59,6 +99,8 @@ class DirectorySource:
         }
         self._seen: _Seen | None = None
         self._timer: Timer | None = None
+        self._current: _Look | None = None
+        self._hanging: dict[str, _Look] = {}
         self._stopped = False
 
     def start(self) -> None:
@@ -72,26 +114,53 @@ class DirectorySource:
             self._timer.cancel()
 
     def _submit(self) -> None:
-        self._timer = None
-        self._executor.submit(self._look, self._seen)
+        look = self._current = _Look(frozenset(self._hanging), self._clock.now)
+        try:
+            self._executor.submit(self._look, look, self._seen)
+        except NO_THREAD as error:
+            _log.warning("the model directories cannot be looked at now, but soon again: %s", error)
+            self._timer = self._clock.call_later(
+                self._config.poll_seconds or _FIRST_RETRY_SECONDS, self._submit
+            )
+        else:
+            self._timer = self._clock.call_later(LOOK_SECONDS, self._watch, look, False)
 
-    def _look(self, before: _Seen | None) -> None:
+    def _watch(self, look: _Look, said: bool) -> None:
+        """Where a look hangs in a model, begin another that avoids it. The served directory is waited for."""
+        model, since = look.at
+        left = since + LOOK_SECONDS - self._clock.now()
+        if left <= 0 and model:
+            self._hanging[model] = look
+            self._submit()
+            return
+        if left <= 0 and not said:
+            _log.warning("the served directory does not answer; what is loaded stays")
+        said = said or left <= 0
+        self._timer = self._clock.call_later(left if left > 0 else LOOK_SECONDS, self._watch, look, said)
+
+    def _look(self, look: _Look, before: _Seen | None) -> None:
         """In a loader thread."""
         seen = before
         try:
-            seen = self._find(before)
+            seen = self._find(look, before)
         except Exception:  # noqa: BLE001  # The boundary: whatever goes wrong, the next look may go well.
             _log.exception("looking at the model directories failed; what is loaded stays")
-        self._clock.call_soon_threadsafe(self._tell, seen, _is_news(seen, before))
+        with suppress(RuntimeError):  # the event loop has ended meanwhile
+            self._clock.call_soon_threadsafe(self._tell, look, seen, _is_news(seen, before))
 
-    def _find(self, before: _Seen | None) -> _Seen:
-        listing = list_models(self._root, self._elsewhere)
+    def _find(self, look: _Look, before: _Seen | None) -> _Seen:
+        listing = list_models(self._root, self._elsewhere, look.may_touch)
         remembered = None if before is None else before.deduced
         if listing.problem and remembered is None:
             complaints = _complaints(listing, {})
             _log_news(complaints, before)
             return _Seen(None, {}, complaints)
-        deduced = deduce(listing, remembered, lambda name: self._config.model(name).overrides, look)
+
+        def overrides(name: str) -> Table:
+            look.may_touch(name)  # its versions' files are looked at next
+            return self._config.model(name).overrides
+
+        deduced = deduce(listing, remembered, overrides, lambda path: look_at(path, look.moved))
         wanted = {
             name: model.wanted
             for name, model in deduced.items()
@@ -101,14 +170,29 @@ class DirectorySource:
         _log_news(complaints, before)
         return _Seen(deduced, wanted, complaints)
 
-    def _tell(self, seen: _Seen | None, changed: bool) -> None:
+    def _tell(self, look: _Look, seen: _Seen | None, changed: bool) -> None:
+        self._hanging = {name: one for name, one in self._hanging.items() if one is not look}
         if self._stopped:
             return
-        self._seen = seen
+        if look is self._current and self._timer is not None:
+            self._timer.cancel()
+        try:
+            if not look.outdated:
+                self._take(look, seen, changed)
+        except Exception:  # noqa: BLE001  # The boundary: as long as this is not taken, each look tells it again.
+            _log.exception("what is wanted could not be set in motion; the next look tells it again")
+        finally:
+            if look is self._current and self._config.poll_seconds > 0:
+                self._timer = self._clock.call_later(self._config.poll_seconds, self._submit)
+
+    def _take(self, look: _Look, seen: _Seen | None, changed: bool) -> None:
         if changed and seen is not None:
             self._want(seen.wanted)
-        if self._config.poll_seconds > 0:
-            self._timer = self._clock.call_later(self._config.poll_seconds, self._submit)
+        self._seen = seen
+        # The others began from what was seen before, and avoid what this one may have looked at.
+        for other in (self._current, *self._hanging.values()):
+            if other is not None and other is not look:
+                other.outdated = True
 
 
 def _is_news(seen: _Seen | None, before: _Seen | None) -> bool:

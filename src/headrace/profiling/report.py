@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
+from headrace.terminal import table
+
 _MOST_NAME = 48
 
 
@@ -126,8 +128,7 @@ def as_table(profile: Profile, most_lines: int = 40) -> str:
     if rest:
         total, share = sum(line.total_milliseconds for line in rest), sum(line.share for line in rest)
         rows.append((f"({len(rest)} others)", "", "", f"{total:.3f}", f"{share:.1%}", "", ""))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join([head, "", *(_aligned(row, widths) for row in rows)])
+    return f"{head}\n\n{table(rows, right=(2, 3, 4, 5))}"
 
 
 def _cells(line: Line) -> tuple[str, ...]:
@@ -143,12 +144,3 @@ def _cells(line: Line) -> tuple[str, ...]:
         f"{line.mean_microseconds:.2f}",
         line.shape,
     )
-
-
-def _aligned(row: Sequence[str], widths: Sequence[int]) -> str:
-    left = (0, 1, 6)
-    cells = [
-        cell.ljust(width) if column in left else cell.rjust(width)
-        for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-    ]
-    return "  ".join(cells).rstrip()

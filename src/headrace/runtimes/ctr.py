@@ -8,19 +8,20 @@ of their own. Inputs of the context may come with one row for all candidates of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from headrace.ctr.context import GroupedScorer
-from headrace.ctr.files import read_model
+from headrace.ctr.files import MODEL_FILE, read_model
 from headrace.ctr.joined_inputs import Joined, join
 from headrace.ctr.model import Contribution, Weights
 from headrace.ctr.settings import ModelSettings
 from headrace.ctr.zoo import scorer
-from headrace.errors import ConfigError, InvalidRequest, LoadError
+from headrace.errors import ConfigError, InvalidRequest, InvalidRows, NotLoadable
+from headrace.runtimes.ctr_kernels import make_ready
 from headrace.runtimes.options import RuntimeOptions
 from headrace.servable import DEFAULT_SIGNATURE, Kind, Signature, TensorSpec
 from headrace.stream.features import Features
@@ -50,12 +51,30 @@ def load(file: Path, options: RuntimeOptions) -> CtrServable:
         LoadError: It is damaged, or does not fit together.
     """
     options.check_known({})
-    settings, features, weights = read_model(file.parent)
+    kind: Kind = "regress" if options.signature.kind == "predict" else options.signature.kind
+    servable = _servable(options.native(lambda: read_model(file.parent, options.checksums)), kind)
+    make_ready(servable, file.parent)
+    return servable
+
+
+def servable_of(version: Path) -> CtrServable:
+    """Load a version's arrays; its kernels are compiled when they are called first.
+
+    Args:
+        version: Its directory.
+
+    Raises:
+        LoadError: It is damaged, or does not fit together.
+    """
+    return _servable(read_model(version), "regress")
+
+
+def _servable(model: tuple[ModelSettings, Features, Weights], kind: Kind) -> CtrServable:
+    settings, features, weights = model
     try:
         grouped = GroupedScorer(settings, features, weights)
     except ConfigError as error:
-        raise LoadError(f"{file.name}: {error.message}") from error
-    kind: Kind = "regress" if options.signature.kind == "predict" else options.signature.kind
+        raise NotLoadable(f"{MODEL_FILE}: {error.message}") from error
     return CtrServable((settings, features, weights), grouped, kind)
 
 
@@ -97,7 +116,7 @@ class CtrServable:
             signature: Which way to call it.
 
         Raises:
-            InvalidRequest: A bucket is not one of its table's, or a number is not finite.
+            InvalidRows: A bucket is not one of its table's, or a number is not finite.
         """
         place = self._place_rows if signature == ROWS_SIGNATURE else self._place_fields
         indices, dense = place(inputs)
@@ -111,13 +130,13 @@ class CtrServable:
             signature: Which way to call it.
 
         Raises:
-            InvalidRequest: As for ``predict``.
+            InvalidRows: As for ``predict``.
         """
         place = self._place_rows if signature == ROWS_SIGNATURE else self._place_fields
         return scorer(*self._model).explain(*place(inputs))
 
     def close(self) -> None:
-        """Let go of the mapped files."""
+        """Let go of the tables."""
         del self._scorer, self._keys, self._model
 
     def _place_fields(self, inputs: Tensors) -> tuple[Array, Array]:
@@ -126,10 +145,8 @@ class CtrServable:
         indices = np.zeros((rows, features.slots), np.uint32)
         if places.names:
             values = np.concatenate([inputs[name] for name in places.names]).reshape(-1, rows)
-            wrong = place_integers(values, places.integers, indices)
-            if wrong >= 0:  # the slow way says which value it is
-                field, start, _ = places.fields[wrong]
-                rows_of(inputs[field.name], field, start)
+            if place_integers(values, places.integers, indices) >= 0:
+                raise self._wrong_fields(inputs)
         keys = np.zeros((rows, len(self._exact)), np.uint64)
         for field, start, first in places.others:
             given = inputs[field.name].reshape(rows, field.values)
@@ -137,7 +154,10 @@ class CtrServable:
                 at = self._key_columns[first]
                 keys[:, at : at + field.values] = keys_of(given, field)
             else:
-                indices[:, first : first + field.values] = rows_of(given, field, start)
+                try:
+                    indices[:, first : first + field.values] = rows_of(given, field, start)
+                except InvalidRequest as error:
+                    raise self._wrong_fields(inputs) from error
         self._look_up(keys, indices)
         return indices, self._numbers(inputs, rows)
 
@@ -156,9 +176,7 @@ class CtrServable:
         columns = [inputs[name].reshape(rows, -1) for name in self._numeric]
         dense = np.concatenate(columns, axis=1)
         if not np.isfinite(dense).all():
-            for name, values in zip(self._numeric, columns, strict=True):
-                for row, column in np.argwhere(~np.isfinite(values)):
-                    raise _not_finite(name, int(row), values[row, column])
+            raise self._wrong_fields(inputs)
         return dense
 
     def _place_rows(self, inputs: Tensors) -> tuple[Array, Array]:
@@ -179,7 +197,7 @@ class CtrServable:
             dense,
         )
         if wrong >= 0:
-            raise self._wrong_place(inputs, wrong)
+            raise self._wrong_rows(inputs)
         if not len(self._exact):
             return joined, dense
         indices = np.empty((rows, features.slots), np.uint32)
@@ -188,25 +206,54 @@ class CtrServable:
         self._look_up(np.concatenate(parts, axis=1), indices)
         return indices, dense
 
-    def _wrong_place(self, inputs: Tensors, wrong: int) -> InvalidRequest:
-        features = self._features
-        slots = len(self._joined)
-        row, place = divmod(wrong, slots + features.dense_width)
-        is_bucket = place < slots
-        column, split = (
-            (place, _of_context(self._joined)) if is_bucket else (place - slots, features.context_dense)
-        )
-        name = ("context" if column < split else "candidate") + ("" if is_bucket else "_dense")
-        column -= split if column >= split else 0
-        value = inputs[name][row, column]
-        if not is_bucket:
-            return _not_finite(name, row, value)
-        field, _ = self._joined[place]
-        return InvalidRequest(
-            f"row {row}, column {column} ({field.name}): expected a bucket from 0 to {field.buckets - 1}, "
-            f"or {PADDING} for no value, got {value}",
-            field=name,
-        )
+    # --- what is wrong with which rows: only asked when something is ---
+
+    def _wrong_fields(self, inputs: Tensors) -> InvalidRows:
+        wrong: dict[int, tuple[str, str]] = {}
+        for field in self._features.categorical:
+            if field.keys == "bucket":
+                values = _by_row(inputs[field.name])
+                bad = (values != -1) & ((values < 0) | (values >= field.buckets))
+                for row, column in _first_of_rows(bad):
+                    wrong.setdefault(row, (field.name, _no_bucket(field, -1, values[row, column])))
+        for name in self._numeric:
+            _add_not_finite(wrong, name, inputs)
+        return InvalidRows.of(wrong)
+
+    def _wrong_rows(self, inputs: Tensors) -> InvalidRows:
+        wrong: dict[int, tuple[str, str]] = {}
+        split = _of_context(self._joined)
+        for name, first, last in (("context", 0, split), ("candidate", split, len(self._joined))):
+            if name in inputs:
+                values = inputs[name]
+                bad = (values >= self._buckets[first:last]) & (values != PADDING)
+                for row, column in _first_of_rows(bad):
+                    field, _ = self._joined[first + column]
+                    reason = _no_bucket(field, PADDING, values[row, column])
+                    wrong.setdefault(row, (name, f", column {column} ({field.name}){reason}"))
+            _add_not_finite(wrong, f"{name}_dense", inputs)
+        return InvalidRows.of(wrong)
+
+
+def _by_row(values: Array) -> Array:
+    return values.reshape(len(values), -1)
+
+
+def _first_of_rows(bad: Array) -> Iterator[tuple[int, int]]:
+    """Each row that has something bad, and the first column of it that is."""
+    rows = np.flatnonzero(bad.any(axis=1))
+    return zip(rows.tolist(), bad[rows].argmax(axis=1).tolist(), strict=True)
+
+
+def _no_bucket(field: Field, nothing: object, value: object) -> str:
+    return f": expected a bucket from 0 to {field.buckets - 1}, or {nothing} for no value, got {value}"
+
+
+def _add_not_finite(wrong: dict[int, tuple[str, str]], name: str, inputs: Tensors) -> None:
+    if name in inputs:
+        values = _by_row(inputs[name])
+        for row, column in _first_of_rows(~np.isfinite(values)):
+            wrong.setdefault(row, (name, f": expected a finite number, got {values[row, column]}"))
 
 
 class _Places(NamedTuple):
@@ -239,10 +286,6 @@ def _is_one_integer(field: Field) -> bool:
     return field.values == 1 and field.keys != "exact" and (field.keys == "bucket" or not field.text)
 
 
-def _not_finite(name: str, row: int, value: object) -> InvalidRequest:
-    return InvalidRequest(f"row {row}: expected a finite number, got {value}", field=name)
-
-
 # ---- Signatures ----
 
 
@@ -253,9 +296,18 @@ def _field_inputs(features: Features) -> tuple[TensorSpec, ...]:
 def _spec(field: Field) -> TensorSpec:
     if field.role == "categorical":
         dtype = STRING if field.text and field.keys != "bucket" else _INTEGER
-        return TensorSpec(field.name, dtype, (field.values,) if field.values > 1 else (), field.context)
+        several = field.values > 1
+        return TensorSpec(
+            field.name,
+            dtype,
+            (field.values,) if several else (),
+            field.context,
+            absent="" if dtype == STRING else -1,
+            shorter=several,
+        )
     shape = (field.size,) if field.role == "vector" else ()
-    return TensorSpec(field.name, _FLOAT, shape, field.context)
+    # As where the stream has no number.
+    return TensorSpec(field.name, _FLOAT, shape, field.context, absent=0.0)
 
 
 def _joined_inputs(features: Features) -> tuple[TensorSpec, ...]:

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from headrace.errors import InvalidRequest, LoadError, ModelError
+from headrace.errors import HeadraceError, InvalidRequest, LoadError, ModelError, NotLoadable
+from headrace.runtimes.onnx_external import read_external
 from headrace.runtimes.options import RuntimeOptions
 from headrace.servable import DEFAULT_SIGNATURE, Signature, TensorSpec
 from headrace.tensors import STRING, Array, Tensors
@@ -44,6 +45,8 @@ _OPTIMIZATION = {
 }
 _FATAL_ONLY = 4  # Everything else that ONNX Runtime would print is also in the exceptions it raises.
 
+_FROM_MEMORY = "add_external_initializers_from_files_in_memory"
+
 _Convert = Callable[[Any], Array]
 _Node = Any  # onnxruntime ships no types: a NodeArg has a name, a type and a shape
 
@@ -56,14 +59,15 @@ def load(file: Path, options: RuntimeOptions) -> OnnxServable:
         options: The operator's settings.
 
     Raises:
-        LoadError: ONNX Runtime refuses it, or its inputs or outputs are not rows.
+        LoadError: ONNX Runtime refuses it, its external data cannot be read, or its inputs or outputs are not
+            rows.
     """
-    settings = session_options(options)
+    session_options(options)  # refuses before anything is read
     try:
-        # Without fallback: it would print and try again what fails in the same way.
-        session = onnxruntime.InferenceSession(
-            str(file), settings, providers=["CPUExecutionProvider"], enable_fallback=0
-        )
+        external = options.share(lambda: _external(file, options))
+        session = options.native(lambda: _session(file, options, external))
+    except HeadraceError:
+        raise
     except Exception as error:  # the boundary to ONNX Runtime, whose exceptions share no base class
         raise LoadError(f"ONNX Runtime cannot load {file.name}: {_text(error)}") from error
     inputs, outputs = session.get_inputs(), session.get_outputs()
@@ -75,6 +79,26 @@ def load(file: Path, options: RuntimeOptions) -> OnnxServable:
         rows=_fixed_rows(inputs),
     )
     return OnnxServable(session, signature, [node.type in _MAPS for node in outputs])
+
+
+def _external(file: Path, options: RuntimeOptions) -> dict[str, Array]:
+    if not hasattr(onnxruntime.SessionOptions, _FROM_MEMORY):
+        return {}  # an older ONNX Runtime, which maps the files
+    return read_external(file, options.checksums)
+
+
+def _session(
+    file: Path, options: RuntimeOptions, external: Mapping[str, Array]
+) -> onnxruntime.InferenceSession:
+    """Make a session; the settings hold addresses in ``external``, which must live until it is made."""
+    settings = session_options(options)
+    if external:
+        contents = list(external.values())
+        getattr(settings, _FROM_MEMORY)(list(external), contents, [*map(len, contents)])
+    # Without fallback: it would print and try again what fails in the same way.
+    return onnxruntime.InferenceSession(
+        str(file), settings, providers=["CPUExecutionProvider"], enable_fallback=0
+    )
 
 
 class OnnxServable:
@@ -140,7 +164,7 @@ def session_options(options: RuntimeOptions) -> onnxruntime.SessionOptions:
     options.check_known({"optimization": str, **{name: type(value) for name, value in entries.items()}})
     level = str(options.options.get("optimization", "all"))
     if level not in _OPTIMIZATION:
-        raise LoadError(f"runtime.options.optimization: expected {', '.join(_OPTIMIZATION)}, got {level!r}")
+        raise NotLoadable(f"runtime.options.optimization: expected {', '.join(_OPTIMIZATION)}, got {level!r}")
     settings = onnxruntime.SessionOptions()
     settings.intra_op_num_threads = options.threads
     settings.inter_op_num_threads = 1
@@ -155,7 +179,7 @@ def session_options(options: RuntimeOptions) -> onnxruntime.SessionOptions:
 def _input(node: _Node) -> TensorSpec:
     dtype = _DTYPES.get(node.type)
     if dtype is None:
-        raise LoadError(f"input {node.name!r} is {node.type}, which no request can carry; make it a tensor")
+        raise NotLoadable(f"input {node.name!r} is {node.type}, which no request can carry; make it a tensor")
     return TensorSpec(node.name, dtype, _row_shape("input", node))
 
 
@@ -164,7 +188,7 @@ def _output(node: _Node) -> TensorSpec:
         return TensorSpec(node.name, np.dtype(np.float32), (None,))
     dtype = _DTYPES.get(node.type)
     if dtype is None:
-        raise LoadError(
+        raise NotLoadable(
             f"output {node.name!r} is {node.type}, which no answer can carry; make it a tensor "
             "(skl2onnx: options={'zipmap': False}; torch: cast bfloat16 to float32)"
         )
@@ -173,7 +197,7 @@ def _output(node: _Node) -> TensorSpec:
 
 def _row_shape(side: str, node: _Node) -> tuple[int | None, ...]:
     if not node.shape:
-        raise LoadError(
+        raise NotLoadable(
             f"{side} {node.name!r} has no axes (or none declared), but the first axis must be rows: "
             "export the model with a batch axis, or run onnx.shape_inference over it"
         )
@@ -184,7 +208,7 @@ def _fixed_rows(inputs: Sequence[_Node]) -> int | None:
     fixed = {node.name: node.shape[0] for node in inputs if isinstance(node.shape[0], int)}
     if len(set(fixed.values())) > 1:
         said = ", ".join(f"{name} {rows}" for name, rows in fixed.items())
-        raise LoadError(
+        raise NotLoadable(
             f"the inputs have different fixed first axes ({said}), which cannot all be rows; "
             "export the model with a batch axis"
         )

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
 
-from headrace.errors import LoadError
+from headrace.errors import NotLoadable
 from headrace.servable import Kind
 from headrace.tensors import Tensors
+
+ResultT = TypeVar("ResultT")
 
 Option = str | int | float | bool
 
@@ -29,6 +32,18 @@ class SignatureSettings:
     labels: tuple[str, ...] = ()
 
 
+class RunGently(Protocol):
+    """Runs a part of loading so that it disturbs requests least."""
+
+    def __call__(self, call: Callable[[], ResultT], /) -> ResultT:
+        """Give the call's result."""
+
+
+def at_once(call: Callable[[], ResultT]) -> ResultT:
+    """Run a part of loading where there are no requests to disturb."""
+    return call()
+
+
 @dataclass(frozen=True, slots=True)
 class RuntimeOptions:
     """The operator's settings for loading one version.
@@ -40,7 +55,11 @@ class RuntimeOptions:
         allow_code: Whether code from version directories may run.
         options: Settings of the runtime, listed in docs/runtimes.md.
         signature: What Classify and Regress make of the outputs.
+        checksums: The SHA-256 of the version's files, by path below its directory, as its manifest lists
+            them; None without a manifest.
         call: Calls another model by name, from a thread that may block; None where there are no other models.
+        native: Runs the native part of loading, if that lets go of Python's lock; perhaps twice side by side.
+        share: Runs loading that holds Python's lock.
     """
 
     kind: str = ""
@@ -49,7 +68,10 @@ class RuntimeOptions:
     allow_code: bool = False
     options: Mapping[str, Option] = field(default_factory=dict)
     signature: SignatureSettings = field(default_factory=SignatureSettings)
+    checksums: Mapping[str, str] | None = None
     call: Callable[[str, Tensors], Tensors] | None = None
+    native: RunGently = at_once
+    share: RunGently = at_once
 
     def check_known(self, known: Mapping[str, type]) -> None:
         """Refuse options that a runtime does not have, or of another type than it wants.
@@ -64,6 +86,6 @@ class RuntimeOptions:
             wanted = known.get(name)
             if wanted is None:
                 there = ", ".join(sorted(known)) or "none"
-                raise LoadError(f"runtime.options.{name}: unknown; this runtime has {there}")
+                raise NotLoadable(f"runtime.options.{name}: unknown; this runtime has {there}")
             if type(value) is not wanted:
-                raise LoadError(f"runtime.options.{name}: expected {wanted.__name__}, got {value!r}")
+                raise NotLoadable(f"runtime.options.{name}: expected {wanted.__name__}, got {value!r}")

@@ -34,7 +34,7 @@ from typing import Protocol
 
 import numpy as np
 
-from headrace.errors import FailedPrecondition, HeadraceError, LoadError, ModelError
+from headrace.errors import FailedPrecondition, HeadraceError, LoadError, ModelError, NotLoadable
 from headrace.runtimes.options import Option, RuntimeOptions
 from headrace.servable import DEFAULT_SIGNATURE, Signature, TensorSpec
 from headrace.tensors import BY_OIP, STRING, Array, Tensors, describe
@@ -94,7 +94,7 @@ def load(file: Path, options: RuntimeOptions) -> PythonServable:
         LoadError: Code is not allowed, the code fails, or ``Model`` is not as it should be.
     """
     if not options.allow_code:
-        raise LoadError(
+        raise NotLoadable(
             f"{file.name} is code, and code from model directories is not run. If only people you trust can "
             "write there, start the server with --allow-code, or set allow_code = true in its configuration"
         )

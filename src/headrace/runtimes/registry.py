@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import fnmatch
 import importlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from headrace.errors import LoadError
+from headrace.errors import LoadError, NotLoadable
 from headrace.runtimes.options import RuntimeOptions, SignatureSettings
 from headrace.servable import DEFAULT_SIGNATURE, Servable, Signature
 
@@ -29,6 +29,9 @@ class Runtime:
         file: The file name that settles that a directory is its own.
         pattern: The names that are recognised if there is exactly one of them and nothing settles it.
         extra: The extra of headrace that installs what the module imports; empty if nothing more is needed.
+        reads: Patterns of the files that it reads besides, which a manifest must list.
+        checks: Patterns of the files whose checksums it checks itself, on what it has read.
+        native: Whether it loads without Python's lock nearly all the time, by ``options.native``.
     """
 
     kind: str
@@ -36,18 +39,24 @@ class Runtime:
     file: str
     pattern: str
     extra: str = ""
+    reads: tuple[str, ...] = ()
+    checks: tuple[str, ...] = ()
+    native: bool = False
 
 
 RUNTIMES = (
-    Runtime("onnx", "headrace.runtimes.onnx", "model.onnx", "*.onnx"),
+    Runtime("onnx", "headrace.runtimes.onnx", "model.onnx", "*.onnx", native=True),
     Runtime("sklearn", "headrace.runtimes.sklearn", "model.skops", "*.skops", extra="sklearn"),
-    Runtime("ctr", "headrace.runtimes.ctr", "model.ctr", "model.ctr", extra="ctr"),
+    Runtime(
+        "ctr", "headrace.runtimes.ctr", "model.ctr", "model.ctr", extra="ctr", checks=("model.ctr", "*.npy")
+    ),
     Runtime(
         "tensorflow",
         "headrace.runtimes.tensorflow",
         "saved_model.pb",
         "saved_model.pb",
         extra="tensorflow",
+        reads=("variables/*", "assets/*"),
     ),
     Runtime("python", "headrace.runtimes.python", "model.py", "model.py"),
 )
@@ -69,18 +78,50 @@ def load(path: Path, options: RuntimeOptions) -> Servable:
     Raises:
         LoadError: Not exactly one runtime recognises it, a package is missing, or it cannot be loaded.
     """
-    try:
-        names = sorted(entry.name for entry in path.iterdir() if entry.is_file())
-    except OSError as error:
-        raise LoadError(f"cannot read the version directory {path}: {error.strerror}") from error
-    runtime, name = find(names, options.kind)
-    servable = _import(runtime)(path / name, options)
+    runtime, name = find(_names(path), options.kind)
+    if options.checksums is not None:
+        _check_listed(path, runtime, name, options.checksums)
+    loads = _import(runtime)
+    if runtime.native:
+        servable = loads(path / name, options)
+    else:
+        servable = options.share(lambda: loads(path / name, options))
     try:
         _check_signature(servable.signatures[DEFAULT_SIGNATURE], options.signature)
     except LoadError:
         servable.close()
         raise
     return servable
+
+
+def checks_itself(path: Path, kind: str) -> Callable[[str], bool]:
+    """Which files of a version directory its runtime checks the checksums of, as it reads them.
+
+    Args:
+        path: The directory.
+        kind: The runtime that the operator chose; empty for any.
+    """
+    try:
+        runtime, _ = find(_names(path), kind)
+    except LoadError:  # `load` says it
+        return lambda name: False
+    patterns = runtime.checks
+    return lambda name: "/" not in name and any(fnmatch.fnmatchcase(name, one) for one in patterns)
+
+
+def _names(path: Path) -> list[str]:
+    try:
+        return sorted(entry.name for entry in path.iterdir() if entry.is_file())
+    except OSError as error:
+        raise LoadError(f"cannot read the version directory {path}: {error.strerror}") from error
+
+
+def _check_listed(path: Path, runtime: Runtime, name: str, listed: Container[str]) -> None:
+    """Refuse files that are read and that the manifest does not vouch for."""
+    besides = (file for pattern in runtime.reads for file in path.glob(pattern) if file.is_file())
+    for file in (name, *sorted(one.relative_to(path).as_posix() for one in besides)):
+        if file not in listed:
+            raise LoadError(f"{file} is read, and the manifest does not list it; publish the version again")
 
 
 def find(names: Sequence[str], kind: str = "", runtimes: Sequence[Runtime] = RUNTIMES) -> tuple[Runtime, str]:
@@ -102,7 +143,7 @@ def find(names: Sequence[str], kind: str = "", runtimes: Sequence[Runtime] = RUN
     """
     candidates = [runtime for runtime in runtimes if kind in ("", runtime.kind)]
     if not candidates:
-        raise LoadError(f"runtime.kind: expected {_listed(row.kind for row in runtimes)}, got {kind!r}")
+        raise NotLoadable(f"runtime.kind: expected {_listed(row.kind for row in runtimes)}, got {kind!r}")
     settled = [(runtime, runtime.file) for runtime in candidates if runtime.file in names]
     matched = settled or [
         (runtime, name)
@@ -113,11 +154,11 @@ def find(names: Sequence[str], kind: str = "", runtimes: Sequence[Runtime] = RUN
     if len(matched) == 1:
         return matched[0]
     if matched:
-        raise LoadError(
+        raise NotLoadable(
             f"found {_listed(name for _, name in matched)}: which is the model? Keep one, call it "
             f"{_listed(sorted({runtime.file for runtime, _ in matched}))}, or set runtime.kind"
         )
-    raise LoadError(_nothing_found(names, candidates))
+    raise NotLoadable(_nothing_found(names, candidates))
 
 
 def _nothing_found(names: Sequence[str], candidates: Sequence[Runtime]) -> str:
@@ -136,15 +177,18 @@ def _import(runtime: Runtime) -> _Load:
         return cast("_Load", importlib.import_module(runtime.module).load)
     except ImportError as error:
         way_out = f"pip install 'headrace[{runtime.extra}]'" if runtime.extra else "reinstall headrace"
-        raise LoadError(f"the {runtime.kind} runtime cannot be imported ({error}); {way_out}") from error
+        said = f"the {runtime.kind} runtime cannot be imported ({error}); {way_out}"
+        # What is not installed stays so, unlike a library that could not be mapped for lack of memory.
+        kind = NotLoadable if isinstance(error, ModuleNotFoundError) else LoadError
+        raise kind(said) from error
 
 
 def _check_signature(signature: Signature, settings: SignatureSettings) -> None:
     if not signature.inputs:
-        raise LoadError("the model takes no inputs: requests have rows, and rows are counted by an input")
+        raise NotLoadable("the model takes no inputs: requests have rows, and rows are counted by an input")
     for setting, output in (("scores", settings.scores), ("classes", settings.classes)):
         if output and output not in signature.output_names:
-            raise LoadError(
+            raise NotLoadable(
                 f"signature.{setting}: the model has no output {output!r}; "
                 f"it has {_listed(signature.output_names)}"
             )

@@ -1,8 +1,9 @@
 """scikit-learn estimators from skops files, which hold data and type names but no code.
 
 One input: ``features`` of as many columns as the estimator was fitted on; ``text`` for estimators that take
-documents; or, with the option ``columns``, one input for each named column. Outputs: ``label`` and, from
-classifiers that have them, ``probabilities``; regressors answer ``prediction``. Needs the extra ``sklearn``.
+documents; or one input for each column: with the option ``columns``, and where texts and numbers are mixed.
+Outputs: ``label`` and, from classifiers that have them, ``probabilities``; regressors answer ``prediction``.
+Needs the extra ``sklearn``.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +19,19 @@ import skops.io
 from sklearn.base import is_classifier, is_regressor
 from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
 
-from headrace.errors import HeadraceError, InvalidRequest, LoadError, ModelError
+from headrace.config import MODEL_CONFIG_FILE
+from headrace.errors import HeadraceError, InvalidRequest, LoadError, ModelError, NotLoadable
 from headrace.runtimes.options import RuntimeOptions
+from headrace.runtimes.sklearn_inputs import Features, find_features, with_missing
+from headrace.runtimes.sklearn_parts import Estimator, prepare
 from headrace.servable import DEFAULT_SIGNATURE, Kind, Signature, TensorSpec
-from headrace.tensors import BY_DTYPE, BY_OIP, STRING, Array, Tensors
+from headrace.tensors import BY_DTYPE, STRING, Array, Tensors
 
 _log = logging.getLogger(__name__)
 
 _OPTIONS: dict[str, type] = {"columns": bool, "datatype": str, "outputs": str}
 _OUTPUTS = ("all", "label", "probabilities")
 
-Estimator = Any  # scikit-learn ships no types
 _Predict = Callable[[Any], Any]
 
 
@@ -46,60 +48,29 @@ def load(file: Path, options: RuntimeOptions) -> SklearnServable:
     options.check_known(_OPTIONS)
     estimator = _read(file, options.trusted)
     if not (hasattr(estimator, "predict") and hasattr(estimator, "get_params")):
-        raise LoadError(f"{file.name}: expected an estimator with predict(), got {type(estimator).__name__}")
-    _keep_to_one_job(estimator)
-    features = _features(estimator, options)
+        raise NotLoadable(
+            f"{file.name}: expected an estimator with predict(), got {type(estimator).__name__}"
+        )
+    features = find_features(estimator, options)
+    prepare(estimator)
     outputs = _outputs(estimator, str(options.options.get("outputs", "all")))
     try:
-        given = features.join({spec.name: _one_row(spec) for spec in features.specs})
+        given = features.join(features.sample)
         answers = {name: np.asarray(call(given)) for name, call in outputs.items()}
     except Exception as error:  # the boundary to the estimator's own code
         raise LoadError(
-            f"the estimator fails on a row of zeros or an empty text: {type(error).__name__}: {error}; "
-            "if it selects columns by name, let it select them by position"
+            "the estimator fails on a row of zeros and texts, or of categories that it knows: "
+            f"{type(error).__name__}: {error}"
         ) from error
+    features = with_missing(features, next(iter(outputs.values())))
     signature = Signature(
         DEFAULT_SIGNATURE,
         features.specs,
         tuple(_output_spec(name, answer) for name, answer in answers.items()),
         kind=_kind(estimator, options.signature.kind),
+        sample=features.sample,
     )
     return SklearnServable(signature, features, outputs, options.threads)
-
-
-@dataclass(frozen=True, slots=True)
-class Features:
-    """How the inputs become what the estimator is given.
-
-    Attributes:
-        specs: The inputs.
-        text: Whether the estimator takes documents.
-    """
-
-    specs: tuple[TensorSpec, ...]
-    text: bool = False
-
-    def join(self, inputs: Tensors) -> Array | list[str]:
-        """Make a matrix, or a list of documents.
-
-        Args:
-            inputs: The inputs.
-
-        Raises:
-            InvalidRequest: A document is not UTF-8.
-        """
-        first = inputs[self.specs[0].name]
-        if self.text:
-            try:
-                return [document.decode() for document in first]
-            except UnicodeDecodeError as error:
-                wrong = error.object[:40]
-                raise InvalidRequest(
-                    f"expected UTF-8 text, got {wrong!r}", field=self.specs[0].name
-                ) from error
-        if len(self.specs) == 1 and first.ndim > 1:
-            return first
-        return np.stack([inputs[spec.name] for spec in self.specs], axis=1)
 
 
 class SklearnServable:
@@ -132,7 +103,7 @@ class SklearnServable:
             signature: There is only the default one.
 
         Raises:
-            InvalidRequest: A document is not UTF-8.
+            InvalidRequest: A document is not UTF-8, or the estimator refuses a value.
             ModelError: The estimator failed.
         """
         self._pools.limit()
@@ -141,6 +112,8 @@ class SklearnServable:
             return {name: _as_output(self._specs[name], call(given)) for name, call in self._outputs.items()}
         except HeadraceError:
             raise
+        except ValueError as error:  # how scikit-learn refuses values, such as a category it does not know
+            raise InvalidRequest(f"the estimator refuses a row: {error}", field="inputs") from error
         except Exception as error:  # the boundary to the estimator's own code
             _log.exception("predict of an estimator failed")
             said = f"the estimator raised {type(error).__name__}; the server's log says more"
@@ -174,7 +147,7 @@ def _read(file: Path, trusted: tuple[str, ...]) -> Estimator:
     try:
         unknown = [name for name in skops.io.get_untrusted_types(file=file) if name not in trusted]
         if unknown:
-            raise LoadError(_untrusted(file.name, unknown, trusted))
+            raise NotLoadable(_untrusted(file, unknown, trusted))
         return skops.io.load(file, trusted=list(trusted))
     except LoadError:
         raise
@@ -184,53 +157,20 @@ def _read(file: Path, trusted: tuple[str, ...]) -> Estimator:
         ) from error
 
 
-def _untrusted(name: str, unknown: list[str], trusted: tuple[str, ...]) -> str:
+def _untrusted(file: Path, unknown: list[str], trusted: tuple[str, ...]) -> str:
+    model = file.parent.parent.name  # no more of the path: clients read this, too
     line = ", ".join(f'"{type_name}"' for type_name in (*trusted, *unknown))
     return (
-        f"{name} holds types that nobody has trusted yet: {', '.join(unknown)}. Loading makes objects of "
-        "these types from the file's contents, which may run their code or, with forged contents, crash the "
-        "process: trust them only if you know them and who wrote the file. To do so, put into headrace.toml "
-        f"beside the model, under [runtime]: trusted = [{line}]"
+        f"{file.name} holds types that nobody has trusted yet: {', '.join(unknown)}. Loading makes objects "
+        "of these types from the file's contents, which may run their code or, with forged contents, crash "
+        "the process: trust them only if you know them and who wrote the file. To do so, put into "
+        f"{model}/{MODEL_CONFIG_FILE}, beside the versions' directories, under [runtime]: trusted = [{line}]"
     )
-
-
-def _keep_to_one_job(estimator: Estimator) -> None:
-    """Forget ``n_jobs`` of training: starting threads for each request costs more than they save."""
-    jobs = {name: None for name in estimator.get_params() if name.rpartition("__")[2] == "n_jobs"}
-    if jobs:
-        estimator.set_params(**jobs)
-
-
-def _features(estimator: Estimator, options: RuntimeOptions) -> Features:
-    datatype = str(options.options.get("datatype", "FP64"))
-    if datatype not in ("FP32", "FP64"):
-        raise LoadError(f"runtime.options.datatype: expected FP32 or FP64, got {datatype!r}")
-    count = getattr(estimator, "n_features_in_", None)
-    if count is None:
-        return Features((TensorSpec("text", STRING, ()),), text=True)
-    names = getattr(estimator, "feature_names_in_", None)
-    _forget_names(estimator)
-    dtype = BY_OIP[datatype].dtype
-    if not options.options.get("columns", False):
-        return Features((TensorSpec("features", dtype, (int(count),)),))
-    if names is None:
-        raise LoadError(
-            "runtime.options.columns: the estimator was fitted without column names (feature_names_in_); "
-            "fit it on a data frame, or leave the option out and send 'features'"
-        )
-    return Features(tuple(TensorSpec(str(name), dtype, ()) for name in names))
-
-
-def _forget_names(estimator: Estimator) -> None:
-    """Spare each prediction the warning that an array has no column names: the signature has checked them."""
-    for part in (estimator, *estimator.get_params().values()):
-        if hasattr(part, "__dict__"):
-            vars(part).pop("feature_names_in_", None)
 
 
 def _outputs(estimator: Estimator, wanted: str) -> dict[str, _Predict]:
     if wanted not in _OUTPUTS:
-        raise LoadError(f"runtime.options.outputs: expected {', '.join(_OUTPUTS)}, got {wanted!r}")
+        raise NotLoadable(f"runtime.options.outputs: expected {', '.join(_OUTPUTS)}, got {wanted!r}")
     if is_regressor(estimator):
         found = {"prediction": estimator.predict}
     else:
@@ -239,7 +179,7 @@ def _outputs(estimator: Estimator, wanted: str) -> dict[str, _Predict]:
         if hasattr(estimator, "predict_proba") and not isinstance(getattr(estimator, "classes_", None), list):
             found["probabilities"] = estimator.predict_proba
     if wanted != "all" and wanted not in found:
-        raise LoadError(f"runtime.options.outputs: the estimator has {', '.join(found)}, not {wanted!r}")
+        raise NotLoadable(f"runtime.options.outputs: the estimator has {', '.join(found)}, not {wanted!r}")
     return {name: call for name, call in found.items() if wanted in ("all", name)}
 
 
@@ -251,16 +191,12 @@ def _kind(estimator: Estimator, chosen: Kind) -> Kind:
     return "regress" if is_regressor(estimator) else "predict"
 
 
-def _one_row(spec: TensorSpec) -> Array:
-    if spec.dtype == STRING:
-        return np.array([b""], dtype=object)
-    return np.zeros((1, *(size or 0 for size in spec.shape)), spec.dtype)
-
-
 def _output_spec(name: str, answer: Array) -> TensorSpec:
     dtype = STRING if answer.dtype.kind in "OUS" else answer.dtype
     if dtype not in BY_DTYPE or answer.ndim == 0:
-        raise LoadError(f"output {name!r} is {answer.dtype} {list(answer.shape)}, which no answer can carry")
+        raise NotLoadable(
+            f"output {name!r} is {answer.dtype} {list(answer.shape)}, which no answer can carry"
+        )
     return TensorSpec(name, dtype, answer.shape[1:])
 
 

@@ -15,6 +15,7 @@ import re
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,21 +26,25 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # TensorFlow's own modules, about each other
     import tensorflow
     from tensorflow.core.protobuf import config_pb2, saved_model_pb2
+    from tensorflow.errors import InvalidArgumentError
 
-from headrace.errors import LoadError, ModelError
+from headrace.errors import InvalidRequest, LoadError, ModelError, NotLoadable
 from headrace.runtimes.options import RuntimeOptions
-from headrace.servable import DEFAULT_SIGNATURE, Signature, TensorSpec
-from headrace.tensors import BY_TENSORFLOW, Array, Tensors
+from headrace.servable import DEFAULT_SIGNATURE, Kind, Signature, TensorSpec
+from headrace.tensors import BY_TENSORFLOW, STRING, Array, Tensors
 
 _log = logging.getLogger(__name__)
 
 _OPTIONS: dict[str, type] = {"default_signature": str}
 _SERVE = "serve"
 _INITIAL = "__saved_model_init_op"
+_KINDS: dict[str, Kind] = {"tensorflow/serving/classify": "classify", "tensorflow/serving/regress": "regress"}
+_PARSERS = ("ParseExample", "ParseExampleV2", "ParseSingleExample")
 
 _Session = Any  # TensorFlow ships no types
 _SignatureDef = Any
 _TensorInfo = Any
+_MetaGraph = Any
 
 
 class Prepared(NamedTuple):
@@ -109,12 +114,17 @@ class TensorflowServable:
             signature: Which of the model's signatures.
 
         Raises:
+            InvalidRequest: An Example lacks what the model reads of it.
             ModelError: TensorFlow failed.
         """
         prepared = self._calls[signature]
         try:
             answers = prepared.call(*[inputs[name] for name in prepared.inputs])
         except Exception as error:  # the boundary to TensorFlow, whose exceptions share no base class
+            if self.signatures[signature].examples and isinstance(error, InvalidArgumentError):
+                # What an Example must hold only the model knows: a wrong one is not the model's fault.
+                (name,) = prepared.inputs
+                raise InvalidRequest(f"the model cannot read it: {_text(error)}", field=name) from error
             raise ModelError(f"the model failed: {_text(error)}") from error
         return dict(zip(prepared.outputs, answers, strict=True))
 
@@ -148,7 +158,7 @@ def _tags(file: Path) -> list[str]:
     found = [list(graph.meta_info_def.tags) for graph in model.meta_graphs]
     serving = sorted((tags for tags in found if _SERVE in tags), key=len)
     if not serving:
-        raise LoadError(
+        raise NotLoadable(
             f"{file.name}: expected a graph with the tag {_SERVE!r}, got {found or 'no graph'}; "
             "export the model with tf.saved_model.save or Keras' model.export"
         )
@@ -198,7 +208,7 @@ def _prepare(
     calls: dict[str, Prepared] = {}
     for served, name in _served(sorted(found), default):
         try:
-            signatures[served] = _signature(served, found[name], options)
+            signatures[served] = _signature(served, found[name], options, graph)
         except LoadError as error:
             if served == DEFAULT_SIGNATURE:
                 raise
@@ -226,12 +236,12 @@ def _without_advice() -> Iterator[None]:
 def _default(names: Sequence[str], chosen: str) -> str:
     """Which signature a request means that names none."""
     if chosen and chosen not in names:
-        raise LoadError(
+        raise NotLoadable(
             f"runtime.options.default_signature: the model has {', '.join(names) or 'none'}, not {chosen!r}"
         )
     default = chosen or (names[0] if len(names) == 1 else DEFAULT_SIGNATURE)
     if default not in names:
-        raise LoadError(
+        raise NotLoadable(
             f"expected a signature {DEFAULT_SIGNATURE!r}, got {', '.join(names) or 'none'}; set "
             "runtime.options.default_signature, or save the model with signatures"
         )
@@ -256,37 +266,52 @@ def _prepared(session: _Session, signature: Signature, definition: _SignatureDef
     return Prepared(call, signature.input_names, signature.output_names, feeds, fetches)
 
 
-def _signature(name: str, definition: _SignatureDef, options: RuntimeOptions) -> Signature:
+def _signature(name: str, definition: _SignatureDef, options: RuntimeOptions, graph: _MetaGraph) -> Signature:
     inputs, outputs = definition.inputs, definition.outputs
     fixed = {one: size for one in sorted(inputs) for size in [_sizes("input", one, inputs[one])[0]] if size}
     if len(set(fixed.values())) > 1:
         said = ", ".join(f"{one} {rows}" for one, rows in fixed.items())
-        raise LoadError(
+        raise NotLoadable(
             f"signature {name!r}: the inputs have different fixed first axes ({said}), which cannot all be "
             "rows; export the model with a batch axis"
         )
+    chosen = options.signature.kind if name == DEFAULT_SIGNATURE else "predict"
+    own = _KINDS.get(definition.method_name, "predict")
+    # In TensorFlow's maps nothing comes first; by name, the order is at least always the same.
+    specs = tuple(_spec("input", one, inputs[one]) for one in sorted(inputs))
+    texts = len(specs) == 1 and specs[0].dtype == STRING and specs[0].shape == ()
     return Signature(
         name,
-        # In TensorFlow's maps nothing comes first; by name, the order is at least always the same.
-        tuple(_spec("input", one, inputs[one]) for one in sorted(inputs)),
+        specs,
         tuple(_spec("output", one, outputs[one]) for one in sorted(outputs)),
-        kind=options.signature.kind if name == DEFAULT_SIGNATURE else "predict",
+        kind=own if chosen == "predict" else chosen,
         rows=next(iter(fixed.values()), None),
+        examples=texts and (own != "predict" or _parses_examples(graph)),
     )
+
+
+def _parses_examples(graph: _MetaGraph) -> bool:
+    """Whether an operation in it reads serialized Examples: then texts that come alone are such.
+
+    Signatures that TensorFlow 2 saves are all called Predict's, whatever they are for.
+    """
+    functions = graph.graph_def.library.function
+    nodes = chain(graph.graph_def.node, *(function.node_def for function in functions))
+    return any(node.op in _PARSERS for node in nodes)
 
 
 def _spec(side: str, name: str, info: _TensorInfo) -> TensorSpec:
     datatype = BY_TENSORFLOW.get(info.dtype)
     if datatype is None or not info.name:
         kind = tensorflow.dtypes.as_dtype(info.dtype).name if info.name else "composite"
-        raise LoadError(f"{side} {name!r} is {kind}, which no request can carry; make it a plain tensor")
+        raise NotLoadable(f"{side} {name!r} is {kind}, which no request can carry; make it a plain tensor")
     return TensorSpec(name, datatype.dtype, tuple(_sizes(side, name, info)[1:]))
 
 
 def _sizes(side: str, name: str, info: _TensorInfo) -> list[int | None]:
     shape = info.tensor_shape
     if shape.unknown_rank or not shape.dim:
-        raise LoadError(
+        raise NotLoadable(
             f"{side} {name!r} has {'no declared' if shape.unknown_rank else 'no'} axes, but the first axis "
             "must be rows: export the model with tf.TensorSpec([None, …])"
         )

@@ -49,14 +49,13 @@ def stream_type(field: Field, source: pa.DataType) -> pa.DataType:
     return {"label": pa.int8(), "timestamp": _UTC}.get(field.role, pa.float32())
 
 
-def stream_column(field: Field, values: pa.Array, first_row: int, separator: str) -> pa.Array:
+def stream_column(field: Field, values: pa.Array, first_row: int) -> pa.Array:
     """Make a column of the stream.
 
     Args:
         field: What the column is to be.
         values: The values as they were read.
         first_row: The number of the first of them, for errors.
-        separator: What stands between several values in one text; "" if nothing does.
 
     Returns:
         The column, of the type ``stream_type``.
@@ -68,7 +67,7 @@ def stream_column(field: Field, values: pa.Array, first_row: int, separator: str
         values = values.dictionary_decode()
     if field.role == "ignored":
         return values
-    column = _Column(field, first_row, separator)
+    column = _Column(field, first_row)
     if field.role == "label":
         return column.labels(values)
     if field.role == "timestamp":
@@ -93,10 +92,9 @@ def is_listed(kind: pa.DataType) -> bool:
 class _Column:
     """One column being made; knows what to say when that fails."""
 
-    def __init__(self, field: Field, first_row: int, separator: str) -> None:
+    def __init__(self, field: Field, first_row: int) -> None:
         self._field = field
         self._first_row = first_row
-        self._separator = separator
 
     def labels(self, values: pa.Array) -> pa.Array:
         read = values
@@ -159,13 +157,7 @@ class _Column:
     def _lists(self, values: pa.Array) -> pa.ListArray:
         """Several values a row, as a list array whose values start with the first row's."""
         if is_text(values.type):
-            texts = values.cast(pa.string())
-            if self._separator:
-                return pc.split_pattern(texts, self._separator)
-            offsets = pa.array(range(len(texts) + 1), pa.int32())
-            return pa.ListArray.from_arrays(
-                offsets, texts, mask=texts.is_null() if texts.null_count else None
-            )
+            return pc.split_pattern(values.cast(pa.string()), self._field.separator)
         if not is_listed(values.type):
             raise self._error(0, f"expected a list or text, got {values.type}")
         # Joined with nothing: a slice's offsets start anywhere, and what null rows hide goes.
@@ -191,19 +183,19 @@ class _Column:
         except _NO_CAST:
             wrong = _first_wrong(flat, wanted)
             row = pc.list_parent_indices(lists)[wrong].as_py()
-            raise self._error(row, f"expected {expected}, got {_shown(flat[wrong])}") from None
+            raise self._error(row, f"expected {expected}, got {shown(flat[wrong])}") from None
 
     def _cast(self, values: pa.Array, wanted: pa.DataType, expected: str) -> pa.Array:
         try:
             return values.cast(wanted)
         except _NO_CAST:
             row = _first_wrong(values, wanted)
-            raise self._error(row, f"expected {expected}, got {_shown(values[row])}") from None
+            raise self._error(row, f"expected {expected}, got {shown(values[row])}") from None
 
     def _refuse(self, wrong: pa.Array, values: pa.Array, expected: str) -> None:
         row = pc.index(wrong, True).as_py()
         if row >= 0:
-            raise self._error(row, f"{expected}, got {_shown(values[row])}")
+            raise self._error(row, f"{expected}, got {shown(values[row])}")
 
     def _error(self, row: int, message: str) -> StreamError:
         way_out = _WAYS_OUT.get(self._field.role, "mend the row, or leave it out")
@@ -243,6 +235,7 @@ def _first_wrong(values: pa.Array, wanted: pa.DataType) -> int:
     return start
 
 
-def _shown(value: pa.Scalar) -> str:
+def shown(value: pa.Scalar) -> str:
+    """A value for an error, cut."""
     text = repr(value.as_py()) if value.is_valid else "nothing"
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"

@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
-import io
 import itertools
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
+import msgspec
 import pyarrow as pa
 import pyarrow.csv as arrow_csv
 import pyarrow.parquet as pq
 
 from headrace.errors import ConfigError, StreamError
 from headrace.stream import vw
-from headrace.stream.converting import column_of, stream_column, stream_type
-from headrace.stream.inference import SAMPLE_ROWS, Hints, infer_schema
+from headrace.stream.ahead import Ahead
+from headrace.stream.converting import column_of, is_text, stream_column, stream_type
+from headrace.stream.inference import SAMPLE_ROWS, Hints, doubts, infer_schema
+from headrace.stream.lines import File, Lines, WholeLines, WholeRows
 from headrace.stream.schema import METADATA_KEY, Schema
 
 Format = Literal["csv", "parquet", "vw", "arrow"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 
-_BLOCK_BYTES = 2**20
+_Batches = Generator[pa.RecordBatch, None, None]
+
 _BATCH_ROWS = 8192
 _VW_SAMPLE_LINES = 10_000
+_COMPRESSED = (".gz", ".bz2", ".zst", ".lz4", ".br")
 _MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "\\N")
 
 
@@ -65,11 +70,15 @@ class Encoded:
         schema: What its columns are.
         arrow_schema: Their Arrow schema, with ours in its metadata.
         batches: Its rows, converted as they are asked for.
+        guessed_rows: From how few rows the schema was guessed, if a live source had no more; None otherwise.
+        doubts: What the guess made of columns that their owner may not expect.
     """
 
     schema: Schema
     arrow_schema: pa.Schema
     batches: Iterator[pa.RecordBatch]
+    guessed_rows: int | None = None
+    doubts: tuple[str, ...] = ()
 
 
 def encode(settings: EncodeSettings, path: Path) -> Encoded:
@@ -88,66 +97,116 @@ def encode(settings: EncodeSettings, path: Path) -> Encoded:
     """
     if str(path) != "-" and not path.exists():
         raise ConfigError(f"{path}: there is no such file")
-    readers = {"csv": _read_csv, "parquet": _read_parquet, "vw": _read_vw, "arrow": _read_arrow}
     hints = settings.hints
     if settings.format == "vw":
         hints = replace(hints, label=vw.LABEL, weight=vw.WEIGHT, separator="")
-    raw = readers[settings.format](settings, path)
-    sample = _sample(raw)
-    if sample is None:
-        raise ConfigError(f"{path}: there are no rows; nothing says what they would look like")
-    schema = settings.schema or infer_schema(sample, hints)
+    lines = _lines(settings, path) if settings.format in ("csv", "vw") else None
+    raw = _rows(settings, path, lines)
+    try:
+        sample = _sample(raw, 1 if settings.schema else SAMPLE_ROWS, lines)
+        if sample is None:
+            raise ConfigError(f"{path}: there are no rows; nothing says what they would look like")
+        few = lines is not None and lines.live and sample.num_rows < SAMPLE_ROWS
+        schema = settings.schema or infer_schema(sample, hints, few=few)
+        doubtful = () if settings.schema else tuple(doubts(sample, schema, hints))
+        schema = _separated(schema, sample, hints.separator)
+        arrow_schema = _arrow_schema(schema, sample)
+    except BaseException:
+        raw.close()
+        raise
+    batches = _converted(sample, raw, schema, arrow_schema)
+    guessed_rows = sample.num_rows if few and not settings.schema else None
+    return Encoded(schema, arrow_schema, batches, guessed_rows, doubtful)
+
+
+def _separated(schema: Schema, sample: pa.RecordBatch, separator: str) -> Schema:
+    """The schema with what stands between values wherever they come as one text.
+
+    Raises:
+        ConfigError: Nobody says it of such a field.
+    """
+    fields = []
+    for one in schema.fields:
+        kind = column_of(sample, one).type
+        if not one.listed or not is_text(kind.value_type if pa.types.is_dictionary(kind) else kind):
+            fields.append(one)
+            continue
+        if not (separator or one.separator):
+            several = f"values = {one.values}" if one.role == "categorical" else f"size = {one.size}"
+            raise ConfigError(
+                f"schema: field {one.name!r} has {several}, and its column is text: say what stands between "
+                "them, with separator = \"|\" in the schema, or --values-separator '|'"
+            )
+        fields.append(msgspec.structs.replace(one, separator=separator or one.separator))
+    return msgspec.structs.replace(schema, fields=tuple(fields))
+
+
+def _arrow_schema(schema: Schema, sample: pa.RecordBatch) -> pa.Schema:
     if schema.one("label") is None:
         raise ConfigError('schema: no field has the role "label"; a stream to learn from needs one')
     types = [stream_type(one, column_of(sample, one).type) for one in schema.fields]
     columns = [pa.field(one.name, kind) for one, kind in zip(schema.fields, types, strict=True)]
-    arrow_schema = pa.schema(columns, metadata={METADATA_KEY: schema.encode()})
-    batches = _converted(itertools.chain([sample], raw), schema, arrow_schema, hints.separator)
-    return Encoded(schema, arrow_schema, batches)
+    return pa.schema(columns, metadata={METADATA_KEY: schema.encode()})
 
 
-def _sample(raw: Iterator[pa.RecordBatch]) -> pa.RecordBatch | None:
-    """The first rows, joined; None if there are none."""
+def _sample(raw: _Batches, rows: int, lines: Lines | None) -> pa.RecordBatch | None:
+    """The first rows, joined: so many, or those that a live source has by now; None if there are none."""
     pieces: list[pa.RecordBatch] = []
     for batch in raw:
         pieces.append(batch)
-        if sum(piece.num_rows for piece in pieces) >= SAMPLE_ROWS:
+        if (lines is not None and lines.live) or sum(piece.num_rows for piece in pieces) >= rows:
             break
     if not any(piece.num_rows for piece in pieces):
         return None
     return pa.Table.from_batches(pieces).combine_chunks().to_batches()[0]
 
 
-def _converted(
-    raw: Iterator[pa.RecordBatch], schema: Schema, arrow_schema: pa.Schema, separator: str
-) -> Iterator[pa.RecordBatch]:
+def _converted(sample: pa.RecordBatch, raw: _Batches, schema: Schema, arrow_schema: pa.Schema) -> _Batches:
     first_row = 0
-    for large in raw:
-        for start in range(0, large.num_rows, _BATCH_ROWS):
-            batch = large.slice(start, _BATCH_ROWS)
-            columns = [
-                stream_column(one, column_of(batch, one), first_row, separator) for one in schema.fields
-            ]
-            yield pa.record_batch(columns, arrow_schema)
-            first_row += batch.num_rows
+    with contextlib.closing(raw):
+        for large in itertools.chain([sample], raw):
+            for start in range(0, large.num_rows, _BATCH_ROWS):
+                batch = large.slice(start, _BATCH_ROWS)
+                columns = [stream_column(one, column_of(batch, one), first_row) for one in schema.fields]
+                yield pa.record_batch(columns, arrow_schema)
+                first_row += batch.num_rows
 
 
-def _open(path: Path) -> io.BufferedReader:
-    """A file's bytes, unpacked."""
+def _open(path: Path) -> File:
+    """A file's bytes, unpacked, without a buffer: what has come can be read."""
     if str(path) == "-":
-        return sys.stdin.buffer  # type: ignore[return-value]  # Buffered, whatever its declared type.
+        return open(sys.stdin.fileno(), "rb", buffering=0, closefd=False)
     try:
-        return io.BufferedReader(pa.input_stream(str(path), compression="detect"), _BLOCK_BYTES)
+        if path.suffix in _COMPRESSED:
+            return cast("File", pa.input_stream(str(path), compression="detect"))
+        return path.open("rb", buffering=0)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}") from error
 
 
-def _read_csv(settings: EncodeSettings, path: Path) -> Iterator[pa.RecordBatch]:
+def _lines(settings: EncodeSettings, path: Path) -> Lines:
+    whole = WholeRows(settings.delimiter) if settings.format == "csv" else WholeLines()
+    return Lines(_open(path), whole)
+
+
+def _rows(settings: EncodeSettings, path: Path, lines: Lines | None) -> _Batches:
+    if lines is None:
+        yield from _read_parquet(settings, path) if settings.format == "parquet" else _read_arrow(path)
+        return
+    with contextlib.closing(lines):
+        if settings.format == "vw":
+            yield from _read_vw(settings, lines)
+            return
+        # The next piece is parsed, by Arrow without Python's lock, while this one is converted.
+        with contextlib.closing(Ahead(_read_csv(settings, path, lines), lines.source, 1)) as ahead:
+            yield from ahead
+
+
+def _read_csv(settings: EncodeSettings, path: Path, lines: Lines) -> Iterator[pa.RecordBatch]:
     """Every column as text: what it stands for is the schema's matter, and its errors name rows."""
-    file = _open(path)
     names = list(settings.columns)
     if not names:
-        header = file.readline().decode("utf-8-sig", "replace")
+        header = lines.first().decode("utf-8-sig", "replace")
         names = next(csv.reader([header], delimiter=settings.delimiter), [])
     if not names:
         raise ConfigError(
@@ -158,19 +217,27 @@ def _read_csv(settings: EncodeSettings, path: Path) -> Iterator[pa.RecordBatch]:
         null_values=list(_MISSING),
         strings_can_be_null=True,
     )
-    # One thread, for which alone Arrow's errors say the row.
-    read = arrow_csv.ReadOptions(column_names=names, use_threads=False, block_size=_BLOCK_BYTES)
     parse = arrow_csv.ParseOptions(delimiter=settings.delimiter, newlines_in_values=True)
-    try:
-        yield from arrow_csv.open_csv(file, read_options=read, parse_options=parse, convert_options=convert)
-    except pa.ArrowInvalid as error:
-        if "Empty CSV file" in str(error):
-            return
-        said = re.search(r"Row #(\d+): (.*)", str(error), re.DOTALL)
-        row, text = (int(said[1]) - 1, said[2]) if said else (0, str(error))
-        where = "standard input" if str(path) == "-" else path
-        hint = "save it as UTF-8" if "UTF8" in text else f"is the delimiter {settings.delimiter!r}?"
-        raise StreamError(f"{where}: {text}; {hint}", row=row) from error
+    first_row = 0
+    for piece in lines:
+        # One thread, for which alone Arrow's errors say the row; the piece in one block.
+        read = arrow_csv.ReadOptions(column_names=names, use_threads=False, block_size=len(piece) + 1)
+        try:
+            table = arrow_csv.read_csv(pa.BufferReader(piece), read, parse, convert)
+        except pa.ArrowInvalid as error:
+            if "Empty CSV file" in str(error):
+                continue
+            raise _csv_error(error, settings, path, first_row) from error
+        yield from table.to_batches()
+        first_row += table.num_rows
+
+
+def _csv_error(error: pa.ArrowInvalid, settings: EncodeSettings, path: Path, first_row: int) -> StreamError:
+    said = re.search(r"Row #(\d+): (.*)", str(error), re.DOTALL)
+    row, text = (int(said[1]) - 1, said[2]) if said else (0, str(error))
+    where = "standard input" if str(path) == "-" else path
+    hint = "save it as UTF-8" if "UTF8" in text else f"is the delimiter {settings.delimiter!r}?"
+    return StreamError(f"{where}: {text}; {hint}", row=first_row + row)
 
 
 def _read_parquet(settings: EncodeSettings, path: Path) -> Iterator[pa.RecordBatch]:
@@ -184,7 +251,7 @@ def _read_parquet(settings: EncodeSettings, path: Path) -> Iterator[pa.RecordBat
         raise ConfigError(f"{path}: {error}") from error
 
 
-def _read_arrow(settings: EncodeSettings, path: Path) -> Iterator[pa.RecordBatch]:
+def _read_arrow(path: Path) -> Iterator[pa.RecordBatch]:
     _refuse_standard_input(path, "the Arrow file format")
     try:
         with pa.memory_map(str(path)) as file, pa.ipc.open_file(file) as reader:
@@ -194,12 +261,31 @@ def _read_arrow(settings: EncodeSettings, path: Path) -> Iterator[pa.RecordBatch
         raise ConfigError(f"{path}: {error}") from error
 
 
-def _read_vw(settings: EncodeSettings, path: Path) -> Iterator[pa.RecordBatch]:
+def _read_vw(settings: EncodeSettings, lines: Lines) -> Iterator[pa.RecordBatch]:
     schema = settings.schema
     dense = [one.name for one in schema.of("dense")] if schema else None
-    spaces = [one.name for one in schema.of("categorical")] if schema else []
-    lines = io.TextIOWrapper(_open(path), encoding="utf-8", errors="replace")
-    return vw.read_batches(lines, _VW_SAMPLE_LINES, dense, spaces)
+    named = schema.of("categorical", "ignored") if schema else ()
+    spaces = [one.name for one in named if one.name not in (vw.LABEL, vw.WEIGHT)]
+    groups = _groups(lines)
+    sample = list(itertools.chain.from_iterable(_sampled(groups, lines))) if schema is None else []
+    return vw.read_batches(itertools.chain([sample], groups), dense, spaces)
+
+
+def _groups(lines: Lines) -> Iterator[list[str]]:
+    for piece in lines:
+        said = piece.decode("utf-8", "replace").split("\n")
+        for start in range(0, len(said), _BATCH_ROWS):
+            yield said[start : start + _BATCH_ROWS]
+
+
+def _sampled(groups: Iterator[list[str]], lines: Lines) -> Iterator[list[str]]:
+    """The groups of lines by which it is told which columns there are."""
+    count = 0
+    for group in groups:
+        yield group
+        count += len(group)
+        if lines.live or count >= _VW_SAMPLE_LINES:
+            return
 
 
 def _wanted(settings: EncodeSettings) -> list[str] | None:

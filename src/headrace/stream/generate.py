@@ -19,6 +19,7 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 import pyarrow as pa
 
+from headrace.config.checks import told
 from headrace.errors import ConfigError
 from headrace.stream import generator_kernels as kernels
 from headrace.stream.schema import METADATA_KEY, Field, Schema
@@ -128,7 +129,7 @@ class GeneratorSettings:
             ("rows-per-second", self.rows_per_second, 1e-3, 1e9),
         ):
             if not least <= value <= most:
-                raise ConfigError(f"{name}: expected {least:g} to {most:g}, got {value:g}")
+                raise ConfigError(f"{name}: expected {least:g} to {most:g}, got {told(value)}")
 
 
 class _Category(NamedTuple):

@@ -7,8 +7,8 @@ drawn in any order, and a category's effect is looked up by hashing its identity
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from headrace.compiled import cached
 from headrace.tensors import Array
 
 LATENT_FACTORS = 4
@@ -32,7 +32,7 @@ _UNIT = 2.0**-53
 _HALF = 32767.5
 
 
-@njit(cache=True, nogil=True, inline="always")
+@cached(nogil=True, inline="always")
 def _hash(key: np.uint64, counter: int) -> np.uint64:
     x = key + np.uint64(counter) * _GOLDEN
     x = (x ^ (x >> _S30)) * _FACTOR1
@@ -40,12 +40,12 @@ def _hash(key: np.uint64, counter: int) -> np.uint64:
     return x ^ (x >> _S31)
 
 
-@njit(cache=True, nogil=True, inline="always")
+@cached(nogil=True, inline="always")
 def _unit(hashed: np.uint64) -> float:
     return np.float64(hashed >> _S11) * _UNIT
 
 
-@njit(cache=True, nogil=True)
+@cached(nogil=True)
 def draw_ranks(key: np.uint64, first: int, candidates: int, cardinality: int, ranks: Array) -> None:
     """Draw how popular each row's category is: 0 for the most popular one.
 
@@ -66,7 +66,7 @@ def draw_ranks(key: np.uint64, first: int, candidates: int, cardinality: int, ra
         ranks[row] = min(rank, cardinality - 1)
 
 
-@njit(cache=True, nogil=True)
+@cached(nogil=True)
 def renew(key: np.uint64, times: Array, lifetime_rows: float, cardinality: int, ranks: Array) -> Array:
     """Replace categories at the end of their life: each rank, at a time of its own, gets a new identity.
 
@@ -87,12 +87,12 @@ def renew(key: np.uint64, times: Array, lifetime_rows: float, cardinality: int, 
     return identities
 
 
-@njit(cache=True, nogil=True, inline="always")
+@cached(nogil=True, inline="always")
 def _fade(rank: int) -> float:
     return TAIL_START / (TAIL_START + rank)
 
 
-@njit(cache=True, nogil=True)
+@cached(nogil=True)
 def add_effects(key: np.uint64, ranks: Array, identities: Array, turn: Array, total: Array) -> None:
     """Add what each row's category adds to the logit.
 
@@ -110,7 +110,7 @@ def add_effects(key: np.uint64, ranks: Array, identities: Array, turn: Array, to
         total[row] += (turn[0, row] * one + turn[1, row] * other) * _fade(ranks[row])
 
 
-@njit(cache=True, nogil=True)
+@cached(nogil=True)
 def hidden_vectors(key: np.uint64, ranks: Array, identities: Array, turn: Array, vectors: Array) -> None:
     """Look up the hidden vectors of each row's category.
 
@@ -134,7 +134,7 @@ def hidden_vectors(key: np.uint64, ranks: Array, identities: Array, turn: Array,
         vectors[3, row] = turn[1, row] * c + turn[0, row] * d
 
 
-@njit(cache=True, nogil=True)
+@cached(nogil=True)
 def add_products(one: Array, other: Array, strength: float, total: Array) -> None:
     """Add the products of two fields' hidden vectors, ``[LATENT_FACTORS, rows]``, to ``total``."""
     for row in range(len(total)):
@@ -143,7 +143,7 @@ def add_products(one: Array, other: Array, strength: float, total: Array) -> Non
         total[row] += strength * product
 
 
-@njit(cache=True, nogil=True)
+@cached(nogil=True)
 def draw_counts(key: np.uint64, first: int, candidates: int, middle: float, numbers: Array) -> None:
     """Draw log-normal counts, and give the logarithm of one plus each, as producers of such rows do.
 
@@ -162,14 +162,14 @@ def draw_counts(key: np.uint64, first: int, candidates: int, middle: float, numb
         numbers[row] = np.log(1.0 + np.floor(np.exp(middle + normal)))
 
 
-@njit(cache=True, nogil=True)
+@cached(nogil=True)
 def add_slopes(numbers: Array, slope: float, total: Array) -> None:
     """Add what is linear in a dense field to the logit."""
     for row in range(len(total)):
         total[row] += slope * (numbers[row] - 1.0)
 
 
-@njit(cache=True, nogil=True)
+@cached(nogil=True)
 def add_bumps(numbers: Array, height: float, middle: float, total: Array) -> None:
     """Add what is highest in the middle of a dense field to the logit: no straight line fits it."""
     for row in range(len(total)):
@@ -177,7 +177,7 @@ def add_bumps(numbers: Array, height: float, middle: float, total: Array) -> Non
         total[row] += height / (1.0 + 4.0 * distance * distance)
 
 
-@njit(cache=True, nogil=True)
+@cached(nogil=True)
 def draw_labels(key: np.uint64, first: int, logits: Array, truth: Array, labels: Array) -> None:
     """Draw the labels.
 
@@ -193,7 +193,8 @@ def draw_labels(key: np.uint64, first: int, logits: Array, truth: Array, labels:
         labels[row] = _unit(_hash(key, first + row)) < truth[row]
 
 
-@njit(cache=True, nogil=True)
+@cached(nogil=True)
 def derive_key(seed: np.uint64, purpose: int, field: int) -> np.uint64:
     """The key of one field's draws for one purpose: unrelated to all others."""
-    return _hash(_hash(seed, purpose + 1), field + 1)
+    key: np.uint64 = _hash(_hash(seed, purpose + 1), field + 1)
+    return key

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
+import tomli_w
 
 from headrace.errors import ConfigError
-from headrace.stream.converting import is_listed, is_text
+from headrace.stream.converting import is_listed, is_text, shown
 from headrace.stream.schema import Field, Pooling, Role, Schema
 
 SAMPLE_ROWS = 50_000
@@ -21,7 +21,11 @@ LABEL_NAMES = ("label", "click", "clicked", "target", "y")
 
 _POOLING: Pooling = "mean"
 _FEWEST_TO_JUDGE = 100
+_NEARLY_ALL = 0.9
+_MOST_DOUBTS = 20
+_NUMBER = r"^\s*[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?\s*$"
 _LARGEST_DENSE_INTEGER = 2**24
+_FEW_BUCKETS = 2**18
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,7 @@ class Hints:
     separator: str = ""
 
 
-def infer_schema(sample: pa.RecordBatch, hints: Hints) -> Schema:
+def infer_schema(sample: pa.RecordBatch, hints: Hints, *, few: bool = False) -> Schema:
     """Guess what each column is.
 
     Integers and texts that come again are categories; other numbers, and flags, dense or categorical as they
@@ -54,6 +58,7 @@ def infer_schema(sample: pa.RecordBatch, hints: Hints) -> Schema:
     Args:
         sample: The first rows.
         hints: What is known.
+        few: Whether they are too few to tell how many values are to come: what a live source had by then.
 
     Raises:
         ConfigError: There is no label, or a name in the hints is no column.
@@ -80,75 +85,57 @@ def infer_schema(sample: pa.RecordBatch, hints: Hints) -> Schema:
         if name in roles:
             fields.append(Field(name=name, role=roles[name]))
         else:
-            fields.append(_guess(name, column, hints))
+            fields.append(_Guess(name, hints, few).field(column))
     return Schema(fields=tuple(fields))
+
+
+def doubts(sample: pa.RecordBatch, schema: Schema, hints: Hints) -> list[str]:
+    """What a guess made of columns that their owner may not expect, in sentences.
+
+    Args:
+        sample: The rows that were looked at.
+        schema: What was guessed from them.
+        hints: What was known, and is no guess.
+    """
+    said = []
+    for name, column in zip(sample.schema.names, sample.columns, strict=True):
+        field = schema.by_name[name]
+        if name in hints.ignored or field.role not in ("ignored", "categorical"):
+            continue
+        if pa.types.is_dictionary(column.type):
+            column = column.dictionary_decode()  # noqa: PLW2901
+        why = _no_number(column) if is_text(column.type) else ""
+        if field.role == "ignored":
+            why = why or _why_ignored(column)
+        if why:
+            said.append(f"the column {name!r} is taken for {field.role}: {why}")
+    more = len(said) - _MOST_DOUBTS
+    return said if more <= 0 else [*said[:_MOST_DOUBTS], f"{more} more columns are doubtful or ignored"]
+
+
+def _no_number(texts: pa.Array) -> str:
+    """Which value keeps a column that is numbers but for some from being one; "" if it is not one."""
+    are = pc.match_substring_regex(texts, _NUMBER)
+    there, numbers = len(texts) - texts.null_count, pc.sum(are).as_py() or 0
+    if numbers == there or numbers < _NEARLY_ALL * there:
+        return ""
+    row = pc.index(are, False).as_py()
+    return (
+        f"{numbers:,} of {there:,} values are numbers, but row {row} has {shown(texts[row])}; mend it, or "
+        "say what the column is"
+    )
+
+
+def _why_ignored(column: pa.Array) -> str:
+    if is_text(column.type) or pa.types.is_integer(column.type):
+        return "its values hardly ever come again"
+    return f"its values are {column.type}"
 
 
 def schema_toml(schema: Schema) -> str:
     """A schema as TOML that can be edited and given back."""
-    lines = ["# What each column is: see docs/stream.md.", f"format = {schema.format}", ""]
-    for field in schema.fields:
-        lines.append("[[fields]]")
-        lines += [f"{key} = {_toml(value)}" for key, value in msgspec.to_builtins(field).items()]
-        lines.append("")
-    return "\n".join(lines)
-
-
-def _toml(value: object) -> str:
-    # A TOML basic string escapes as JSON does, but for the delete character.
-    return json.dumps(value).replace("\x7f", "\\u007f")
-
-
-def _guess(name: str, column: pa.Array, hints: Hints) -> Field:
-    kind = column.type
-    if pa.types.is_dictionary(kind):
-        column = column.dictionary_decode()
-        kind = column.type
-    if pa.types.is_fixed_size_list(kind) and pa.types.is_floating(kind.value_type):
-        return Field(name=name, role="vector", size=kind.list_size, context=name in hints.context)
-    if is_listed(kind):
-        return _category(name, column.flatten(), hints, _longest(column))
-    if is_text(kind):
-        return _guess_text(name, column, hints)
-    if pa.types.is_boolean(kind):
-        return _category(name, column, hints)
-    if pa.types.is_integer(kind):
-        return _guess_integers(name, column, hints)
-    if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
-        return Field(name=name, role="dense", context=name in hints.context)
-    return Field(name=name, role="ignored")
-
-
-def _guess_text(name: str, column: pa.Array, hints: Hints) -> Field:
-    for wanted in (pa.int64(), pa.float64()):
-        try:
-            numbers = column.cast(wanted)
-        except pa.ArrowInvalid:
-            continue
-        if numbers.null_count < len(numbers):
-            return _guess(name, numbers, hints)
-    if hints.separator:
-        lists = pc.split_pattern(column, hints.separator)
-        longest = _longest(lists)
-        if longest > 1:
-            return _category(name, lists.flatten(), hints, longest)
-    if _hardly_repeats(column):
-        return Field(name=name, role="ignored")
-    return _category(name, column, hints)
-
-
-def _guess_integers(name: str, column: pa.Array, hints: Hints) -> Field:
-    if not _hardly_repeats(column):
-        return _category(name, column, hints)
-    extremes = pc.min_max(column).as_py()
-    large = max(abs(extremes["min"] or 0), abs(extremes["max"] or 0)) > _LARGEST_DENSE_INTEGER
-    return Field(name=name, role="ignored" if large else "dense", context=name in hints.context and not large)
-
-
-def _hardly_repeats(column: pa.Array) -> bool:
-    there: int = len(column) - column.null_count
-    distinct: int = pc.count_distinct(column).as_py()
-    return there >= _FEWEST_TO_JUDGE and distinct > there / 2
+    said = {"format": schema.format, "fields": [msgspec.to_builtins(field) for field in schema.fields]}
+    return f"# What each column is: see docs/stream.md.\n{tomli_w.dumps(said)}"
 
 
 def _longest(lists: pa.Array) -> int:
@@ -157,18 +144,80 @@ def _longest(lists: pa.Array) -> int:
     return min(4096, 1 << (longest - 1).bit_length())
 
 
-def _category(name: str, values: pa.Array, hints: Hints, most: int = 1) -> Field:
-    distinct = pc.count_distinct(values).as_py()
-    # Four rows a value keep collisions rare; where values still come in, later rows bring many more.
-    room = 4 if distinct * 20 <= len(values) else 32
-    buckets = 1 << max(8, min(20, (room * distinct - 1).bit_length()))
-    text = is_text(values.type)
-    return Field(
-        name=name,
-        role="categorical",
-        buckets=buckets,
-        text=text,
-        values=most,
-        pooling=_POOLING,
-        context=name in hints.context,
-    )
+@dataclass(frozen=True)
+class _Guess:
+    """One column being judged."""
+
+    name: str
+    hints: Hints
+    few: bool
+
+    @property
+    def context(self) -> bool:
+        return self.name in self.hints.context
+
+    def field(self, column: pa.Array) -> Field:
+        """What it is, by its type."""
+        kind = column.type
+        if pa.types.is_dictionary(kind):
+            column = column.dictionary_decode()
+            kind = column.type
+        if pa.types.is_fixed_size_list(kind) and pa.types.is_floating(kind.value_type):
+            return Field(name=self.name, role="vector", size=kind.list_size, context=self.context)
+        if is_listed(kind):
+            return self._category(column.flatten(), _longest(column))
+        if is_text(kind):
+            return self._text(column)
+        if pa.types.is_boolean(kind):
+            return self._category(column)
+        if pa.types.is_integer(kind):
+            return self._integers(column)
+        if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+            return Field(name=self.name, role="dense", context=self.context)
+        return Field(name=self.name, role="ignored")
+
+    def _text(self, column: pa.Array) -> Field:
+        for wanted in (pa.int64(), pa.float64()):
+            try:
+                numbers = column.cast(wanted)
+            except pa.ArrowInvalid:
+                continue
+            if numbers.null_count < len(numbers):
+                return self.field(numbers)
+        if self.hints.separator:
+            lists = pc.split_pattern(column, self.hints.separator)
+            longest = _longest(lists)
+            if longest > 1:
+                return self._category(lists.flatten(), longest, self.hints.separator)
+        if self._hardly_repeats(column):
+            return Field(name=self.name, role="ignored")
+        return self._category(column)
+
+    def _integers(self, column: pa.Array) -> Field:
+        if not self._hardly_repeats(column):
+            return self._category(column)
+        extremes = pc.min_max(column).as_py()
+        large = max(abs(extremes["min"] or 0), abs(extremes["max"] or 0)) > _LARGEST_DENSE_INTEGER
+        role: Role = "ignored" if large else "dense"
+        return Field(name=self.name, role=role, context=self.context and not large)
+
+    def _hardly_repeats(self, column: pa.Array) -> bool:
+        there: int = len(column) - column.null_count
+        distinct: int = pc.count_distinct(column).as_py()
+        return not self.few and there >= _FEWEST_TO_JUDGE and distinct > there / 2
+
+    def _category(self, values: pa.Array, most: int = 1, separator: str = "") -> Field:
+        distinct = pc.count_distinct(values).as_py()
+        # Four rows a value keep collisions rare; where values still come in, later rows bring many more.
+        room = 4 if distinct * 20 <= len(values) else 32
+        buckets = 1 << max(8, min(20, (room * distinct - 1).bit_length()))
+        return Field(
+            name=self.name,
+            role="categorical",
+            buckets=max(buckets, _FEW_BUCKETS) if self.few else buckets,
+            text=is_text(values.type),
+            values=most,
+            pooling=_POOLING,
+            separator=separator,
+            context=self.context,
+        )

@@ -131,12 +131,13 @@ def column_number(name: str, columns: pa.Schema) -> int:
     if found:
         raise StreamError(f"{len(found)} columns have this name, expected one", field=name)
     raise StreamError(
-        f"there is no such column; the stream has {_some(columns.names)}; write it, or mend the schema",
+        f"there is no such column; the stream has {some(columns.names)}; write it, or mend the schema",
         field=name,
     )
 
 
-def _some(names: Sequence[str], most: int = 20) -> str:
+def some(names: Sequence[str], most: int = 20) -> str:
+    """The first of many names, for errors."""
     shown = ", ".join(names[:most]) or "none"
     return f"{shown} and {len(names) - most} more" if len(names) > most else shown
 
@@ -158,6 +159,10 @@ def _categorical(features: Features, columns: pa.Schema) -> Array:
         shape, width, values = _unlisted(type_)
         if shape != ONE and field.values == 1:
             raise _wrong_type(field, "one value a row (or `values` above 1 in the schema)", type_)
+        if shape == ONE and field.separator:
+            raise _wrong_type(
+                field, "a list, as the schema has a separator: `headrace stream encode` cuts", type_
+            )
         entry = _category(field, values.value_type, type_) if pa.types.is_dictionary(values) else -1
         code = _INTEGERS[values.index_type] if entry >= 0 else _category(field, values, type_)
         made[number] = (

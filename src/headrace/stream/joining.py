@@ -11,10 +11,10 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from headrace.errors import StreamError
+from headrace.errors import ConfigError, StreamError
 from headrace.stream.block import Block, Slice
 from headrace.stream.features import Features
-from headrace.stream.joined_columns import Columns, Times, column_number, columns_of
+from headrace.stream.joined_columns import Columns, Times, column_number, columns_of, some
 from headrace.stream.joining_kernels import join_categorical, join_integers, join_numbers
 from headrace.stream.schema import Field, Role
 from headrace.tensors import Array
@@ -70,9 +70,16 @@ class Joiner:
 
         Raises:
             StreamError: Which has not, and what to do.
+            ConfigError: There is no column to split metrics by.
         """
         for name in self._slices:
-            column_number(name, arrow_schema)
+            if name not in arrow_schema.names:
+                raise ConfigError(
+                    f"slice: the stream has no column {name!r}; it has {some(arrow_schema.names)}"
+                )
+            kind = arrow_schema.field(column_number(name, arrow_schema)).type
+            with _sliced(name, 0, kind):
+                _SliceCodes().fill(pa.nulls(0, kind), np.empty(0, np.int32))
         self._columns = columns_of(self.features, arrow_schema)
         self._arrow_schema = arrow_schema
 
@@ -146,7 +153,9 @@ class Joiner:
                 field=first.field.name,
             )
         for name, codes in self._slices.items():
-            codes.fill(batch.column(column_number(name, batch.schema)), block.slices[name].codes)
+            column = batch.column(column_number(name, batch.schema))
+            with _sliced(name, block.first_row, column.type):
+                codes.fill(column, block.slices[name].codes)
 
     def _features(self, array: int, columns: Columns, block: Block) -> Iterator[_Wrong]:
         if len(columns.categorical):
@@ -208,8 +217,10 @@ class _SliceCodes:
         """Number a column's values."""
         if pa.types.is_nested(column.type):
             column = pa.array([None if value is None else str(value) for value in column.to_pylist()])
+        if pa.types.is_dictionary(column.type) and len(column.dictionary) > len(column):
+            column = column.dictionary_decode()  # Most of a large dictionary is of no concern.
         encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
-        numbers = [-1 if value is None else self._code(value) for value in encoded.dictionary.to_pylist()]
+        numbers = [-1 if value is None else self._code(value) for value in _values(encoded.dictionary)]
         # As int32: the indices' own type may not hold the number behind the last of the values.
         places = encoded.indices.cast(pa.int32()).fill_null(len(numbers)).to_numpy(zero_copy_only=False)
         codes[:] = np.array([*numbers, -1], np.int32)[places]
@@ -224,6 +235,27 @@ class _SliceCodes:
             if code == len(self.values):
                 self.values = (*self.values, text if code < MOST_SLICE_VALUES else OTHER)
         return code
+
+
+def _values(column: pa.Array) -> list[object]:
+    try:
+        return list(column.to_pylist())
+    except (ValueError, OverflowError):  # A time that Python has not; Arrow writes it all the same.
+        return list(column.cast(pa.string()).to_pylist())
+
+
+@contextmanager
+def _sliced(name: str, row: int, kind: pa.DataType) -> Iterator[None]:
+    """Say what is wrong with a column by which metrics cannot be split."""
+    try:
+        yield
+    except (pa.ArrowException, ValueError, OverflowError) as error:
+        raise StreamError(
+            f"metrics can be split by texts, numbers and times, got a column of type {kind}: write it as "
+            "such, or leave it out of --slice",
+            row=row,
+            field=name,
+        ) from error
 
 
 @contextmanager

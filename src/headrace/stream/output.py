@@ -13,13 +13,14 @@ from typing import BinaryIO, TextIO
 
 import pyarrow as pa
 
+from headrace.disk import whole_file
 from headrace.errors import ConfigError, HeadraceError
+from headrace.terminal import Line
 
 BUFFER_BYTES = 2**20
 """How much is written at once: a column of a batch is small, a call to the system is not."""
 
 _MESSAGE_FOLLOWS = b"\xff\xff\xff\xff"
-_REDRAW_SECONDS = 0.1
 
 Progress = Callable[[int], None]
 """Called with the number of rows that have been written."""
@@ -78,17 +79,12 @@ def open_output(path: Path | None) -> Iterator[BinaryIO]:
         with _unbroken(path) as file:
             yield file
         return
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
-    try:
-        opened = unfinished.open("wb", buffering=BUFFER_BYTES)
-    except OSError as error:
-        raise ConfigError(f"--out: {path}: {error.strerror}") from error
-    try:
-        with opened as file:
-            yield file
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with contextlib.ExitStack() as stack:
+        try:
+            file = stack.enter_context(whole_file(path, synced=False))
+        except OSError as error:
+            raise ConfigError(f"--out: {path}: {error.strerror}") from error
+        yield file
 
 
 @contextlib.contextmanager
@@ -125,30 +121,21 @@ class ProgressLine:
             total_rows: How many rows there will be, if that is known.
             shown: Whether to draw; if ``file`` is a terminal, if left out.
         """
-        self._file = file
+        self._line = Line(file, shown=shown)
         self._total = total_rows
-        self._shown = file.isatty() if shown is None else shown
-        self._started = self._drawn = time.monotonic()
-        self._width = 0
+        self._started = time.monotonic()
 
     def __call__(self, rows: int) -> None:
         """Say how many rows there are so far."""
-        now = time.monotonic()
-        if self._shown and now - self._drawn >= _REDRAW_SECONDS:
-            self._drawn = now
-            self._draw(rows, now - self._started)
-
-    def close(self) -> None:
-        """Clear the line."""
-        if self._width:
-            self._file.write("\r" + " " * self._width + "\r")
-            self._file.flush()
-
-    def _draw(self, rows: int, seconds: float) -> None:
-        text = f"{rows:,} rows, {rows / max(seconds, 1e-9):,.0f} rows/s"
+        if not self._line.due:
+            return
+        pace = rows / max(time.monotonic() - self._started, 1e-9)
+        text = f"{rows:,} rows, {pace:,.0f} rows/s"
         if self._total:
             share = min(1.0, rows / self._total)
             text = f"[{'#' * round(30 * share):<30}] {share:4.0%}  {text}"
-        self._file.write("\r" + text.ljust(self._width))
-        self._file.flush()
-        self._width = max(self._width, len(text))
+        self._line.show(text)
+
+    def close(self) -> None:
+        """Clear the line."""
+        self._line.clear()

@@ -9,13 +9,14 @@ long as their columns are the same.
 from __future__ import annotations
 
 import struct
-from collections import deque
 from typing import NamedTuple
 
 import pyarrow as pa
 
 from headrace.errors import ConfigError, StreamError
+from headrace.stream.messages import DICTIONARY, ROWS, SCHEMA, Messages, content, header
 from headrace.stream.schema import METADATA_KEY, Schema, parse_schema
+from headrace.stream.validating import Validator
 
 MOST_BYTES = 2**30
 """The largest message that is taken unless said otherwise."""
@@ -23,9 +24,15 @@ MOST_BYTES = 2**30
 MOST_ROWS = 2**24
 """The most rows of one record batch."""
 
+MOST_EXPANSION = 256
+"""How many bytes a byte that arrives may become, by decompression and by dictionaries that are extended: no
+stream compressed with LZ4 has more, and rows that say something hardly a tenth with Zstandard."""
+
+FREE_EXPANSION_BYTES = 2**26
+"""How many bytes a stream may become besides that, so that a small one of much the same rows is taken."""
+
 _PREFIX_BYTES = 8
 _CONTINUES = 0xFFFFFFFF
-_SCHEMA, _DICTIONARY, _ROWS = 1, 2, 3
 _ENCODE = "convert it with `headrace stream encode`"
 _FOREIGN = (
     (b"ARROW1", "an Arrow file; " + _ENCODE + ", or write the streaming format"),
@@ -68,8 +75,13 @@ class StreamParser:
         self.arrow_schema: pa.Schema | None = None
         self._most_bytes = most_bytes
         self._given = schema is not None
-        self._messages = _Messages()
+        self._messages = Messages()
         self._reader: pa.RecordBatchReader | None = None
+        self._validator: Validator | None = None
+        self._metadata = memoryview(b"")
+        self._opened_bytes = 0
+        self._dictionaries: dict[int, int] = {}
+        self._new_dictionaries: set[int] = set()
         self._bytes = self._rows = 0
         self._body_bytes = 0
         self._await(_PREFIX_BYTES, "prefix")
@@ -173,7 +185,8 @@ class StreamParser:
             )
         if length == 0:  # The end of a stream; another one may follow.
             self._reader = None
-            self._messages = _Messages()
+            self._messages = Messages()
+            self._dictionaries.clear()
             self._await(_PREFIX_BYTES, "prefix")
             return
         self._check_length(length)
@@ -190,36 +203,67 @@ class StreamParser:
 
     def _take_metadata(self) -> None:
         try:
-            self._kind, self._body_bytes = _header(self._room)
+            self._kind, self._body_bytes = header(self._room)
         except (struct.error, IndexError) as error:
             raise self._error("a message's metadata is corrupt") from error
         if self._body_bytes:
             self._check_length(self._body_bytes)
         self._messages.add(self._buffer)
+        self._metadata = self._room
         if self._body_bytes:
             self._await(self._body_bytes, "body")
 
     def _take_message(self) -> pa.RecordBatch | None:
+        kind = self._kind
+        if kind in (ROWS, DICTIONARY):
+            self._open_body(self._room if self._part == "body" else memoryview(b""))
         if self._part == "body":
             self._messages.add(self._buffer)
-        kind = self._kind
         self._await(_PREFIX_BYTES, "prefix")
-        if (self._reader is None) != (kind == _SCHEMA):
+        if (self._reader is None) != (kind == SCHEMA):
             raise self._error("expected a schema at the start of the stream, and only there")
         try:
-            if kind == _SCHEMA:
+            if kind == SCHEMA:
                 self._open()
-            elif kind == _ROWS:
+            elif kind == ROWS:
                 return self._read()
-            elif kind != _DICTIONARY:
+            elif kind != DICTIONARY:
                 raise self._error(f"expected rows or a dictionary, got a message of kind {kind}")
         except (pa.ArrowException, OSError, UnicodeDecodeError, OverflowError) as error:
             raise self._error(f"a message is corrupt: {_first_line(error)}") from error
         return None
 
+    def _open_body(self, body: memoryview) -> None:
+        """Count what reading a message will cost, before it is paid."""
+        try:
+            found = content(self._metadata, body)
+        except (struct.error, IndexError) as error:
+            raise self._error("a message's metadata is corrupt") from error
+        opened = found.opened_bytes
+        if found.dictionary >= 0 or self._kind == DICTIONARY:
+            known = self._dictionaries.get(found.dictionary, 0) if found.delta else 0
+            self._dictionaries[found.dictionary] = known + opened
+            self._new_dictionaries.add(found.dictionary)
+        else:
+            # Arrow joins each dictionary that was extended anew, and it is validated anew.
+            again = (
+                self._dictionaries if self._validator and self._validator.again else self._new_dictionaries
+            )
+            opened += sum(self._dictionaries[number] for number in again)
+        self._opened_bytes += opened
+        most = MOST_EXPANSION * self._bytes + FREE_EXPANSION_BYTES
+        if opened > self._most_bytes or self._opened_bytes > most:
+            raise self._error(
+                f"a message would open to {opened} bytes; at most {self._most_bytes} are taken of one, and "
+                f"of a stream {MOST_EXPANSION} times the bytes that came and {FREE_EXPANSION_BYTES} more; it "
+                "is corrupt, or compress it less, write smaller batches, or extend no large dictionary for "
+                "small batches"
+            )
+
     def _open(self) -> None:
         self._reader = pa.ipc.open_stream(pa.PythonFile(self._messages, mode="r"))
         columns = self._reader.schema
+        self._validator = Validator(columns)
         _ = columns.names  # Names that are no text fail here, where that is told as what it is.
         if self.arrow_schema is not None:
             if not columns.equals(self.arrow_schema):
@@ -244,7 +288,7 @@ class StreamParser:
             raise self._error(error.message) from error
 
     def _read(self) -> pa.RecordBatch:
-        if self._reader is None:
+        if self._reader is None or self._validator is None:
             raise self._error("expected a schema first")
         try:
             batch = self._reader.read_next_batch()
@@ -252,69 +296,10 @@ class StreamParser:
             raise self._error("rows came before the dictionaries that they refer to") from None
         if batch.num_rows > MOST_ROWS:
             raise self._error(f"a record batch has {batch.num_rows} rows, at most {MOST_ROWS} are taken")
-        batch.validate(full=True)
+        self._validator.validate(batch, new_dictionaries=bool(self._new_dictionaries))
+        self._new_dictionaries.clear()
         self._rows += batch.num_rows
         return batch
-
-
-class _Messages:
-    """What Arrow's reader reads from: the buffers of whole messages, each of them once."""
-
-    closed = False
-
-    def __init__(self) -> None:
-        self._waiting: deque[pa.Buffer] = deque()
-
-    def add(self, buffer: pa.Buffer) -> None:
-        self._waiting.append(buffer)
-
-    def read_buffer(self, count: int) -> pa.Buffer:
-        """The next bytes; fewer than asked for only at the end of what there is."""
-        if not self._waiting or not count:
-            return pa.py_buffer(b"")
-        buffer = self._waiting[0]
-        if count < buffer.size:
-            self._waiting[0] = buffer.slice(count)
-            return buffer.slice(0, count)
-        self._waiting.popleft()
-        return buffer
-
-    def read(self, count: int = -1) -> bytes:
-        """The same as bytes."""
-        found = b""
-        while self._waiting and (count < 0 or len(found) < count):
-            rest = self._waiting[0].size if count < 0 else count - len(found)
-            found += self.read_buffer(rest).to_pybytes()
-        return found
-
-    def readable(self) -> bool:
-        """It is read only."""
-        return True
-
-    def close(self) -> None:
-        """Nothing to close."""
-        self._waiting.clear()
-
-
-def _header(metadata: memoryview) -> tuple[int, int]:
-    """The kind of a message and the bytes of its body, from its flatbuffer.
-
-    Message: version 0, header_type 1, header 2, bodyLength 3; an absent field is 0.
-    """
-    (table,) = struct.unpack_from("<I", metadata)
-    (to_offsets,) = struct.unpack_from("<i", metadata, table)
-    offsets = table - to_offsets
-    if offsets < 0:
-        raise IndexError(offsets)
-    (size,) = struct.unpack_from("<H", metadata, offsets)
-
-    def value(number: int, form: str) -> int:
-        if 4 + 2 * number + 2 > size:
-            return 0
-        (offset,) = struct.unpack_from("<H", metadata, offsets + 4 + 2 * number)
-        return int(struct.unpack_from(form, metadata, table + offset)[0]) if offset else 0
-
-    return value(1, "<B"), value(3, "<q")
 
 
 def _first_line(error: BaseException) -> str:

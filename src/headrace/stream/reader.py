@@ -6,40 +6,29 @@ one number, from the stream's first one, however its record batches and Blocks a
 
 from __future__ import annotations
 
-import contextlib
-import os
-import select
-import stat
-import threading
 import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from queue import SimpleQueue
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 import pyarrow as pa
 
 from headrace.errors import ConfigError, StreamError
+from headrace.stream.ahead import Ahead
 from headrace.stream.block import Block
 from headrace.stream.features import Features
 from headrace.stream.joining import Joiner
 from headrace.stream.parser import StreamParser
 from headrace.stream.schema import Schema
+from headrace.stream.sources import FileSource, Readable, Source, source_of
 
-_PIPE_BYTES = 2**20
-"""What a pipe is asked to hold: the writer and the reader wait for each other less often."""
+MOST_SAID_TABLE_ROWS = 2**26
+"""How many rows of tables a stream's own schema may ask for: some 5 GB of weights and optimizers."""
 
-_CLOSE_SECONDS = 1.0
-"""How long closing waits for a file that cannot be woken up."""
-
-
-class Readable(Protocol):
-    """A binary file. One that also has ``fileno`` is read by its descriptor, past any buffer of its own."""
-
-    def readinto(self, room: memoryview, /) -> int | None:
-        """Fill some room, and say how much of it; 0 at the end."""
+MOST_SAID_WIDTH = 2**14
+"""How many values of a row it may ask for: a Block of 2,048 rows then has 128 MB."""
 
 
 @dataclass(frozen=True)
@@ -89,10 +78,11 @@ class Reader:
         """
         self._settings = settings or ReadSettings()
         self._file = file
-        self._source: _Source = _FileSource(file)
+        self._source: Source = FileSource(file)
         self._parser = StreamParser(self._settings.schema)
         self._joiner: Joiner | None = None
         self._blocks: Iterator[Block] | None = None
+        self._ahead: Ahead[Block] | None = None
         self.rows = self._settings.skip_rows
         self.idle_seconds = 0.0
         self.stream_bytes = 0
@@ -110,7 +100,7 @@ class Reader:
         Raises:
             StreamError: It is no stream, or its columns do not fit the schema.
         """
-        self._source = _source(self._file)
+        self._source = source_of(self._file)
         try:
             while self._parser.arrow_schema is None:
                 count = self._source.read(self._parser.room(), None)
@@ -129,12 +119,14 @@ class Reader:
     def _laid_out(self) -> Features:
         if self._parser.schema is None:
             raise StreamError("it has no schema; give one")
-        try:
+        if self._settings.schema is not None:
             return Features.of(self._parser.schema)
-        except ConfigError as error:
-            if self._settings.schema is None:  # The stream's own is wrong, not a setting.
-                raise StreamError(error.message) from error
-            raise
+        try:
+            features = Features.of(self._parser.schema)
+        except ConfigError as error:  # The stream's own is wrong, not a setting.
+            raise StreamError(error.message) from error
+        _check_size(features)
+        return features
 
     def __exit__(
         self,
@@ -171,75 +163,46 @@ class Reader:
         return next(self._blocks, None)
 
 
+def _check_size(features: Features) -> None:
+    """Refuse what whoever writes a stream must not decide alone: how much memory a few words of it take."""
+    width = features.slots + features.dense_width
+    for what, came, most in (
+        ("rows of tables (buckets)", features.rows - 1, MOST_SAID_TABLE_ROWS),
+        ("values a row (values, size)", width, MOST_SAID_WIDTH),
+    ):
+        if came > most:
+            raise StreamError(
+                f"the schema in its metadata asks for {came} {what}, at most {most} are given to what a "
+                "stream says itself; if they are meant, give the schema with --schema FILE"
+            )
+
+
 def _not_entered() -> ConfigError:
     return ConfigError("a Reader is entered (`with reader:`) before it is used")
 
 
 class BackgroundReader(Reader):
-    """The same, read ahead by a thread: parsing and joining overlap with learning.
-
-    Closing it early never hangs, wherever the thread is: waiting for bytes it is woken up through a pipe,
-    waiting for someone to take a Block through a semaphore.
-    """
-
-    def __init__(self, file: Readable, settings: ReadSettings | None = None) -> None:
-        """Read nothing yet; see ``Reader``."""
-        super().__init__(file, settings)
-        self._made: SimpleQueue[Block | Exception | None] = SimpleQueue()
-        self._places = threading.Semaphore(self._settings.blocks_ahead)
-        self._closed = False
-        self._ended = False
-        self._thread: threading.Thread | None = None
+    """The same, read ahead by a thread: parsing and joining overlap with learning."""
 
     def __enter__(self) -> Self:
         """Read as far as the schema, then begin to read ahead; see ``Reader``."""
         super().__enter__()
-        self._thread = threading.Thread(target=self._run, name="headrace-reader", daemon=True)
-        self._thread.start()
+        self._blocks = self._ahead = Ahead(
+            self._blocks or iter(()), self._source, self._settings.blocks_ahead
+        )
         return self
 
     def close(self) -> None:
         """Stop the thread; see ``Reader``."""
-        self._closed = True
-        self._source.wake()
-        self._places.release()
-        if self._thread is not None:
-            self._thread.join(None if self._source.wakes else _CLOSE_SECONDS)
+        if self._ahead is not None:
+            self._ahead.close()
         super().close()
-
-    def _next(self) -> Block | None:
-        if self._ended:
-            return None
-        if self._thread is None:
-            raise _not_entered()
-        made = self._made.get()
-        self._places.release()
-        if isinstance(made, Block):
-            return made
-        self._ended = True
-        if made is not None:
-            raise made
-        return None
-
-    def _run(self) -> None:
-        try:
-            for block in self._blocks or ():
-                self._places.acquire()
-                if self._closed:
-                    return
-                self._made.put(block)
-        except _Woken:
-            pass
-        except Exception as error:  # noqa: BLE001  # The thread's end: raised again where Blocks are taken.
-            self._made.put(error)
-        finally:
-            self._made.put(None)
 
 
 class _Cutter:
     """Cuts record batches, of whatever sizes they come in, into Blocks of one size."""
 
-    def __init__(self, source: _Source, parser: StreamParser, joiner: Joiner, settings: ReadSettings) -> None:
+    def __init__(self, source: Source, parser: StreamParser, joiner: Joiner, settings: ReadSettings) -> None:
         self._source, self._parser, self._joiner, self._settings = source, parser, joiner, settings
         self._waiting: deque[pa.RecordBatch] = deque()
         self._rows = 0
@@ -322,102 +285,3 @@ class _Cutter:
         lingers = self._settings.linger_seconds is not None and self._rows
         self._due = time.monotonic() + (self._settings.linger_seconds or 0.0) if lingers else None
         return taken
-
-
-# ---- Where bytes come from -----------------------------------------------------------------------
-
-
-class _Woken(Exception):
-    """Reading was ended from outside."""
-
-
-class _Source(Protocol):
-    """Bytes. ``wakes`` says whether a read that waits can be ended by ``wake``."""
-
-    wakes: bool
-
-    def read(self, room: memoryview, timeout: float | None) -> int | None:
-        """Fill some room; 0 at the end, None when the timeout in seconds has passed."""
-
-    def wake(self) -> None:
-        """End the read that waits now, if any, and all later ones, with ``_Woken``."""
-
-    def close(self) -> None:
-        """Let go of what was made for reading."""
-
-
-class _FileSource:
-    """A file without a descriptor, such as one in memory."""
-
-    wakes = False
-
-    def __init__(self, file: Readable) -> None:
-        self._file = file
-        self._woken = False
-
-    def read(self, room: memoryview, timeout: float | None) -> int | None:
-        del timeout
-        if self._woken:
-            raise _Woken
-        return self._file.readinto(room)
-
-    def wake(self) -> None:
-        self._woken = True
-
-    def close(self) -> None:
-        self._woken = True
-
-
-class _DescriptorSource:
-    """A descriptor, waited for together with a pipe that wakes it up."""
-
-    wakes = True
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._listen, self._ring = os.pipe()
-        self._poll = select.poll()
-        self._poll.register(descriptor, select.POLLIN)
-        self._poll.register(self._listen, select.POLLIN)
-        self._open = True
-        if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
-            _widen(descriptor)
-
-    def read(self, room: memoryview, timeout: float | None) -> int | None:
-        ready = self._poll.poll(None if timeout is None else timeout * 1000)
-        if any(descriptor == self._listen for descriptor, _ in ready):
-            raise _Woken
-        if not ready:
-            return None
-        try:
-            return os.readv(self._descriptor, [room])
-        except BlockingIOError:
-            return None
-        except OSError as error:
-            raise StreamError(f"it cannot be read: {error.strerror}") from error
-
-    def wake(self) -> None:
-        if self._open:
-            os.write(self._ring, b"x")
-
-    def close(self) -> None:
-        if self._open:
-            self._open = False
-            os.close(self._listen)
-            os.close(self._ring)
-
-
-def _source(file: Readable) -> _Source:
-    try:
-        descriptor = file.fileno()  # type: ignore[attr-defined]  # Not every file has one.
-    except (AttributeError, OSError):
-        return _FileSource(file)
-    return _DescriptorSource(descriptor)
-
-
-def _widen(descriptor: int) -> None:
-    with contextlib.suppress(ImportError, AttributeError, OSError):
-        # Only Linux has it, and it may be forbidden: then the pipe stays as it is.
-        import fcntl  # noqa: PLC0415
-
-        fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)

@@ -6,12 +6,13 @@ JSON, or the same as TOML, may be given beside a stream that has none.
 
 from __future__ import annotations
 
-import tomllib
+from collections import Counter
 from functools import cached_property
 from typing import Literal
 
 import msgspec
 
+from headrace.config.reading import explained, parse
 from headrace.errors import ConfigError
 
 METADATA_KEY = b"headrace"
@@ -48,6 +49,8 @@ class Field(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         expire_rows: After how many rows of the stream without it an exact value loses its row; 0 for never.
         values: The most values a categorical field has in one row; more are cut off. 1 for single-valued.
         pooling: How the rows of several values become one.
+        separator: What stands between the values, or a vector's numbers, where they come as one text: for
+            ``headrace stream encode``, which makes lists of them.
         size: How many numbers a vector has.
         text: Whether a categorical field that hashes, or is exact, has text or bytes for values; integers
             otherwise. Both hash differently, so a server must know which of them a request shall carry.
@@ -64,6 +67,7 @@ class Field(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     expire_rows: int = 0
     values: int = 1
     pooling: Pooling = "mean"
+    separator: str = ""
     size: int = 1
     text: bool = False
     context: bool = False
@@ -76,6 +80,17 @@ class Field(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
                 raise ConfigError(f"field {self.name!r}: {setting}: expected {least} to {most}, got {value}")
         if not 1 <= self.admit <= MOST_ADMIT or self.expire_rows < 0:
             raise ConfigError(f"field {self.name!r}: admit is 1 to {MOST_ADMIT}, expire_rows 0 or more")
+
+        if self.separator and not self.listed:
+            raise ConfigError(
+                f"field {self.name!r}: separator: it stands between values, got {self.separator!r} for a "
+                "field of one; say how many it may have (values), or leave it out"
+            )
+
+    @property
+    def listed(self) -> bool:
+        """Whether a row has a list of values, or of numbers."""
+        return self.role == "vector" or (self.role == "categorical" and self.values > 1)
 
     @property
     def table_name(self) -> str:
@@ -100,9 +115,8 @@ class Schema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """Check that the fields fit together."""
         if self.format > FORMAT:
             raise ConfigError(f"schema: format {self.format} is newer than {FORMAT}; update headrace")
-        names = [field.name for field in self.fields]
-        for name in names:
-            if names.count(name) > 1:
+        for name, count in Counter(field.name for field in self.fields).items():
+            if count > 1:
                 raise ConfigError(f"schema: field {name!r} is there twice")
         for role in ("label", "weight", "timestamp", "truth"):
             if len(self.of(role)) > 1:
@@ -147,11 +161,13 @@ def parse_schema(content: bytes | str, where: str = "schema") -> Schema:
         ConfigError: It is neither, or a setting is unknown or wrong.
     """
     text = content.decode("utf-8", "replace") if isinstance(content, bytes) else content
+    is_json = text.lstrip().startswith("{")
+    table = {} if is_json else parse(text, where)
     try:
-        if text.lstrip().startswith("{"):
-            return msgspec.json.decode(text, type=Schema)
-        return msgspec.convert(tomllib.loads(text), Schema)
-    except (msgspec.DecodeError, tomllib.TOMLDecodeError) as error:
+        return msgspec.json.decode(text, type=Schema) if is_json else msgspec.convert(table, Schema)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{where}: {explained(error, Schema)}") from error
+    except (msgspec.DecodeError, RecursionError) as error:
         raise ConfigError(f"{where}: {error}") from error
     except ConfigError as error:
         raise ConfigError(f"{where}: {error.message}") from error

@@ -23,8 +23,6 @@ WEIGHT = "weight"
 NAMELESS = "features"
 """The field of features that stand in no namespace."""
 
-_BATCH_LINES = 8192
-
 
 @dataclass(slots=True)
 class Example:
@@ -88,41 +86,35 @@ def parse_line(line: str, row: int) -> Example:
 
 
 def read_batches(
-    lines: Iterable[str], sample_lines: int, dense: Iterable[str] | None, spaces: Iterable[str] = ()
+    groups: Iterable[Iterable[str]], dense: Iterable[str] | None, spaces: Iterable[str] = ()
 ) -> Iterator[pa.RecordBatch]:
     """Read examples as columns: ``label``, ``weight``, a list of texts a namespace, a number a dense field.
 
     Args:
-        lines: The lines; empty ones are skipped.
-        sample_lines: How many are read first, to see which columns there are.
+        groups: The lines, in groups that each become a batch; empty ones are skipped. The first group is
+            looked at to see which columns there are.
         dense: The dense fields, where they are known.
-        spaces: Namespaces that are known, whether or not the sample has them.
+        spaces: Namespaces that are known, whether or not the first group has them.
 
     Yields:
-        Batches that all have the columns that the sample had; the first one is the sample.
+        Batches that all have the columns that the first group had.
 
     Raises:
         StreamError: A line is not what is supported, or has a number that no column is for.
     """
-    stripped = (line.strip() for line in lines)
-    examples = (parse_line(line, row) for row, line in enumerate(line for line in stripped if line))
-    sample = list(itertools.islice(examples, sample_lines))
-    if not sample:
-        return
+    numbers = itertools.count()
+    read = ([parse_line(line, next(numbers)) for line in map(str.strip, group) if line] for group in groups)
+    sample = next(read, [])
     numeric = _Numeric.of(dense if dense is not None else {name for one in sample for name in one.numbers})
     known = list(spaces)
     seen = dict.fromkeys(name for one in sample for name in one.categories if name not in known)
     # A namespace of numbers alone is no category, also where one of its numbers is 1.
     known += [name for name in seen if any(_categories(one, name, numeric) for one in sample)]
     row = 0
-    for batch in itertools.chain([sample], _batched(examples)):
-        yield _columns(batch, known, numeric, row)
+    for batch in itertools.chain([sample], read):
+        if batch:
+            yield _columns(batch, known, numeric, row)
         row += len(batch)
-
-
-def _batched(examples: Iterator[Example]) -> Iterator[list[Example]]:
-    while batch := list(itertools.islice(examples, _BATCH_LINES)):
-        yield batch
 
 
 def _columns(examples: list[Example], spaces: list[str], numeric: _Numeric, first_row: int) -> pa.RecordBatch:

@@ -7,13 +7,16 @@ record. The last two are kept: when the newest is damaged, the one before it is 
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from urllib.parse import unquote
 
-from headrace.ctr.files import file_name, map_array, write_array
+from headrace.ctr.arrays import read_array, write_array
+from headrace.ctr.files import file_name
 from headrace.errors import FailedPrecondition, LoadError
 from headrace.lifecycle.layout import version_directories
 from headrace.lifecycle.manifest import check_manifest, publish
@@ -21,7 +24,13 @@ from headrace.tensors import Array
 from headrace.training.retention import delete_versions, sweep
 
 KEPT = 2
-"""How many checkpoints stay."""
+"""How many checkpoints stay, and how many damaged ones, for whoever wants to know what happened to them."""
+
+DAMAGED_DAYS = 7
+"""How long damaged ones stay."""
+
+_DAMAGED = ".damaged-"
+_STAMP = "%Y%m%dT%H%M%S.%f"
 
 _log = logging.getLogger(__name__)
 
@@ -32,7 +41,7 @@ class Checkpoint:
 
     Attributes:
         number: Which one it is, from 1.
-        state: The arrays by name, mapped from the files: what is written to them stays in memory.
+        state: The arrays by name, in memory of their own.
         meta: The caller's own record.
         skipped: Why newer checkpoints could not be used, in sentences; empty if this is the newest.
     """
@@ -63,34 +72,72 @@ def save_checkpoint(directory: Path, state: Mapping[str, Array], meta: Mapping[s
         sweep(directory)
         saved = publish(lambda draft: _write(draft, state), directory, metadata=meta)
         delete_versions(directory, sorted(version_directories(directory))[:-KEPT])
+        _sweep_damaged(directory)
     return saved
 
 
 def load_checkpoint(directory: Path) -> Checkpoint | None:
     """Read the newest checkpoint that is whole; None if there is none at all.
 
-    Checkpoints that are damaged are put aside under a name with a dot, so that they do not count as kept.
+    Checkpoints that are damaged are put aside under a name with a dot, so that they do not count as kept; the
+    last ones stay there for some days. Where none is whole, all stay as they are: whoever tries again is told
+    the same, and does not begin with fresh weights before somebody has decided that.
 
     Raises:
         LoadError: There are checkpoints, and all are damaged.
-        FailedPrecondition: The directory cannot be read.
+        FailedPrecondition: The directory, or a checkpoint, cannot be read; nothing is changed then.
     """
-    skipped: list[str] = []
+    damaged: dict[int, tuple[Path, str]] = {}
     with saying(f"the checkpoints in {directory} cannot be read"):
         if not directory.is_dir():
             return None
         for number, path in reversed(version_directories(directory).items()):
             try:
-                loaded = _load(number, path, tuple(skipped))
+                loaded = _load(number, path)
             except LoadError as error:
-                skipped.append(f"checkpoint {number} is damaged: {error.message}")
-                _log.warning("%s; trying the one before it", skipped[-1])
-                path.rename(directory / f".damaged-{number}")
+                if isinstance(error.__cause__, OSError | MemoryError) and not _is_missing(error.__cause__):
+                    raise _unreadable(directory, number, error) from error
+                damaged[number] = path, f"checkpoint {number} is damaged: {error.message}"
             else:
-                return loaded
-    if skipped:
-        raise LoadError(f"no checkpoint in {directory} is whole; start anew: {'; '.join(skipped)}")
+                return replace(loaded, skipped=tuple(_put_aside(damaged)))
+    if damaged:
+        reasons = "; ".join(why for _, why in damaged.values())
+        raise LoadError(
+            f"no checkpoint in {directory} is whole; to start anew, move it away or take another directory: "
+            f"{reasons}"
+        )
     return None
+
+
+def _is_missing(cause: BaseException) -> bool:
+    return isinstance(cause, FileNotFoundError | NotADirectoryError)
+
+
+def _unreadable(directory: Path, number: int, error: LoadError) -> FailedPrecondition:
+    return FailedPrecondition(
+        f"checkpoint {number} in {directory} cannot be read, which is no damage: {error.message}; "
+        "it stays as it is, for when that is mended"
+    )
+
+
+def _put_aside(damaged: Mapping[int, tuple[Path, str]]) -> Iterator[str]:
+    """Rename what is damaged, and say why; a number may be used again, and damaged again."""
+    for number, (path, why) in damaged.items():
+        aside = path.with_name(f"{_DAMAGED}{datetime.now(UTC):{_STAMP}}-{number}")
+        path.rename(aside)
+        _sweep_damaged(path.parent)
+        _log.warning("%s; the one before it is taken; it is kept as %s", why, aside.name)
+        yield why
+
+
+def _sweep_damaged(directory: Path) -> None:
+    """Delete damaged checkpoints but the last ones, and those for a while only."""
+    oldest = f"{_DAMAGED}{datetime.now(UTC) - timedelta(days=DAMAGED_DAYS):{_STAMP}}"
+    damaged = sorted(path for path in directory.iterdir() if path.name.startswith(_DAMAGED))
+    for place, path in enumerate(damaged, KEPT - len(damaged)):
+        if place < 0 or path.name < oldest:
+            shutil.rmtree(path, ignore_errors=True)
+            _log.info("a damaged checkpoint was deleted: %s", path.name)
 
 
 @contextmanager
@@ -111,9 +158,9 @@ def _write(draft: Path, state: Mapping[str, Array]) -> None:
         write_array(draft / file_name(name), array)
 
 
-def _load(number: int, path: Path, skipped: tuple[str, ...]) -> Checkpoint:
+def _load(number: int, path: Path) -> Checkpoint:
     manifest = check_manifest(path)
     if manifest is None:
         raise LoadError("corrupt: the manifest is not there")
-    state = {unquote(name.removesuffix(".npy")): map_array(path / name) for name in manifest.files}
-    return Checkpoint(number, state, manifest.metadata, skipped)
+    state = {unquote(name.removesuffix(".npy")): read_array(path / name) for name in manifest.files}
+    return Checkpoint(number, state, manifest.metadata)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
+import tomli_w
 
+from headrace.config.reading import convert, parse
 from headrace.ctr.settings import ModelSettings
+from headrace.disk import read_text
 from headrace.errors import ConfigError
+
+_LARGEST_FILE_BYTES = 2**24
 
 
 def read_toml(file: Path, option: str) -> dict[str, object]:
@@ -23,11 +27,10 @@ def read_toml(file: Path, option: str) -> dict[str, object]:
         ConfigError: It cannot be read, or is not TOML.
     """
     try:
-        return tomllib.loads(file.read_text("utf-8"))
+        text = read_text(file, _LARGEST_FILE_BYTES, ordinary=False)
     except OSError as error:
         raise ConfigError(f"{option}: {file} cannot be read: {error.strerror}") from error
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{option}: {file} is not TOML: {error}") from error
+    return parse(text, f"{option}: {file}")
 
 
 def settings_of(values: Mapping[str, object], where: str) -> ModelSettings:
@@ -40,12 +43,24 @@ def settings_of(values: Mapping[str, object], where: str) -> ModelSettings:
     Raises:
         ConfigError: One is unknown or wrong.
     """
+    return convert(values, ModelSettings, where)
+
+
+def check_file(values: Mapping[str, object], changes: Mapping[str, object], where: str) -> None:
+    """Check settings of a file where those that options make of them are wrong, so that the file is named.
+
+    Args:
+        values: The file's settings.
+        changes: What options change, as ``changed`` takes them.
+        where: What to call the file in errors.
+
+    Raises:
+        ConfigError: With the options they are wrong, and so are the file's own.
+    """
     try:
-        return msgspec.convert(values, ModelSettings)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{where}: {error}") from error
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error.message}") from error
+        settings_of(changed(values, changes), where)
+    except ConfigError:
+        settings_of(values, where)  # raises, unless it is an option that is wrong
 
 
 def changed(values: Mapping[str, object], changes: Mapping[str, object]) -> dict[str, object]:
@@ -69,19 +84,4 @@ def changed(values: Mapping[str, object], changes: Mapping[str, object]) -> dict
 
 def to_toml(settings: ModelSettings) -> str:
     """All settings, as ``--config`` takes them."""
-    plain: dict[str, object] = msgspec.to_builtins(settings)
-    lines = [f"{name} = {_written(value)}" for name, value in plain.items() if not isinstance(value, dict)]
-    for group, values in plain.items():
-        if isinstance(values, dict):
-            lines += ["", f"[{group}]", *(f"{name} = {_written(value)}" for name, value in values.items())]
-    return "\n".join(lines) + "\n"
-
-
-def _written(value: object) -> str:
-    if isinstance(value, str):
-        return msgspec.json.encode(value).decode()  # JSON's escapes are TOML's, too
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{name} = {_written(one)}" for name, one in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(_written(one) for one in value) + "]"
-    return repr(value).lower() if isinstance(value, bool) else repr(value)
+    return tomli_w.dumps(msgspec.to_builtins(settings))

@@ -12,6 +12,7 @@ from headrace.errors import ConfigError, FailedPrecondition, ModelError
 from headrace.lifecycle.manifest import publish
 from headrace.stream.features import Features
 from headrace.training.checkpoint import saying
+from headrace.training.destination import SCHEMA_KEY
 from headrace.training.publishing import Publication, Publisher, Training
 
 if TYPE_CHECKING:
@@ -45,7 +46,8 @@ def build(
 
     def write(training: Training) -> Publication:
         started = time.perf_counter()
-        metadata = {"training": msgspec.to_builtins(training)}
+        schema = msgspec.to_builtins(features.schema)
+        metadata = {"training": msgspec.to_builtins(training), SCHEMA_KEY: schema}
         signature = f"keras: {len(features.categorical)} categorical fields -> probability"
         with saying(f"no version can be published in {model_directory}"):
             path = publish(model.write, model_directory, signature=signature, metadata=metadata)

@@ -65,6 +65,8 @@ class Learner:
         model: What learns.
         windows: The scores of what it predicted.
         position: How far in the stream it is.
+        unfinished: The first of the rows that are being learnt, and the one after the last; where learning
+            them failed, the model may know a part of them. None if there are none.
     """
 
     def __init__(self, model: Learnable, windows: Windows, pending: Pending | None = None) -> None:
@@ -78,6 +80,7 @@ class Learner:
         self.model = model
         self.windows = windows
         self.position = Position()
+        self.unfinished: tuple[int, int] | None = None
         self._pending = pending
 
     @property
@@ -101,6 +104,7 @@ class Learner:
             return []
         codes = self.windows.encode(block.slices, len(block))
         closed: list[Window] = []
+        self.unfinished = (block.first_row, block.first_row + len(block))
         if self._pending is None:
             predictions = self.model.learn(block)
             _check(predictions, block)
@@ -112,6 +116,7 @@ class Learner:
             _check(predictions, block)
             self._pending.add(block, np.array(predictions), codes)
         self._move(block)
+        self.unfinished = None
         return closed
 
     def finish(self) -> list[Window]:

@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from headrace.ctr.arrays import write_array
 from headrace.ctr.files import (
     Base,
     Description,
@@ -23,7 +24,6 @@ from headrace.ctr.files import (
     file_name,
     read_description,
     read_model,
-    write_array,
     write_description,
 )
 from headrace.ctr.model import Weights
@@ -45,7 +45,7 @@ class Whole:
     Attributes:
         number: The version.
         description: What its ``model.ctr`` says.
-        weights: Its weights, mapped.
+        weights: Its weights.
         checksums: The SHA-256 of its files, by name, as its manifest lists them and as they are.
     """
 
@@ -121,14 +121,14 @@ def open_base(model_directory: Path, number: int) -> Whole | None:
     """
     directory = model_directory / str(number)
     try:
-        manifest = check_manifest(directory)
+        manifest = check_manifest(directory, but=lambda _: True)  # they are, as they are read
         description = read_description(directory)
         if manifest is None or description.base is not None:
             return None
-        weights = read_model(directory)[2]
+        checksums = {name: record.sha256 for name, record in manifest.files.items()}
+        weights = read_model(directory, checksums)[2]
     except LoadError:
         return None
-    checksums = {name: record.sha256 for name, record in manifest.files.items()}
     return Whole(number, description, weights, checksums)
 
 

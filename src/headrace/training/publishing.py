@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from headrace.config import MODEL_CONFIG_FILE, parse_model_config
+from headrace.config import MODEL_CONFIG_FILE, parse_model_config, read_model_config
 from headrace.ctr.files import arrays_of, describe, write_model
 from headrace.ctr.model import Weights
 from headrace.ctr.quantize import Bits, quantize
@@ -200,11 +200,10 @@ def _held(model_directory: Path) -> set[int]:
     Raises:
         ConfigError: The settings or the pin cannot be read.
     """
-    file = model_directory / MODEL_CONFIG_FILE
     try:
-        text = file.read_text("utf-8") if file.exists() else ""
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{MODEL_CONFIG_FILE}: {error}") from error
+        text = read_model_config(model_directory)
+    except OSError as error:
+        raise ConfigError(f"{MODEL_CONFIG_FILE} cannot be read: {error.strerror}") from error
     named = parse_model_config(text).versions
     pinned = read_pin(model_directory)
     return {*named.labels.values(), *named.numbers, *([] if pinned is None else [pinned])}

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol, TextIO
 
+from headrace.terminal import Line
 from headrace.training.publishing import Publication
 from headrace.training.tallies import Score
 from headrace.training.windows import Window
 
-_REFRESH_SECONDS = 0.1
 _DIGITS = 9
 
 
@@ -144,17 +143,13 @@ class TerminalReport:
             output: The terminal.
             now: What tells the time, in seconds.
         """
-        self._output = output
-        self._now = now
-        self._shown = -math.inf
+        self._line = Line(output, now, shown=True)
         self._before = Progress()
         self._window = ""
-        self._width = 0
 
     def moved(self, progress: Progress) -> None:
         """Renew the line, a few times a second."""
-        now = self._now()
-        if now - self._shown < _REFRESH_SECONDS:
+        if not self._line.due:
             return
         pace = Pace.between(self._before, progress)
         parts = [f"{progress.rows:,} rows", f"{pace.rows_per_second:,.0f}/s"]
@@ -165,8 +160,7 @@ class TerminalReport:
             parts.append(f"{progress.pending_rows:,} pending")
         if progress.versions:
             parts.append(f"version {progress.versions[-1]}")
-        self._show("  ".join(parts))
-        self._shown = now
+        self._line.show("  ".join(parts))
 
     def closed(self, window: Window, pace: Pace, progress: Progress) -> None:
         """Show its scores from now on."""
@@ -192,13 +186,7 @@ class TerminalReport:
 
     def clear(self) -> None:
         """Wipe the line away."""
-        if self._width:
-            self._show("")
-            self._width = 0
-
-    def _show(self, text: str) -> None:
-        _say(self._output, f"\r{text:<{self._width}}\r" if not text else f"\r{text:<{self._width}}")
-        self._width = len(text)
+        self._line.clear()
 
 
 class Warnings:
@@ -219,14 +207,10 @@ class Warnings:
 
     def failed(self, what: str) -> None:
         """Say it."""
-        _say(self._output, f"headrace: {what}\n")
-
-
-def _say(output: TextIO, text: str) -> None:
-    # What is said of a full disk may itself go to a file there: nobody can be told then; learning goes on.
-    with contextlib.suppress(OSError):
-        output.write(text)
-        output.flush()
+        # What is said of a full disk may itself go to a file there: then nobody can be told.
+        with contextlib.suppress(OSError):
+            self._output.write(f"headrace: {what}\n")
+            self._output.flush()
 
 
 def _paced(pace: Pace) -> dict[str, float]:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import secrets
 import shutil
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 
+from headrace.disk import is_abandoned
 from headrace.lifecycle.layout import version_directories
 from headrace.lifecycle.manifest import DRAFT_PREFIX
 
 _DELETING = ".deleting-"
-_ABANDONED_SECONDS = 60.0
 
 _log = logging.getLogger(__name__)
 
@@ -74,21 +72,5 @@ def sweep(model_directory: Path) -> None:
         names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
     for name in names:
         path = model_directory / name
-        if name.startswith(_DELETING) or (name.startswith(DRAFT_PREFIX) and _abandoned(path)):
+        if name.startswith(_DELETING) or (name.startswith(DRAFT_PREFIX) and is_abandoned(path)):
             shutil.rmtree(path, ignore_errors=True)
-
-
-def _abandoned(draft: Path) -> bool:
-    """Whether nobody writes to a draft: who does holds a lock on it, and takes it at once."""
-    try:
-        descriptor = os.open(draft, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        age_seconds = datetime.now(UTC).timestamp() - os.fstat(descriptor).st_mtime
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
-    return age_seconds > _ABANDONED_SECONDS

@@ -16,6 +16,8 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from headrace import terminal
+from headrace.config.reading import convert
 from headrace.ctr import zoo
 from headrace.ctr.files import arrays_of
 from headrace.ctr.model import LearningModel
@@ -102,10 +104,7 @@ def read_search(values: Mapping[str, object], where: str) -> SearchSettings:
     Raises:
         ConfigError: A setting is unknown or wrong.
     """
-    try:
-        return msgspec.convert(values, SearchSettings)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{where}: {error}") from error
+    return convert(values, SearchSettings, where)
 
 
 def configurations(search: SearchSettings, base: Mapping[str, object]) -> list[Configuration]:
@@ -144,6 +143,7 @@ class _Runner:
     seconds: float = 0.0
     timed_rows: int = 0
     diverged: bool = False
+    failed: bool = False
 
     def take(self, block: Block) -> None:
         rows = self.configuration.settings.batch_rows
@@ -162,7 +162,12 @@ class _Runner:
 
 
 class Search:
-    """Several configurations that learn from the same blocks."""
+    """Several configurations that learn from the same blocks.
+
+    Attributes:
+        rows: How many rows all of them have learnt.
+        learning: The name of the one that is at work, or failed; None if none is.
+    """
 
     def __init__(
         self,
@@ -187,20 +192,27 @@ class Search:
         ]
         self._last: Block | None = None
         self.rows = 0
+        self.learning: str | None = None
 
     def take(self, block: Block) -> None:
-        """Let all of them learn from a block."""
+        """Let all of them learn from a block; one that fails is out, and what it raised is raised."""
         for runner in self._runners:
+            self.learning, runner.failed = runner.configuration.name, True
             runner.take(block)
+            self.learning, runner.failed = None, False
         self._last = block
         self.rows += len(block)
 
     def results(self) -> list[Result]:
         """What became of them: the best first, those that are out last."""
         found = [self._result(runner) for runner in self._runners]
+        self.learning = None
         return sorted(found, key=lambda one: (bool(one.out), one.score.logloss or 0.0))
 
     def _result(self, runner: _Runner) -> Result:
+        if runner.failed:
+            return Result(runner.configuration, runner.tally.score(0), 0.0, 0.0, 0.0, "out: failed")
+        self.learning = runner.configuration.name
         settings = runner.configuration.settings
         weights = runner.model.strip()
         if self._bits is not None and not runner.diverged:
@@ -241,19 +253,11 @@ def table(results: Sequence[Result], rows: int) -> str:
         numbers = (_number(one.score.logloss), _number(one.score.auc), f"{one.rows_per_second:,.0f}")
         costs = (f"{one.size_mb:,.1f}", f"{one.latency_ms:.2f}")
         lines.append((one.configuration.name, *numbers, *costs, note))
-    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
-    text = [
-        "  ".join(
-            cell.ljust(width) if column in (0, len(head) - 1) else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    ]
     optimal = results[0].score.optimal_logloss if results else None
     about = f"{rows:,} rows" + (
         f"; the best possible logloss is {optimal:.5f}" if optimal is not None else ""
     )
-    return "\n".join([about, "", *text]) + "\n"
+    return f"{about}\n\n{terminal.table(lines, right=range(1, len(head) - 1))}\n"
 
 
 def report(results: Sequence[Result], rows: int) -> str:

@@ -24,10 +24,12 @@ from headrace.stream.block import Block
 from headrace.stream.features import Features
 from headrace.stream.reader import BackgroundReader, Reader, ReadSettings
 from headrace.stream.schema import Schema, parse_schema
+from headrace.terminal import Line
 from headrace.training import keras_release
 from headrace.training.checkpoint import Checkpoint, load_checkpoint
 from headrace.training.configuration import read_toml, settings_of
 from headrace.training.delayed import DEFAULT_PENDING_BYTES, Pending
+from headrace.training.destination import check_destination
 from headrace.training.interruptions import Interrupted, Interruptions
 from headrace.training.learner import Learnable, Learner, Position
 from headrace.training.plot import Plot
@@ -35,11 +37,11 @@ from headrace.training.publishing import DEFAULT_KEEP, Publication, Publisher, T
 from headrace.training.report import JsonReport, Observer, TerminalReport, Warnings
 from headrace.training.schedule import NEVER, Every
 from headrace.training.search import Search, configurations, read_search, report
-from headrace.training.trainer import Outcome, Plan, Release, Trainer
+from headrace.training.trainer import EXIT_CODES, Outcome, Plan, Release, Trainer, for_people
 from headrace.training.windows import Windows
 
 DEFAULT_WINDOW_ROWS = 100_000
-DEFAULT_LINGER_SECONDS = 1.0
+DEFAULT_LINGER_SECONDS = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +58,7 @@ class TrainOptions:
         keep: How many versions stay; 0 for all.
         quantize: In how many bits tables are published; None for 32.
         patch: Whether versions may be patches.
+        replace: Whether they may follow those of another model.
         checkpoint: The directory of checkpoints; None for none.
         checkpoint_every: How often.
         resume: Whether to go on from the newest checkpoint.
@@ -80,6 +83,7 @@ class TrainOptions:
     keep: int = DEFAULT_KEEP
     quantize: Bits | None = None
     patch: bool = False
+    replace: bool = False
     checkpoint: Path | None = None
     checkpoint_every: Every = NEVER
     resume: bool = False
@@ -112,6 +116,7 @@ def train(options: TrainOptions, output: TextIO, errors: TextIO) -> int:
     settings = settings_of(options.model, "model")
     checkpoint = _checkpoint(options, errors)
     with ExitStack() as stack:
+        telemetry = _telemetry(options, stack, errors)  # First: a stream's first row may take its time.
         reader = stack.enter_context(_reader(options, settings, _skipped(options, checkpoint)))
         learner, release = _learner(options, settings, reader.features)
         plan = Plan(
@@ -126,7 +131,7 @@ def train(options: TrainOptions, output: TextIO, errors: TextIO) -> int:
         plot = Plot(options.plot, f"headrace train · {settings.kind}") if options.plot else None
         observers: list[Observer] = [terminal] if errors.isatty() else []
         observers += [] if errors.isatty() and output.isatty() else [lines]
-        observers += [Warnings(errors), *([plot] if plot else []), *_telemetry(options, stack, errors)]
+        observers += [Warnings(errors), *([plot] if plot else []), *telemetry]
         stack.enter_context(_told_of_compiling(errors))
         trainer = Trainer(learner, plan, observers)
         if checkpoint is not None:
@@ -157,35 +162,58 @@ def search(options: TrainOptions, file: Path, output: TextIO, errors: TextIO) ->
     wanted = read_search(read_toml(file, "search"), f"search: {file.name}")
     tried = configurations(wanted, options.model)
     largest = max((one.settings for one in tried), key=lambda one: one.batch_rows)
-    error, code = None, 0
     with _reader(options, largest, 0) as reader, Interruptions() as interruptions:
-        features = reader.features
-        _check_label(features.schema)
-        going = Search(tried, features, wanted.gates, options.quantize)
-        terminal = _Counting(errors)
-        blocks = iter(reader)
+        _check_label(reader.features.schema)
+        going = Search(tried, reader.features, wanted.gates, options.quantize)
+        terminal, stopped, error = Line(errors), "end", None
         try:
-            while options.most_rows is None or going.rows < options.most_rows:
-                block = interruptions.wait_for(lambda: next(blocks, None))
-                if block is None:
-                    break
-                if options.most_rows is not None:
-                    block = block.part(0, min(len(block), options.most_rows - going.rows))
-                going.take(block)
-                terminal.show(going.rows)
+            _take_all(going, reader, options.most_rows, interruptions, terminal)
         except Interrupted:
-            code = 143 if interruptions.terminated else 130
-        except HeadraceError as raised:
-            error, code = raised.message, 1
+            stopped = "terminate" if interruptions.terminated else "interrupt"
+        except Exception as raised:  # noqa: BLE001  # The run's end, whatever is wrong: what was found out is told.
+            stopped, error = "error", _of_one(going.learning, raised)
         terminal.clear()
-        results = going.results()
-    output.write(report(results, going.rows))
-    output.flush()
-    if error is None and results[0].out:
-        error = "search: no configuration passes the gates; widen them, or try smaller models"
+    unfit = _tell_results(going, output)
+    error = error or unfit
     if error is not None:
         errors.write(f"headrace: {error}\n")
-    return code or int(error is not None)
+    return EXIT_CODES[stopped] or int(error is not None)
+
+
+def _take_all(
+    going: Search, blocks: Reader, most: int | None, interruptions: Interruptions, terminal: Line
+) -> None:
+    iterator = iter(blocks)
+    while most is None or going.rows < most:
+        block = interruptions.wait_for(lambda: next(iterator, None))
+        if block is None:
+            return
+        going.take(block if most is None else block.part(0, min(len(block), most - going.rows)))
+        if terminal.due:
+            terminal.show(f"{going.rows:,} rows")
+
+
+def _tell_results(going: Search, output: TextIO) -> str | None:
+    """Write what became of the configurations; what is wrong, if there is something."""
+    try:
+        results = going.results()
+        output.write(report(results, going.rows))
+        output.flush()
+    except BrokenPipeError:  # for the command line, where it is no error
+        raise
+    except OSError as error:
+        return f"standard output cannot be written: {error.strerror or error}"
+    except Exception as error:  # noqa: BLE001  # As above.
+        return _of_one(going.learning, error)
+    if results[0].out:
+        return "search: no configuration passes the gates; widen them, or try smaller models"
+    return None
+
+
+def _of_one(configuration: str | None, error: Exception) -> str:
+    """An error for people; that of a configuration with its name."""
+    said = for_people(error)
+    return said if configuration is None else f"search: {configuration}: {said}"
 
 
 @contextmanager
@@ -283,9 +311,9 @@ def _learner(
 ) -> tuple[Learner, Release | None]:
     _check_label(features.schema)
     model: Learnable
-    publisher = _publisher(options)
+    publisher = _publisher(options, features.schema)
     if options.keras is None:
-        model = zoo.create(settings, features)
+        model = _created(settings, features)
         release = None if publisher is None else _release(model, publisher)
     else:
         model, release = keras_release.build(options.keras, features, settings.seed, publisher)
@@ -294,14 +322,26 @@ def _learner(
     return Learner(model, Windows(options.window_rows, options.slices), pending), release
 
 
+def _created(settings: ModelSettings, features: Features) -> LearningModel:
+    try:
+        return zoo.create(settings, features)
+    except MemoryError as error:
+        raise ConfigError(
+            f"model: there is not enough memory for tables of {features.rows} rows ({error}); give fields "
+            "fewer buckets, or the model fewer factors"
+        ) from error
+
+
 def _check_label(schema: Schema) -> None:
     if schema.one("label") is None:
         raise ConfigError("schema: no field is the label; there is nothing to learn from")
 
 
-def _publisher(options: TrainOptions) -> Publisher | None:
+def _publisher(options: TrainOptions, schema: Schema) -> Publisher | None:
     if options.publish is None:
         return None
+    is_keras = options.keras is not None
+    check_destination(options.publish, schema, is_keras=is_keras, is_replaced=options.replace)
     return Publisher(options.publish, keep=options.keep, quantize=options.quantize, patch=options.patch)
 
 
@@ -366,20 +406,3 @@ class _Continued:
             yield (
                 replace(block, first_row=block.first_row + self._rows_before) if self._rows_before else block
             )
-
-
-class _Counting:
-    """Rows, counted on a terminal."""
-
-    def __init__(self, output: TextIO) -> None:
-        self._output = output if output.isatty() else None
-
-    def show(self, rows: int) -> None:
-        if self._output is not None:
-            with contextlib.suppress(OSError):
-                self._output.write(f"\r{rows:,} rows")
-                self._output.flush()
-
-    def clear(self) -> None:
-        if self._output is not None:
-            self._output.write("\r" + " " * 40 + "\r")

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import msgspec
-import numba
 import numpy as np
 
+from headrace.compiled import cached
 from headrace.errors import ConfigError
 from headrace.tensors import Array
 
@@ -207,13 +207,13 @@ class Tally:
         return (float(up @ (np.cumsum(down) - down)) + tied) / pairs, tied / pairs
 
 
-@numba.njit(cache=True, nogil=True)
+@cached(nogil=True)
 def _loss(probability: float, clicked: bool) -> float:
     given = probability if clicked else 1.0 - probability
     return -math.log(min(max(given, LEAST_PROBABILITY), 1.0 - LEAST_PROBABILITY))
 
 
-@numba.njit(cache=True, nogil=True)
+@cached(nogil=True)
 def _add(columns: tuple[Array, ...], sums: Array, histogram: Array, detail: int) -> None:
     """Add rows: predictions, labels, weights or nothing, truth or nothing, groups."""
     predictions, labels, weights, truth, groups = columns
@@ -239,7 +239,7 @@ def _add(columns: tuple[Array, ...], sums: Array, histogram: Array, detail: int)
         histogram[group, 1 if clicked else 0, place] += weight
 
 
-@numba.njit(cache=True, nogil=True)
+@cached(nogil=True)
 def _areas(keys: Array, weights: Array, count: int) -> Array:
     """The AUC of each group.
 

@@ -6,6 +6,7 @@ written by another, so that learning goes on meanwhile; a checkpoint waits for t
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,7 +16,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from headrace.errors import ConfigError, FailedPrecondition, HeadraceError, ModelError
+from headrace.errors import ConfigError, HeadraceError, ModelError
 from headrace.stream.block import Block
 from headrace.training.checkpoint import Checkpoint, save_checkpoint
 from headrace.training.interruptions import Interrupted, Interruptions
@@ -24,6 +25,8 @@ from headrace.training.publishing import Publication, Training
 from headrace.training.report import Observer, Pace, Progress, described, summary
 from headrace.training.schedule import NEVER, Every, Mark, is_due
 from headrace.training.windows import Window
+
+_log = logging.getLogger(__name__)
 
 EXIT_CODES = {"end": 0, "rows": 0, "error": 1, "diverged": 1, "interrupt": 130, "terminate": 143}
 """What the process answers, by why the run ended."""
@@ -90,6 +93,15 @@ class _Saved(msgspec.Struct, kw_only=True):
     stream_bytes: int
     versions: list[int]
     published_rows: int
+    unfinished: tuple[int, int] | None = None
+
+
+def for_people(error: Exception) -> str:
+    """An error in a line; one that nobody expected is logged with its traceback."""
+    if isinstance(error, HeadraceError):
+        return error.message
+    _log.error("an unexpected error in training", exc_info=error)
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 class Trainer:
@@ -156,6 +168,13 @@ class Trainer:
                 )
         self._learner.restore(checkpoint.state, checkpoint.meta)
         self._before = msgspec.convert(checkpoint.meta.get("trainer"), _Saved)
+        if self._before.unfinished is not None:
+            _log.warning(
+                "checkpoint %d was saved when rows %d to %d could not be learnt, perhaps with a part of "
+                "them; delete it to go on from the one before it",
+                checkpoint.number,
+                *self._before.unfinished,
+            )
         if not continued:
             self._before.stream_bytes = 0  # they are read again
         self._versions = tuple(self._before.versions)
@@ -180,10 +199,14 @@ class Trainer:
                 stopped, error = "diverged", raised.message
             except HeadraceError as raised:
                 stopped, error = "error", raised.message
+            except Exception as raised:  # noqa: BLE001  # The run's end, whatever is wrong: what was learnt is kept.
+                stopped, error = "error", self._unexpected(raised)
             try:
                 self._end(stopped, writers)
             except ModelError as raised:  # by rows whose labels came last
                 stopped, error = "diverged", raised.message
+            except Exception as raised:  # noqa: BLE001  # As above.
+                stopped, error = "error", self._unexpected(raised)
         said = summary(self._learner.windows.total(), self.progress, stopped)
         code = EXIT_CODES[stopped]
         for failure in self._failures.values():
@@ -225,7 +248,8 @@ class Trainer:
             return
         over = stopped in ("end", "rows")
         late = over and bool(self._learner.pending_rows)
-        if not late and self._learner.position.rows > self._published.rows:
+        whole = self._learner.unfinished is None
+        if whole and not late and self._learner.position.rows > self._published.rows:
             self._publish(writers)
             self._await_version()
         # Before the rest is learnt and the open window closed: more rows of the stream may come some day.
@@ -252,7 +276,7 @@ class Trainer:
         )
         try:
             write = self._plan.release(training)
-        except (FailedPrecondition, ModelError) as error:
+        except Exception as error:  # noqa: BLE001  # What cannot be published ends no learning.
             self._fail("not published", error)
         else:
             self._writing = writers.submit(write), self._asked
@@ -264,7 +288,7 @@ class Trainer:
         (future, mark), self._writing = self._writing, None
         try:
             publication = future.result()
-        except (FailedPrecondition, ModelError) as error:
+        except Exception as error:  # noqa: BLE001  # As above.
             self._fail("not published", error)
             return
         self._failures.pop("not published", None)
@@ -286,19 +310,29 @@ class Trainer:
             stream_bytes=progress.stream_bytes,
             versions=list(self._versions),
             published_rows=self._published.rows,
+            unfinished=self._learner.unfinished,
         )
-        state = self._learner.state()
-        meta = {**self._plan.identity, **state.meta, "trainer": msgspec.to_builtins(saved)}
         try:
+            state = self._learner.state()
+            meta = {**self._plan.identity, **state.meta, "trainer": msgspec.to_builtins(saved)}
             save_checkpoint(directory, state.arrays, meta)
-        except FailedPrecondition as error:
+        except Exception as error:  # noqa: BLE001  # As above.
             self._fail("not saved", error)
         else:
             self._failures.pop("not saved", None)
             self._checkpointed = self._save_asked
 
-    def _fail(self, what: str, error: HeadraceError) -> None:
-        self._failures[what] = f"{what}: {error.message}"
+    def _unexpected(self, error: Exception) -> str:
+        """What ended the run, for people; where, for whoever mends it."""
+        rows = self._learner.unfinished
+        said = for_people(error)
+        if rows is None:
+            return said
+        kept = "what was learnt before them is kept, perhaps with a part of them"
+        return f"rows {rows[0]} to {rows[1]} cannot be learnt: {said}; {kept}"
+
+    def _fail(self, what: str, error: Exception) -> None:
+        self._failures[what] = f"{what}: {for_people(error)}"
         for observer in self._observers:
             observer.failed(self._failures[what])
 

@@ -97,12 +97,68 @@ def test_a_request_larger_than_the_limit_is_split_over_the_instances_and_joined(
         large, small = stage.ask(np.arange(10, dtype=np.float32)), stage.ask([50.0])
         stage.turn(enter=2)
         assert stage.batcher.outstanding == 4
-        stage.finish(enter=1)
+        stage.finish(2, enter=2)
         assert large.outcomes == []
         stage.finish(2)
         assert large.answered_right
         assert small.sums == [50.0]
-        assert sorted(stage.model.rows) == [3, 4, 4]
+        assert sorted(stage.model.rows) == [1, 2, 4, 4]
+        assert stage.idle()
+
+
+def test_others_are_let_in_between_the_parts_of_a_large_request() -> None:
+    with Stage(BatchingPolicy(max_batch_rows=4)) as stage:
+        stage.occupy()
+        large = stage.ask(np.arange(12, dtype=np.float32))
+        small = [stage.ask([50.0]), stage.ask([51.0])]
+        stage.finish(enter=1)
+        late = stage.ask([52.0])
+        stage.finish(enter=1)
+        stage.finish(enter=1)
+        assert [one.sums for one in small] == [[50.0], [51.0]]
+        assert large.outcomes == []
+        stage.finish(enter=1)
+        stage.finish(enter=1)
+        assert late.sums == [52.0]
+        stage.finish()
+        assert stage.model.rows == [1, 4, 2, 4, 1, 4]
+        assert large.answered_right
+        assert stage.idle()
+
+
+def test_requests_of_another_layout_are_let_in_between_them_as_well() -> None:
+    with Stage(BatchingPolicy(max_batch_rows=4)) as stage:
+        stage.occupy()
+        large = stage.ask(np.arange(12, dtype=np.float32))
+        stage.clock.advance(0.010)
+        other = stage.ask([[1.0, 2.0]])
+        stage.clock.advance(0.010)
+        stage.finish(enter=1)
+        stage.finish(enter=1)
+        stage.finish(enter=1)
+        assert other.sums == [3.0]
+        assert large.outcomes == []
+        stage.finish(enter=1)
+        stage.finish()
+        assert large.answered_right
+
+
+def test_a_large_request_that_is_dropped_takes_all_its_parts_with_it() -> None:
+    with Stage(BatchingPolicy(max_batch_rows=4, max_queue_rows=20)) as stage:
+        stage.occupy()
+        large = stage.ask(np.arange(20, dtype=np.float32))
+        large.gone = True
+        small = stage.ask([50.0])
+        stage.finish(enter=1)
+        stage.finish()
+        assert small.sums == [50.0]
+        assert stage.model.rows == [1, 1]
+        assert stage.idle()
+        again = stage.ask(np.arange(20, dtype=np.float32))
+        stage.turn(enter=1)
+        for enter in (1, 1, 1, 1, 0):
+            stage.finish(enter=enter)
+        assert again.answered_right
         assert stage.idle()
 
 

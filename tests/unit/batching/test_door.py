@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.config import BatchingPolicy
-from headrace.errors import DeadlineExceeded, Overloaded
+from headrace.errors import DeadlineExceeded, Overloaded, TooLarge
 from headrace.servable import DEFAULT_SIGNATURE, Signature
 from tests.unit.batching.stage import SUMS, Asked, Model, Stage
 
@@ -34,11 +34,37 @@ def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
         assert stage.idle()
 
 
-def test_an_empty_queue_takes_even_a_request_larger_than_itself() -> None:
-    with Stage(BatchingPolicy(max_batch_rows=4, max_queue_rows=4), inline=True) as stage:
-        large = stage.ask([1.0] * 10)
-        assert isinstance(stage.ask([2.0]).error, Overloaded)
+def test_a_request_larger_than_the_queue_is_refused_for_good_and_says_how_to_go_on() -> None:
+    with Stage(BatchingPolicy(max_batch_rows=4, max_queue_rows=8), inline=True) as stage:
+        refused = stage.ask([1.0] * 9).error
+        assert isinstance(refused, TooLarge)
+        assert "9 rows" in refused.message
+        assert "max_queue_rows = 8" in refused.message
+        assert "fewer rows" in refused.message
+        fits = stage.ask([1.0] * 8)
         stage.turn()
+        assert fits.answered_right
+        assert stage.model.rows == [4, 4]
+        assert stage.idle()
+
+
+def test_the_rest_of_a_large_request_holds_up_large_ones_but_no_small_one() -> None:
+    """What is ahead of a small request is the part in the queue, and so it is refused for that alone."""
+    with Stage(BatchingPolicy(max_batch_rows=4, max_queue_rows=20)) as stage:
+        stage.knows_cost(0.010, 0.001)
+        stage.occupy()
+        large = stage.ask([1.0] * 20)
+        assert "20 rows wait, 5 more" in refusal(stage.ask([2.0] * 5)).message
+        # Five rows are ahead: two batches of 10 ms and 1 ms a row; this one itself costs 11 ms.
+        assert "36.0 ms" in refusal(stage.ask([3.0], within=0.035)).message
+        small = stage.ask([4.0], within=0.037)
+        assert stage.batcher.queued_rows == 21
+        stage.finish(enter=1)
+        stage.finish(enter=1)
+        assert small.outcomes == []
+        for enter in (1, 1, 1, 1, 0):
+            stage.finish(enter=enter)
+        assert small.sums == [4.0]
         assert large.answered_right
         assert stage.idle()
 

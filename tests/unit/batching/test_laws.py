@@ -7,7 +7,7 @@ import pytest
 
 from headrace.batching.request import NO_DEADLINE
 from headrace.config import BatchingPolicy
-from headrace.errors import DeadlineExceeded, ModelError, Unavailable
+from headrace.errors import DeadlineExceeded, InvalidRequest, InvalidRows, ModelError, Unavailable
 from headrace.tensors import Tensors
 from tests.unit.batching.stage import Model, Stage
 
@@ -60,6 +60,16 @@ def test_closing_settles_what_waits_and_lets_what_runs_be_answered() -> None:
         assert stage.idle()
         assert stage.model.rows == [1]
         stage.clock.advance(10.0)
+
+
+def test_closing_settles_the_parts_of_a_large_request_that_have_not_entered_the_queue_yet() -> None:
+    with Stage(BatchingPolicy(max_batch_rows=4)) as stage:
+        large = stage.ask([1.0] * 20)
+        stage.turn(enter=1)
+        stage.batcher.close()
+        assert isinstance(large.error, Unavailable)
+        stage.finish()
+        assert stage.idle()
 
 
 def test_closing_twice_is_closing_once() -> None:
@@ -237,6 +247,69 @@ def test_retries_see_allowed_sizes_only() -> None:
         assert isinstance(bad.error, ModelError)
         assert good.sums == [1.0] * 5
         assert stage.model.rows == [8, 4, 8]
+
+
+def naming_bad_rows(inputs: Tensors) -> Tensors:
+    """A model that refuses rows below zero, and names them all."""
+    bad = np.flatnonzero(inputs["x"][:, 0] < 0)
+    if len(bad):
+        raise InvalidRows.of({int(row): ("x", f": got {inputs['x'][row, 0]}") for row in bad})
+    return sums(inputs)
+
+
+def test_where_the_model_names_the_wrong_rows_the_others_are_computed_once_more_together() -> None:
+    with Stage(model=Model(answer=naming_bad_rows), inline=True) as stage:
+        values = [[1.0, 2.0], [3.0, -4.0, -5.0], [6.0], [-7.0], [8.0]]
+        asked = [stage.ask(rows) for rows in values]
+        stage.turn()
+        assert [one.answered_right for one in (asked[0], asked[2], asked[4])] == [True] * 3
+        for one, message in ((asked[1], "x: row 1: got -4.0"), (asked[3], "x: row 0: got -7.0")):
+            assert isinstance(one.error, InvalidRequest)
+            assert one.error.message == message
+        assert stage.model.rows == [8, 4]
+        counted = stage.batcher.statistics
+        assert (counted.batches, counted.requests, counted.failures) == (1, 3, 2)
+        assert counted.batch_rows.keys() == {4}
+        assert stage.idle()
+
+
+def test_so_are_rows_of_different_lengths_padded_to_allowed_sizes() -> None:
+    policy = BatchingPolicy(max_batch_rows=8, allowed_batch_rows=(2, 8), pad_variable_length=True)
+    with Stage(policy, model=Model(answer=naming_bad_rows), inline=True) as stage:
+        asked = [stage.ask(rows) for rows in ([[1.0, 2.0, 3.0]], [[-1.0, 0.0]], [[4.0, 5.0]])]
+        stage.turn()
+        assert (asked[0].sums, asked[2].sums) == ([6.0], [9.0])
+        assert asked[1].error.message == "x: row 0: got -1.0"
+        assert stage.model.rows == [8, 2]
+
+
+def test_a_padded_row_blames_only_the_request_that_it_repeats() -> None:
+    policy = BatchingPolicy(max_batch_rows=8, allowed_batch_rows=(2, 8))
+    with Stage(policy, model=Model(answer=naming_bad_rows), inline=True) as stage:
+        asked = [stage.ask([1.0, 2.0]), stage.ask([-3.0])]
+        stage.turn()
+        assert asked[0].answered_right
+        assert asked[1].error.message == "x: row 0: got -3.0"
+
+
+def test_when_those_without_named_rows_fail_again_each_is_computed_alone() -> None:
+    def answer(inputs: Tensors) -> Tensors:
+        if (inputs["x"] == 666).any():
+            raise ModelError("poison")
+        return naming_bad_rows(inputs)
+
+    def named_first(inputs: Tensors) -> Tensors:
+        return naming_bad_rows(inputs) if (inputs["x"] < 0).any() else answer(inputs)
+
+    with Stage(model=Model(answer=named_first), inline=True) as stage:
+        asked = [stage.ask([value]) for value in (1.0, -2.0, 666.0, 3.0)]
+        stage.turn()
+        assert [asked[0].sums, asked[3].sums] == [[1.0], [3.0]]
+        assert isinstance(asked[1].error, InvalidRequest)
+        assert asked[2].error.message == "poison"
+        assert stage.model.rows == [4, 3, 1, 1, 1]
+        assert stage.batcher.statistics.batches == 2
+        assert stage.idle()
 
 
 # --- 5. Rows out equal rows in, or the batch fails loudly ---

@@ -9,7 +9,7 @@ import pytest
 
 from headrace.batching.request import NO_DEADLINE, Answer, BatchOutputs, Outcome, Request, Timings
 from headrace.batching.splitting import split
-from headrace.errors import DeadlineExceeded, ModelError
+from headrace.errors import DeadlineExceeded, ModelError, TooLarge
 from headrace.tensors import Array
 from tests.unit.batching.stage import SUMS
 
@@ -55,6 +55,15 @@ def test_the_answer_is_joined_in_the_order_of_rows_not_of_answers() -> None:
     assert whole.outcome.rows == 10
     assert whole.outcome.tensor("y").tolist() == list(range(10))
     assert whole.outcome.raw("y", 4) == whole.values.tobytes()
+
+
+def test_an_answer_that_neighbours_would_make_enormous_is_refused() -> None:
+    whole = Whole(1000)
+    parts = split(whole.request, 999, fill=True)
+    parts[0].settle(answer(parts[0], {"y": np.zeros((999, 1), np.float32)}))
+    parts[1].settle(answer(parts[1], {"y": np.zeros((1, 1 << 15), np.float32)}))
+    assert isinstance(whole.outcome, TooLarge)
+    assert "131072000 bytes as 'y'; send fewer rows at once" in str(whole.outcome)
 
 
 def test_the_first_error_is_the_answer_and_the_other_parts_are_not_wanted_any_more() -> None:

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 
 from headrace.cli.main import main
+from headrace.stream.schema import parse_schema
 
 COMMAND = [sys.executable, "-m", "headrace", "stream"]
 
@@ -62,6 +63,33 @@ def test_an_error_in_a_row_leaves_a_pipe_cut_not_ended() -> None:
     assert inspected.returncode == 1
     assert b"cut" in inspected.stderr
     assert json.loads(inspected.stdout)["rows"] == 57_344
+
+
+def test_what_a_guess_ignores_is_said_with_the_reason(tmp_path: Path) -> None:
+    lines = [f"{row % 2},{row}.5,{row % 7},text {row},{row % 3},{row}" for row in range(1000)]
+    lines[17] = "1,n/a,oops,text 17,x,17"
+    file = tmp_path / "clicks.csv"
+    file.write_text("\n".join(["clicked,price,hour,note,page,left", *lines]))
+    encoded = run("encode", "--format", "csv", file, "--out", tmp_path / "rows", "--ignore", "left")
+    assert encoded.returncode == 0
+    start, most = "headrace: the column", "999 of 1,000 values are numbers"
+    end = "mend it, or say what the column is"
+    assert encoded.stderr.decode().splitlines() == [
+        f"{start} 'price' is taken for ignored: {most}, but row 17 has 'n/a'; {end}",
+        f"{start} 'hour' is taken for categorical: {most}, but row 17 has 'oops'; {end}",
+        f"{start} 'note' is taken for ignored: its values hardly ever come again",
+        f"{start} 'page' is taken for categorical: {most}, but row 17 has 'x'; {end}",
+    ]
+
+
+def test_many_doubts_are_few_lines(tmp_path: Path) -> None:
+    names = [f"t{column}" for column in range(30)]
+    lines = [",".join(["1", *(f"{name} {row}" for name in names)]) for row in range(200)]
+    file = tmp_path / "clicks.csv"
+    file.write_text("\n".join([",".join(["label", *names]), *lines]))
+    said = run("encode", "--format", "csv", file, "--print-schema").stderr.decode().splitlines()
+    assert len(said) == 21
+    assert said[-1] == "headrace: 10 more columns are doubtful or ignored"
 
 
 def test_a_printed_schema_is_one_that_can_be_given(tmp_path: Path) -> None:
@@ -131,7 +159,7 @@ def test_progress_is_drawn_on_a_terminal_and_cleared(tmp_path: Path) -> None:
     assert drawn.endswith("\r")
 
 
-def test_a_reader_that_has_had_enough_is_no_error() -> None:
+def test_a_reader_that_has_had_enough_ends_it_quietly() -> None:
     with subprocess.Popen(
         [*COMMAND, "generate", "--rows", "100000000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as source:
@@ -140,7 +168,7 @@ def test_a_reader_that_has_had_enough_is_no_error() -> None:
         source.stdout.read(100_000)
         source.stdout.close()
         assert source.stderr.read() == b""
-        assert source.wait(timeout=30) == 0
+        assert source.wait(timeout=30) == 141
 
 
 def test_an_interrupt_is_quiet_also_where_nobody_reads_the_pipe_any_more() -> None:
@@ -163,3 +191,12 @@ def test_a_pace_is_kept_from_the_first_row_on() -> None:
     assert ran.returncode == 0
     assert time.monotonic() - started >= 0.5
     assert pa.ipc.open_stream(ran.stdout).read_all().num_rows == 500
+
+
+def test_repeated_options_that_hold_names_add_up() -> None:
+    rows = b"1,7,a,x,5\n0,8,b,y,6\n"
+    words = "--columns label,user --columns site,id,n --context user --context site --ignore id --ignore n"
+    printed = run("encode", "--format", "csv", "-", *words.split(), "--print-schema", given=rows)
+    schema = parse_schema(printed.stdout)
+    assert {field.name for field in schema.fields if field.context} == {"user", "site"}
+    assert {field.name for field in schema.of("ignored")} == {"id", "n"}

@@ -9,7 +9,9 @@ import pytest
 
 from headrace.cli import train
 from headrace.cli.main import main
+from headrace.ctr.settings import ModelSettings
 from headrace.errors import ConfigError
+from headrace.training.publishing import DEFAULT_KEEP
 
 
 def parsed(*words: str) -> argparse.Namespace:
@@ -19,9 +21,9 @@ def parsed(*words: str) -> argparse.Namespace:
 
 
 def test_options_change_the_settings_that_they_name() -> None:
-    words = "--model ffm --factors 4 --hidden 32-16 --learning-rate 0.1 --optimizer sgd --interaction a*b"
+    words = "--model deepffm --factors 4 --hidden 32-16 --learning-rate 0.1 --optimizer sgd --interaction a*b"
     assert train.model_settings(parsed(*words.split(), "--batch-rows", "64", "--seed", "3")) == {
-        "kind": "ffm",
+        "kind": "deepffm",
         "factors": 4,
         "hidden": [32, 16],
         "batch_rows": 64,
@@ -30,6 +32,12 @@ def test_options_change_the_settings_that_they_name() -> None:
         "linear": {"kind": "sgd", "learning_rate": 0.1},
         "embeddings": {"kind": "sgd", "learning_rate": 0.1},
     }
+
+
+def test_repeated_options_that_hold_several_add_up() -> None:
+    words = "--hidden 32,16 --hidden 8 --interaction a*b --interaction a*c"
+    found = train.model_settings(parsed(*words.split()))
+    assert found == {"hidden": [32, 16, 8], "interactions": [{"fields": ["a", "b"]}, {"fields": ["a", "c"]}]}
 
 
 def test_options_win_over_the_file_and_leave_the_rest_of_it(tmp_path: Path) -> None:
@@ -60,8 +68,14 @@ def test_adam_comes_with_a_rate_that_fits_it() -> None:
         (["--hidden", "many"], "hidden: expected widths such as 128,64, got 'many'"),
         (["--interaction", "a+b"], "interaction: expected two fields such as site"),
         (["--every-rows", "5"], "publish: --every-rows and --every-seconds need --publish DIR"),
-        (["--every-rows", "-5"], "every-rows: expected 0 or more, got -5"),
+        (["--every-rows", "-5"], "every-rows: expected a whole number, 0 or more, got -5"),
         (["--checkpoint-every-rows", "5"], "checkpoint: how often is said, but not where"),
+        (["--model", "lr", "--factors", "4"], "factors: lr has no embeddings; leave --factors out"),
+        (["--model", "fm", "--hidden", "3"], "hidden: fm has no network; leave --hidden out, or take deepfm"),
+        (["--quantize", "16", "--patch"], "publish: --quantize, --patch would do nothing; add --publish DIR"),
+        (["--replace"], "publish: --replace would do nothing"),
+        (["--search", "s.toml", "--patch"], "search: it knows no --patch"),
+        (["--rows", "0"], "rows: expected a whole number"),
         (["--resume"], "resume: there is nothing to go on from"),
         (["--continued"], "continued: it says where the input goes on after --resume"),
         (["--model", "keras"], "keras: --model keras and --keras FILE.py:FUNCTION go together"),
@@ -72,7 +86,7 @@ def test_adam_comes_with_a_rate_that_fits_it() -> None:
         (["--search", "s.toml", "--label-delay", "9"], "search: it knows no --label-delay; leave one of"),
         (["/missing/rows"], "input: /missing/rows cannot be opened: No such file"),
         (["--schema", "/missing/schema"], "schema: /missing/schema cannot be read: No such file"),
-        (["--window", "0", "/dev/null"], "stream"),
+        (["--window", "0"], "window: expected a whole number, 1 or more, got 0"),
         (["--factors", "0"], "model: factors: expected a number, at least 1"),
     ],
 )
@@ -98,3 +112,41 @@ def test_a_missing_compiler_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.delattr("headrace.training.session", raising=False)
     with pytest.raises(ConfigError, match=r"pip install 'headrace\[train\]'"):
         train.run(parsed())
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "message"),
+    [
+        ("factor = 4", [], r"config: .*m\.toml: factor: unknown setting; did you mean factors\?"),
+        ('kind = "gbdt"', [], r"config: .*m\.toml: kind: expected one of 'lr', 'fm', .*, got 'gbdt'"),
+        ("[linear]\nrate = 1.0", [], r"config: .*m\.toml: linear\.rate: unknown setting; known: kind, "),
+        ("factors = 0", ["--seed", "1"], r"config: .*m\.toml: factors: expected a number, at least 1"),
+    ],
+)
+def test_what_is_wrong_in_a_file_of_settings_names_the_file_and_what_is_known(
+    text: str, words: list[str], message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "m.toml").write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        train.model_settings(parsed("--config", str(tmp_path / "m.toml"), *words))
+
+
+def test_a_wrong_option_is_not_blamed_on_the_file(tmp_path: Path) -> None:
+    (tmp_path / "m.toml").write_text("factors = 0")
+    assert train.model_settings(parsed("--config", str(tmp_path / "m.toml"), "--factors", "2"))
+    (tmp_path / "m.toml").write_text("factors = 2")
+    found = train.model_settings(parsed("--config", str(tmp_path / "m.toml"), "--factors", "5000"))
+    assert found == {"factors": 5000}
+
+
+def test_help_tells_the_defaults_that_hold(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    settings = ModelSettings()
+    hidden = ",".join(map(str, settings.hidden))
+    rate = settings.embeddings.learning_rate
+    for value in (settings.factors, hidden, settings.embeddings.kind, settings.batch_rows, settings.seed):
+        assert f"(default {value})" in said
+    assert f"(default {rate:g};" in said
+    assert f"versions stay (default {DEFAULT_KEEP})" in said

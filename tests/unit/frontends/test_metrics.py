@@ -11,6 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from headrace.engine import Engine
+from headrace.frontends.error_counts import ErrorCounts
 from headrace.frontends.metrics import exposition
 from headrace.lifecycle.layout import MANIFEST_FILE
 from headrace.lifecycle.manifest import publish, read_manifest
@@ -35,7 +36,7 @@ def published(directory: Path, hours_ago: float, settings: str = "") -> Path:
 def scrape(directory: Path) -> Scraped:
     async def scenario() -> bytes:
         async with Engine(directory) as engine:
-            return exposition(engine, ready=True)
+            return exposition(engine, ErrorCounts(), ready=True)
 
     text = asyncio.run(asyncio.wait_for(scenario(), 30)).decode()
     return {

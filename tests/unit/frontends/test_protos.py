@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-from headrace.errors import InvalidRequest
+from headrace.errors import InvalidRequest, TooLarge
 from headrace.frontends import protos
 
 
@@ -49,3 +49,11 @@ def test_bytes_that_are_no_message_are_an_invalid_request(data: bytes) -> None:
         InvalidRequest, match=r"expected a inference\.ModelReadyRequest message, got \d bytes"
     ):
         protos.parse(protos.message("inference.ModelReadyRequest"), data)
+
+
+def test_a_large_message_is_not_parsed_unless_it_was_counted() -> None:
+    kind = protos.message("inference.ModelReadyRequest")
+    large = b"\x78\x01" * 40_000
+    with pytest.raises(TooLarge, match="ModelReadyRequest message of at most 65536 bytes, got 80000"):
+        protos.parse(kind, large)
+    assert protos.parse(kind, large, counted=True).name == ""

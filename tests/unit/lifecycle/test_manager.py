@@ -156,7 +156,7 @@ def test_a_model_that_is_left_out_is_unloaded_and_forgotten(stage: Stage) -> Non
     stage.run()
     assert stage.manager.models() == ["other"]
     assert stage.loader.open == {"other/1"}
-    with pytest.raises(NotFound, match=r"^Servable not found for request: Latest\(m\)$"):
+    with pytest.raises(NotFound, match=r"^Servable not found for request: Latest\(m\); there is other$"):
         stage.manager.get("m")
 
 
@@ -204,46 +204,6 @@ def test_a_failed_step_is_retried_with_back_off_and_then_serves(stage: Stage, st
     assert stage.manager.get("m").version == 2
     assert stage.manager.status("m")[0].error == ""
     assert stage.loader.open == {"m/2"}
-
-
-def test_after_the_last_attempt_a_version_stays_failed(stage: Stage) -> None:
-    stage.loader.fail("load", "m", 1, times=9)
-    stage.want(m=wanted(1, toml=TWO_TRIES))
-    stage.run()
-    stage.advance(1000.0)
-    assert stage.loader.notes == ["load m/1"] * 2
-    assert stage.clock.timers == 0
-    with pytest.raises(FailedPrecondition, match="m version 1 failed to load: it is broken"):
-        stage.manager.get("m")
-    with pytest.raises(FailedPrecondition, match="m version 1 failed to load: it is broken"):
-        stage.manager.get("m", 1)
-
-
-def test_a_changed_directory_gives_a_failed_version_new_attempts_at_once(stage: Stage) -> None:
-    stage.loader.fail("load", "m", 1, times=2)
-    stage.want(m=wanted(1, toml=TWO_TRIES))
-    stage.run()
-    stage.advance(1000.0)
-    stage.want(m=wanted(1, toml=TWO_TRIES, fingerprint=2))
-    stage.run()
-    assert stage.manager.get("m").version == 1
-
-
-def test_a_directory_that_changes_while_it_loads_is_loaded_again_when_that_failed(stage: Stage) -> None:
-    stage.loader.fail("load", "m", 1)
-    stage.want(m=wanted(1))
-    stage.want(m=wanted(1, fingerprint=2))
-    stage.run()
-    assert stage.manager.get("m").version == 1
-
-
-def test_changed_settings_give_a_failed_version_new_attempts_at_once(stage: Stage) -> None:
-    stage.loader.fail("load", "m", 1)
-    stage.want(m=wanted(1))
-    stage.run()
-    stage.want(m=wanted(1, toml='[runtime]\ntrusted = ["a.B"]'))
-    stage.run()
-    assert stage.manager.get("m").config.runtime.trusted == ("a.B",)
 
 
 def test_a_failed_version_that_is_not_wanted_any_more_is_forgotten_with_its_retry(stage: Stage) -> None:
@@ -432,7 +392,7 @@ def test_reload_gives_failed_versions_new_attempts(stage: Stage) -> None:
     stage.loader.fail("load", "m", 1, times=2)
     stage.want(m=wanted(1, toml=TWO_TRIES))
     stage.run()
-    stage.advance(1000.0)
+    stage.advance(100.0)
     stage.manager.reload("m")
     stage.run()
     assert stage.manager.get("m").version == 1
@@ -449,6 +409,15 @@ def test_asking_for_an_unknown_model_is_not_found(stage: Stage) -> None:
     ):
         with pytest.raises(NotFound, match=r"^Servable not found for request: Latest\(m\)$"):
             ask("m")
+
+
+def test_who_asks_for_an_unknown_model_is_told_the_first_few_that_there_are(stage: Stage) -> None:
+    stage.want(**{f"m{number:02}": wanted(1) for number in range(10, 0, -1)})
+    told = r"; there are m01, m02, m03, m04, m05, m06, m07, m08 and 2 more$"
+    with pytest.raises(NotFound, match=r"^Servable not found for request: Specific\(m, 1\)" + told):
+        stage.manager.get("m", 1)
+    with pytest.raises(NotFound, match=r"^Servable not found for request: Latest\(m\)" + told):
+        stage.manager.status("m")
 
 
 # ---- The end ----

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 
 from headrace.config import VersionPolicy
+from headrace.errors import LoadError, NotLoadable
 from headrace.lifecycle.policy import (
     Action,
     VersionView,
     availability_preserving,
     choose,
     default_version,
+    pause_before_retry,
     place_labels,
     resource_preserving,
     retry_seconds,
@@ -181,3 +185,52 @@ def test_retries_wait_a_second_and_then_twice_as_long_each_time() -> None:
     assert [retry_seconds(attempts, 60.0) for attempts in range(1, 9)] == [1, 2, 4, 8, 16, 32, 60, 60]
     assert retry_seconds(1, 0.25) == 0.25
     assert retry_seconds(100_000, 60.0) == 60.0
+
+
+@pytest.mark.parametrize(
+    ("error", "attempts", "pause"),
+    [
+        (LoadError("the disk"), 1, 1.0),
+        (ValueError("the model's own"), 2, 2.0),
+        (LoadError("the disk"), 3, None),
+        (NotLoadable("an unknown option"), 1, None),
+    ],
+)
+def test_a_failed_load_is_tried_again_while_that_can_help(
+    error: Exception, attempts: int, pause: float | None
+) -> None:
+    assert pause_before_retry(error, attempts, VersionPolicy(load_attempts=3)) == pause
+
+
+def caused(by: BaseException) -> LoadError:
+    """What a Runtime raises, two layers above the cause."""
+    middle, top = ValueError("a library's own"), LoadError("table.npy cannot be loaded")
+    middle.__context__, top.__cause__ = by, middle
+    return top
+
+
+@pytest.mark.parametrize(
+    ("cause", "goes_on"),
+    [
+        (OSError(errno.EMFILE, "too many open files"), True),
+        (OSError(errno.ENFILE, "too many open files in the system"), True),
+        (OSError(errno.ENOMEM, "no memory"), True),
+        (OSError(errno.EIO, "a disk"), True),
+        (OSError(errno.EAGAIN, "no thread can be started"), True),
+        (RuntimeError("can't start new thread"), True),
+        (MemoryError(), True),
+        (OSError(errno.ENOENT, "no such file"), False),
+        (OSError(errno.EACCES, "forbidden"), False),
+        (RuntimeError("the model's own"), False),
+    ],
+)
+def test_what_the_system_is_short_of_is_waited_for_without_end(cause: Exception, goes_on: bool) -> None:
+    policy = VersionPolicy(load_attempts=3, load_retry_seconds=20.0)
+    for error in (cause, caused(cause)):
+        pauses = [pause_before_retry(error, attempts, policy) for attempts in (1, 2, 3, 1000)]
+        assert pauses == [1.0, 2.0, *([20.0] * 2 if goes_on else [None] * 2)]
+
+
+def test_a_shortage_is_never_tried_again_without_a_pause_for_good() -> None:
+    policy = VersionPolicy(load_attempts=1, load_retry_seconds=0.0)
+    assert pause_before_retry(MemoryError(), 9, policy) == 1.0

@@ -9,9 +9,9 @@ from pathlib import Path
 from headrace.clock import LoopClock
 from headrace.config import ModelConfig, ServerConfig
 from headrace.errors import LoadError
-from headrace.lifecycle.background import background_executor
+from headrace.lifecycle.background import LoaderThreads
 from headrace.lifecycle.manager import Manager
-from headrace.lifecycle.manifest import publish
+from headrace.lifecycle.manifest import check_manifest, publish
 from headrace.lifecycle.pin import pin
 from headrace.lifecycle.source import DirectorySource
 from headrace.lifecycle.state import State
@@ -25,6 +25,7 @@ class ReadingLoader(NotingLoader):
     """Loads a version only if its file is whole."""
 
     def load(self, model: str, version: int, path: Path, config: ModelConfig) -> Loaded:
+        check_manifest(path)
         if not (path / "model.txt").read_text().endswith("end"):
             raise LoadError(f"{path / 'model.txt'} ends too early")
         return super().load(model, version, path, config)
@@ -52,50 +53,50 @@ async def life_of_versions(model: Path) -> None:
     clock = LoopClock()
     clock.bind(asyncio.get_running_loop())
     loader = ReadingLoader()
-    with background_executor(2) as threads:
-        manager: Manager[Loaded] = Manager(loader, clock, threads)
-        source = DirectorySource(
-            model.parent, manager.want, clock, threads, ServerConfig(poll_seconds=POLL_SECONDS)
-        )
-        source.start()
+    threads = LoaderThreads(clock, lambda: True)
+    manager: Manager[Loaded] = Manager(loader, clock, threads)
+    source = DirectorySource(
+        model.parent, manager.want, clock, threads, ServerConfig(poll_seconds=POLL_SECONDS)
+    )
+    source.start()
 
-        def state(version: int) -> State | None:
-            known = {status.version: status.state for status in manager.status("m")}
-            return known.get(version)
+    def state(version: int) -> State | None:
+        known = {status.version: status.state for status in manager.status("m")}
+        return known.get(version)
 
-        await until(manager.ready, "the first version is ready")
-        assert manager.get("m").version == 1
+    await until(manager.ready, "the first version is ready")
+    assert manager.get("m").version == 1
 
-        # Half-written by hand: fails, leaves version 1 serving, and loads once it is whole.
-        (model / ".2").mkdir()
-        (model / ".2" / "model.txt").write_text("whole to")
-        (model / ".2").rename(model / "2")
-        await until(lambda: state(2) is State.FAILED, "the half-written version fails")
-        assert manager.status("m")[0].error == "m/2/model.txt ends too early"
-        assert manager.get("m").version == 1
-        assert manager.ready()
-        write(model / "2")
-        await until(lambda: manager.get("m").version == 2, "the repaired version serves")
+    # Half-written by hand: fails, leaves version 1 serving, and loads once it is whole.
+    (model / ".2").mkdir()
+    (model / ".2" / "model.txt").write_text("whole to")
+    (model / ".2").rename(model / "2")
+    await until(lambda: state(2) is State.FAILED, "the half-written version fails")
+    assert manager.status("m")[0].error == "m/2/model.txt ends too early"
+    assert manager.get("m").version == 1
+    assert manager.ready()
+    write(model / "2")
+    await until(lambda: manager.get("m").version == 2, "the repaired version serves")
 
-        # Published, but damaged on the way.
-        publish(write, model.parent / ".staging", 3)
-        (model.parent / ".staging" / "3" / "model.txt").write_text("wholE to the end")
-        (model.parent / ".staging" / "3").rename(model / "3")
-        await until(lambda: state(3) is State.FAILED, "the damaged version fails")
-        assert "corrupt: model.txt does not have the checksum" in manager.status("m")[0].error
+    # Published, but damaged on the way.
+    publish(write, model.parent / ".staging", 3)
+    (model.parent / ".staging" / "3" / "model.txt").write_text("wholE to the end")
+    (model.parent / ".staging" / "3").rename(model / "3")
+    await until(lambda: state(3) is State.FAILED, "the damaged version fails")
+    assert "corrupt: model.txt does not have the checksum" in manager.status("m")[0].error
 
-        # Going back, while a request still holds the version that is left.
-        held = manager.get("m")
-        held.acquire()
-        pin(model, 1)
-        await until(lambda: manager.get("m").version == 1, "the pinned version serves")
-        assert state(2) is State.DRAINING
-        held.release()
-        await until(lambda: state(2) is None, "the old version is gone")
-        assert held.closed
+    # Going back, while a request still holds the version that is left.
+    held = manager.get("m")
+    held.acquire()
+    pin(model, 1)
+    await until(lambda: manager.get("m").version == 1, "the pinned version serves")
+    assert state(2) is State.DRAINING
+    held.release()
+    await until(lambda: state(2) is None, "the old version is gone")
+    assert held.closed
 
-        source.stop()
-        closed = asyncio.Event()
-        manager.close(closed.set)
-        await asyncio.wait_for(closed.wait(), DEADLINE_SECONDS)
+    source.stop()
+    closed = asyncio.Event()
+    manager.close(closed.set)
+    await asyncio.wait_for(closed.wait(), DEADLINE_SECONDS)
     assert loader.open == set()

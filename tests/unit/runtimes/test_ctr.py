@@ -10,7 +10,7 @@ import pytest
 from headrace.ctr.context import GroupedScorer
 from headrace.ctr.files import read_model, write_model
 from headrace.ctr.settings import Kind, ModelSettings
-from headrace.errors import InvalidRequest, LoadError
+from headrace.errors import InvalidRequest, InvalidRows, LoadError
 from headrace.runtimes.ctr import PADDING, ROWS_SIGNATURE, load
 from headrace.runtimes.options import RuntimeOptions, SignatureSettings
 from headrace.stream.features import Features
@@ -82,6 +82,46 @@ def test_inputs_that_would_be_empty_are_left_out(tmp_path: Path) -> None:
     assert servable.signatures[ROWS_SIGNATURE].input_names == ("candidate",)
     with pytest.raises(InvalidRequest, match=r"candidate: row 1, column 0 \(ad\): expected .* 0 to 8"):
         servable.predict({"candidate": np.array([[8], [9]], np.uint32)}, ROWS_SIGNATURE)
+
+
+def test_all_wrong_rows_are_named_at_once_in_both_signatures(tmp_path: Path) -> None:
+    fields = (
+        Field(name="user", role="categorical", buckets=7, keys="bucket", context=True),
+        Field(name="ad", role="categorical", buckets=9, keys="bucket"),
+        Field(name="tags", role="categorical", buckets=5, keys="bucket", values=2),
+        Field(name="price", role="dense"),
+    )
+    write(tmp_path, "lr", Schema(fields=fields))
+    servable = load(tmp_path / "model.ctr", RuntimeOptions())
+    by_field = {
+        "user": np.array([0, 1, 7, 3, -1], np.int64),
+        "ad": np.array([0, 1, 2, -2, -1], np.int64),
+        "tags": np.array([[0, -1], [5, 1], [1, 1], [1, 5], [-1, -1]], np.int64),
+        "price": np.array([0, np.nan, 1, 1, 1], np.float32),
+    }
+    joined = {
+        "context": np.array([[0], [1], [7], [3], [PADDING]], np.uint32),
+        "candidate": np.array([[0, 0, 0], [1, 1, 5], [2, 1, 1], [9, 1, 5], [PADDING] * 3], np.uint32),
+        "candidate_dense": np.array([[0], [1], [2], [3], [-np.inf]], np.float32),
+    }
+    with pytest.raises(InvalidRows) as of_fields:
+        servable.predict(by_field)
+    assert {row: field for row, (field, _) in of_fields.value.rows.items()} == {1: "tags", 2: "user", 3: "ad"}
+    with pytest.raises(InvalidRows) as of_rows:
+        servable.predict(joined, ROWS_SIGNATURE)
+    assert of_rows.value.rows == {
+        1: (
+            "candidate",
+            ", column 2 (tags): expected a bucket from 0 to 4, or 4294967295 for no value, got 5",
+        ),
+        2: ("context", ", column 0 (user): expected a bucket from 0 to 6, or 4294967295 for no value, got 7"),
+        3: ("candidate", ", column 0 (ad): expected a bucket from 0 to 8, or 4294967295 for no value, got 9"),
+        4: ("candidate_dense", ": expected a finite number, got -inf"),
+    }
+    own = of_rows.value.within(3, 5)
+    assert own is not None
+    assert own.message.startswith("candidate: row 0, column 0 (ad): expected a bucket from 0 to 8")
+    assert of_rows.value.within(0, 1) is None
 
 
 def test_exact_values_are_looked_up(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from headrace import example
-from headrace.errors import LoadError
+from headrace.errors import LoadError, NotLoadable
 from headrace.runtimes import registry
 from headrace.runtimes.registry import Runtime, RuntimeOptions, SignatureSettings, find
 
@@ -90,3 +90,12 @@ def test_no_framework_is_imported_before_it_is_needed() -> None:
         [sys.executable, "-c", program], capture_output=True, check=True, text=True
     ).stdout
     assert not {"onnxruntime", "sklearn", "skops", "threadpoolctl"} & set(modules.split())
+
+
+def test_a_package_that_is_not_installed_is_not_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "model.skops").write_bytes(b"")
+    monkeypatch.setitem(sys.modules, "headrace.runtimes.sklearn", None)  # as if its packages were missing
+    with pytest.raises(NotLoadable, match=r"cannot be imported .*pip install 'headrace\[sklearn\]'"):
+        registry.load(tmp_path, registry.RuntimeOptions())

@@ -48,6 +48,14 @@ def test_unknown_types_are_listed_with_the_line_that_trusts_them(tmp_path: Path)
     servable.close()
 
 
+def test_the_place_of_the_line_is_named_without_what_lies_above_the_model(tmp_path: Path) -> None:
+    version = tmp_path / "shop" / "1"
+    version.mkdir(parents=True)
+    with pytest.raises(LoadError, match=r"put into shop/headrace\.toml, beside the versions'") as raised:
+        loaded(version, forest())
+    assert str(tmp_path) not in raised.value.message
+
+
 def test_trusting_another_type_does_not_help_and_is_kept_in_the_line(tmp_path: Path) -> None:
     with pytest.raises(LoadError) as raised:
         loaded(tmp_path, forest(), trusted=("other.Type",))

@@ -11,12 +11,20 @@ import numpy as np
 import pytest
 import tensorflow
 
-from headrace.errors import LoadError, ModelError
+from headrace.errors import InvalidRequest, LoadError, ModelError
 from headrace.runtimes import tensorflow as runtime
-from headrace.runtimes.registry import RuntimeOptions, find, load
+from headrace.runtimes.registry import RuntimeOptions, SignatureSettings, find, load
 from headrace.servable import Servable
 from headrace.tensors import DATATYPES, STRING
-from tests.conformance.tensorflow_models import save, spec, write_lookup, write_network
+from tests.conformance.tensorflow_models import (
+    save,
+    spec,
+    write_estimator,
+    write_lookup,
+    write_network,
+    write_reader,
+    write_strings,
+)
 
 NUMBERS = [datatype for datatype in DATATYPES if datatype.dtype != STRING]
 
@@ -149,4 +157,48 @@ def test_a_failure_says_what_failed_and_nothing_of_the_graph(tmp_path: Path) -> 
     with pytest.raises(ModelError) as raised:
         servable.predict({"keys": np.full((1, 3), 5000, np.int32), "flag": np.zeros(1, np.bool_)})
     assert raised.value.message == "the model failed: indices[0,0] = 5000 is not in [0, 1000)"
+    servable.close()
+
+
+# ---- Examples ----
+
+
+def test_signatures_that_read_examples_are_told_from_those_that_read_texts(tmp_path: Path) -> None:
+    found = {}
+    for name, write in (("estimator", write_estimator), ("reader", write_reader), ("strings", write_strings)):
+        (tmp_path / name).mkdir()
+        write(tmp_path / name)
+        servable = load(tmp_path / name, RuntimeOptions())
+        found[name] = {key: (one.kind, one.examples) for key, one in servable.signatures.items()}
+        servable.close()
+    assert found == {
+        "estimator": {
+            "serving_default": ("classify", True),
+            "regression": ("regress", True),
+            "predict": ("predict", True),
+        },
+        "reader": {"serving_default": ("predict", True)},
+        "strings": {"serving_default": ("predict", False)},
+    }
+
+
+def test_one_text_a_row_is_no_example_where_nothing_reads_examples(tmp_path: Path) -> None:
+    servable = loaded(tmp_path, serving_default=(identity, {"x": spec("string", None, name="x")}))
+    assert not servable.signatures["serving_default"].examples
+    servable.close()
+
+
+def test_the_settings_kind_goes_before_the_models_own(tmp_path: Path) -> None:
+    write_estimator(tmp_path)
+    servable = load(tmp_path, RuntimeOptions(signature=SignatureSettings(kind="regress")))
+    kinds = {name: one.kind for name, one in servable.signatures.items()}
+    assert kinds == {"serving_default": "regress", "regression": "regress", "predict": "predict"}
+    servable.close()
+
+
+def test_an_example_that_the_model_cannot_read_is_the_requests_fault(tmp_path: Path) -> None:
+    write_reader(tmp_path)
+    servable = load(tmp_path, RuntimeOptions())
+    with pytest.raises(InvalidRequest, match=r"examples: the model cannot read it: .*age"):
+        servable.predict({"examples": np.array([b""], dtype=object)})
     servable.close()

@@ -8,6 +8,7 @@ import io
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -224,7 +225,10 @@ def test_formats_read_from_their_end_need_a_file(name: Format) -> None:
         ([str(row) for row in range(1000)], Field(name="x", role="dense")),
         ([str(10**12 + row) for row in range(1000)], Field(name="x", role="ignored")),
         ([None] * 10, Field(name="x", role="categorical", text=True, buckets=256)),
-        (["a b", "c", "a b c"] * 100, Field(name="x", role="categorical", text=True, buckets=256, values=4)),
+        (
+            ["a b", "c", "a b c"] * 100,
+            Field(name="x", role="categorical", text=True, buckets=256, values=4, separator=" "),
+        ),
     ],
     ids=["texts", "titles", "integers", "decimals", "counts", "identifiers", "nothing", "several"],
 )
@@ -242,3 +246,62 @@ def test_slices_of_lists_with_nothing_in_between_are_right(tmp_path: Path) -> No
     pq.write_table(table, tmp_path / "rows.parquet")
     rows = read(tmp_path / "rows.parquet", EncodeSettings(format="parquet"))
     assert [row["tags"] for row in rows] == lists
+
+
+TAGS = (
+    Field(name="label", role="label"),
+    Field(name="tags", role="categorical", text=True, values=4),
+    Field(name="v", role="vector", size=2),
+)
+
+
+@pytest.mark.parametrize(
+    ("tags", "v", "option"),
+    [("|", ";", ""), ("", "", "|"), ("x", "y", "|")],
+    ids=["schema", "option", "both"],
+)
+def test_what_stands_between_values_is_said_by_the_schema_or_an_option_that_wins(
+    run: Run, tags: str, v: str, option: str
+) -> None:
+    schema = Schema(
+        fields=(
+            TAGS[0],
+            msgspec.structs.replace(TAGS[1], separator=tags),
+            msgspec.structs.replace(TAGS[2], separator=v),
+        )
+    )
+    rows = f"label,tags,v\n1,a{option or tags}b,1{option or v}2\n0,,3{option or v}4\n"
+    assert run(rows, schema=schema, hints=Hints(separator=option)) == [
+        {"label": 1, "tags": ["a", "b"], "v": [1.0, 2.0]},
+        {"label": 0, "tags": None, "v": [3.0, 4.0]},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"), [(TAGS[:2], "'tags' has values = 4"), (TAGS[::2], "'v' has size = 2")]
+)
+@pytest.mark.parametrize("name", ["csv", "parquet"])
+def test_nobody_saying_what_stands_between_values_is_an_error_with_the_way_out(
+    tmp_path: Path, name: Format, fields: tuple[Field, ...], said: str
+) -> None:
+    path = tmp_path / "rows"
+    path.write_text("label,tags,v\n1,a|b,1|2\n0,,3|4\n")
+    if name == "parquet":
+        pq.write_table(pa.table({"label": ["1"], "tags": ["a|b"], "v": ["1|2"]}), path)
+    with pytest.raises(ConfigError, match=said + ".*separator = .*--values-separator"):
+        encode(EncodeSettings(format=name, schema=Schema(fields=fields)), path)
+
+
+def test_a_guessed_schema_says_its_separator(tmp_path: Path, run: Run) -> None:
+    (tmp_path / "rows").write_text(CSV)
+    guessed = encode(EncodeSettings(format="csv", hints=HINTS), tmp_path / "rows").schema
+    assert guessed.by_name["tags"].separator == "|"
+    assert run(CSV, schema=parse_schema(schema_toml(guessed))) == run(CSV, hints=HINTS)
+
+
+@pytest.mark.parametrize("name", ["\N{GRINNING FACE}", 'a "quoted" \\ one', "\x7f", "with spaces"])
+def test_a_schema_of_any_names_can_be_given_back(name: str) -> None:
+    schema = Schema(
+        fields=(Field(name="label", role="label"), Field(name=name, role="categorical", context=True))
+    )
+    assert parse_schema(schema_toml(schema)) == schema

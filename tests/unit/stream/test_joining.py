@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from headrace.errors import StreamError
+from headrace.errors import ConfigError, StreamError
 from headrace.stream.block import Block
 from headrace.stream.features import Features
 from headrace.stream.hashing import keys_of, rows_of
@@ -243,6 +243,41 @@ def test_slices_of_too_many_values_have_the_rest_together() -> None:
 
 def test_slices_of_a_dictionary_as_large_as_its_indices_allow() -> None:
     values = [f"v{number}" for number in range(128)]
-    column = pa.DictionaryArray.from_arrays(pa.array([127, None, 0], pa.int8()), pa.array(values))
+    column = pa.DictionaryArray.from_arrays(pa.array([127, None, 0] * 50, pa.int8()), pa.array(values))
+    cut = Joiner(Features.of(schema_of(a={})), ("site",)).join(batch_of(a=[1, 2, 3] * 50, site=column))
+    assert cut.slices["site"].codes.tolist() == [127, -1, 0] * 50
+
+
+def test_slices_of_a_few_rows_of_a_large_dictionary_know_only_their_values() -> None:
+    column = pa.DictionaryArray.from_arrays(
+        pa.array([900, None, 0]), pa.array([str(one) for one in range(1000)])
+    )
     cut = Joiner(Features.of(schema_of(a={})), ("site",)).join(batch_of(a=[1, 2, 3], site=column))
-    assert cut.slices["site"].codes.tolist() == [127, -1, 0]
+    assert cut.slices["site"].codes.tolist() == [0, -1, 1]
+    assert cut.slices["site"].values == ("900", "0")
+
+
+def test_texts_that_somebody_was_to_cut_are_not_taken_for_one_value() -> None:
+    schema = schema_of(a={"text": True, "values": 3, "separator": "|"})
+    with pytest.raises(StreamError, match=r"a list, as the schema has a separator.*headrace stream encode"):
+        Joiner(Features.of(schema)).join(batch_of(a=["x|y"]))
+    assert Joiner(Features.of(schema)).join(batch_of(a=[["x", "y"]])).indices.all(axis=1).tolist() == [False]
+
+
+def test_times_that_python_has_not_are_slices_too() -> None:
+    times = pa.array([1, 2**62, None], pa.int64()).cast(pa.timestamp("ns"))
+    cut = Joiner(Features.of(schema_of(a={})), ("at",)).join(batch_of(a=[1, 2, 3], at=times))
+    assert cut.slices["at"].codes.tolist() == [0, 1, -1]
+    assert cut.slices["at"].values[0] == "1970-01-01 00:00:00.000000001"
+
+
+def test_a_column_that_cannot_be_a_slice_is_refused_before_the_first_row() -> None:
+    joiner = Joiner(Features.of(schema_of(a={})), ("who",))
+    with pytest.raises(StreamError, match=r"field 'who'.* split by texts, numbers and times, got .*uuid"):
+        joiner.check(pa.schema([("a", pa.int64()), ("who", pa.uuid())]))
+
+
+def test_a_slice_that_is_no_column_is_the_option_s_error() -> None:
+    joiner = Joiner(Features.of(schema_of(a={})), ("nope",))
+    with pytest.raises(ConfigError, match="slice: the stream has no column 'nope'; it has a, site"):
+        joiner.check(pa.schema([("a", pa.int64()), ("site", pa.string())]))

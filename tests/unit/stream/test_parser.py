@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from headrace.errors import StreamError
-from headrace.stream.parser import StreamParser
+from headrace.stream.parser import FREE_EXPANSION_BYTES, StreamParser
 from tests.streams import CLICKS, batch_of, clicks, stream_of
 
 ROWS = clicks(300)
@@ -115,3 +115,42 @@ def test_an_invalid_dictionary_index_is_found_before_anybody_reads_it() -> None:
     data[at : at + 4] = struct.pack("<i", 1_000_000)
     with pytest.raises(StreamError, match="corrupt"):
         parsed(bytes(data))
+
+
+@pytest.mark.parametrize("compression", ["zstd", None])
+def test_what_a_message_opens_to_is_bounded_before_it_is_paid(compression: str | None) -> None:
+    batch = batch_of(a=["x" * (FREE_EXPANSION_BYTES + 2**20)])
+    data = stream_of(batch, CLICKS, compression=compression)
+    if compression is None:
+        assert len(parsed(data)) == 1
+        return
+    assert len(data) < 100_000
+    before, pool = pa.default_memory_pool(), pa.proxy_memory_pool(pa.default_memory_pool())
+    pa.set_memory_pool(pool)
+    try:
+        with pytest.raises(StreamError, match=r"would open to 68157\d+ bytes.* compress it less"):
+            parsed(data)
+        assert pool.max_memory() < 2**20
+    finally:
+        pa.set_memory_pool(before)
+
+
+def test_what_all_messages_open_to_is_bounded_by_what_came() -> None:
+    """Each of them is small enough by itself."""
+    batch = batch_of(a=["x" * 2**20] * 40)
+    with pytest.raises(StreamError, match=r"a stream 256 times the bytes that came"):
+        parsed(stream_of(batch, CLICKS, rows=10, compression="zstd") * 4)
+
+
+def test_small_batches_of_a_large_dictionary_are_checked_like_others() -> None:
+    texts = pa.array([f"text {number}" for number in range(1000)])
+    codes = pa.DictionaryArray.from_arrays(pa.array([1, 2, 3, None], pa.int32()), texts)
+    lists = pa.ListArray.from_arrays([0, 2, 2, 4], codes)
+    fixed = pa.FixedSizeListArray.from_arrays(codes, 2).take([0, 1, 1])
+    batch = batch_of(a=codes.slice(0, 3), b=lists, c=fixed)
+    data = stream_of(batch, CLICKS, rows=1)
+    assert pa.Table.from_batches(parsed(data)).equals(pa.Table.from_batches([batch]))
+    at = data.rindex(struct.pack("<q", 3))  # The third batch's index of the first column, and its padding.
+    bad = data[:at] + struct.pack("<i", 1000) + data[at + 4 :]
+    with pytest.raises(StreamError, match="an index of a dictionary is 1000 or 1000"):
+        parsed(bad)

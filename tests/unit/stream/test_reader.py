@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from headrace.errors import ConfigError, StreamError
@@ -187,7 +188,32 @@ def test_closing_twice_and_leaving_by_an_error_leave_nothing_behind() -> None:
 def test_only_so_many_blocks_are_made_ahead() -> None:
     with BackgroundReader(io.BytesIO(DATA), ReadSettings(batch_rows=10, blocks_ahead=3)) as reader:
         deadline = time.monotonic() + 5
-        while reader._made.qsize() < 3 and time.monotonic() < deadline:
+        while reader._ahead._made.qsize() < 3 and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert reader._made.qsize() == 3
+        assert reader._ahead._made.qsize() == 3
         assert values(list(reader)) == list(range(1000))
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ({"buckets": 2**31}, r"asks for 2147483648 rows of tables .*, at most 67108864 .*--schema FILE"),
+        ({"values": 4096, "pooling": "sum"}, None),
+        ({"role": "vector", "size": 65536}, r"asks for 65536 values a row .*, at most 16384 .*--schema FILE"),
+    ],
+)
+def test_how_much_memory_a_stream_s_own_schema_may_ask_for(
+    setting: dict[str, object], said: str | None
+) -> None:
+    schema = schema_of(label={"role": "label"}, a=setting)
+    kind = pa.list_(pa.float32(), 65536) if "size" in setting else pa.int64()
+    batch = batch_of(label=[1], a=pa.nulls(1, kind))
+    data = stream_of(batch, schema)
+    if said is None:
+        with Reader(io.BytesIO(data)) as reader:
+            assert len(list(reader)) == 1
+        return
+    with pytest.raises(StreamError, match=said), Reader(io.BytesIO(data)):
+        pass
+    with Reader(io.BytesIO(data), ReadSettings(schema=schema)) as reader:  # Who gives it knows.
+        assert reader.features.schema == schema

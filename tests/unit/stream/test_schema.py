@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
+import tomli_w
 
 from headrace.errors import ConfigError
 from headrace.stream.schema import Field, Schema, parse_schema
@@ -28,7 +31,7 @@ def test_a_schema_can_be_written_as_toml() -> None:
         ('{"fields": [{"name": "a", "role": "label"}, {"name": "b", "role": "label"}]}', "only one"),
         ('{"fields": [{"name": "a", "role": "categorical", "buckets": 1}]}', "buckets"),
         ('{"fields": [{"name": "a", "role": "categorical", "admit": 256}]}', "admit is 1 to 255"),
-        ("fields = 3", "array"),
+        ("fields = 3", "fields: expected a list, got `int`"),
         ("fields = [", "rows.toml"),
     ],
 )
@@ -49,3 +52,28 @@ def test_the_one_field_of_a_role_is_found_or_none_is() -> None:
     schema = Schema(fields=(Field(name="y", role="label"),))
     assert schema.one("label") is schema.fields[0]
     assert schema.one("weight") is None
+
+
+def test_a_separator_without_several_values_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"separator: it stands between values.*'|'"):
+        Field(name="a", role="categorical", separator="|")
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"role": "dens"}, r"rows: fields\[1\]\.role: expected one of 'label', .*'dense', .*, got 'dens'"),
+        (
+            {"role": "dense", "bucket": 9},
+            r"rows: fields\[1\]\.bucket: unknown setting; did you mean buckets\?",
+        ),
+        ({"role": "dense", "size": "4"}, r"rows: fields\[1\]\.size: expected `int`, got `str`"),
+    ],
+)
+def test_a_wrong_setting_of_a_field_is_named_with_what_is_known(
+    settings: dict[str, object], message: str, as_json: bool
+) -> None:
+    table = {"fields": [{"name": "y", "role": "label"}, {"name": "a", **settings}]}
+    with pytest.raises(ConfigError, match=message):
+        parse_schema(json.dumps(table) if as_json else tomli_w.dumps(table), "rows")

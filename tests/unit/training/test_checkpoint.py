@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from headrace.errors import FailedPrecondition, LoadError
+from headrace.lifecycle.layout import MANIFEST_FILE
 from headrace.tensors import Array
 from headrace.training.checkpoint import load_checkpoint, save_checkpoint
 
@@ -69,13 +70,74 @@ def test_a_damaged_one_is_put_aside_and_the_one_before_it_taken(
     assert "checkpoint 2 is damaged" in loaded.skipped[0]
     assert "checkpoint 2 is damaged" in caplog.text
     save_checkpoint(tmp_path, STATE, {"rows": 3})
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".damaged-2", "1", "2"]
+    assert sorted(path.name for path in tmp_path.glob("[!.]*")) == ["1", "2"]
+    (aside,) = tmp_path.glob(".*")
+    assert aside.name in caplog.text
 
 
-def test_when_all_are_damaged_that_is_an_error_with_the_way_out(tmp_path: Path) -> None:
-    (save_checkpoint(tmp_path, STATE, {}) / "linear.npy").unlink()
-    with pytest.raises(LoadError, match="start anew: checkpoint 1 is damaged"):
+def damaged(directory: Path) -> None:
+    """Save one more, and damage it."""
+    (save_checkpoint(directory, STATE, {}) / "linear.npy").unlink()
+
+
+def test_one_after_the_other_may_be_damaged_and_the_last_ones_are_kept_aside(tmp_path: Path) -> None:
+    """The number of one that was put aside is used again."""
+    save_checkpoint(tmp_path, STATE, {"rows": 1})
+    for _ in range(4):
+        damaged(tmp_path)
+        loaded = load_checkpoint(tmp_path)
+        assert loaded is not None
+        assert loaded.number == 1
+        assert "checkpoint 2 is damaged" in loaded.skipped[0]
+    assert len(list(tmp_path.glob(".damaged-*-2"))) == 2
+    assert not list(tmp_path.glob("2"))
+
+
+def test_what_was_damaged_long_ago_is_deleted_and_that_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_checkpoint(tmp_path, STATE, {})
+    damaged(tmp_path)
+    load_checkpoint(tmp_path)
+    (aside,) = tmp_path.glob(".damaged-*")
+    old = tmp_path / ".damaged-20200101T000000.000000-2"
+    aside.rename(old)
+    with caplog.at_level("INFO"):
+        save_checkpoint(tmp_path, STATE, {})
+    assert not old.exists()
+    assert f"deleted: {old.name}" in caplog.text
+
+
+def test_when_all_are_damaged_that_is_an_error_with_the_way_out_however_often_it_is_tried(
+    tmp_path: Path,
+) -> None:
+    """A supervisor's second attempt must not begin with fresh weights."""
+    damaged(tmp_path)
+    damaged(tmp_path)
+    for _ in range(3):
+        with pytest.raises(
+            LoadError, match=r"move it away or take .*: checkpoint 2 is damaged.*checkpoint 1"
+        ):
+            load_checkpoint(tmp_path)
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2"]
+
+
+@pytest.mark.parametrize("name", ["linear.npy", MANIFEST_FILE])
+def test_what_cannot_be_read_is_not_damaged(tmp_path: Path, name: str) -> None:
+    """A name that leads in a circle stands for all that the system may refuse: it may be whole tomorrow."""
+    save_checkpoint(tmp_path, STATE, {"rows": 1})
+    file = save_checkpoint(tmp_path, STATE, {"rows": 2}) / name
+    content = file.read_bytes()
+    file.unlink()
+    file.symlink_to(file.name)
+    with pytest.raises(FailedPrecondition, match=r"checkpoint 2 in .* cannot be read.*Too many levels"):
         load_checkpoint(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2"]
+    file.unlink()
+    file.write_bytes(content)
+    loaded = load_checkpoint(tmp_path)
+    assert loaded is not None
+    assert (loaded.number, loaded.skipped) == (2, ())
 
 
 def test_what_cannot_be_written_is_a_typed_error_and_leaves_nothing(tmp_path: Path) -> None:

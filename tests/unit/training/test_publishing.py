@@ -12,7 +12,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from headrace.ctr.files import map_array, read_model
+from headrace.ctr.arrays import read_array
+from headrace.ctr.files import read_model
 from headrace.ctr.model import Weights
 from headrace.ctr.quantize import Bits, dequantize_table
 from headrace.ctr.tables import LearningTable, Table
@@ -115,7 +116,7 @@ def test_a_patch_of_quantized_tables_holds_little_more_than_what_was_touched(tmp
     weights.tables["embeddings"].values[:900:9] *= np.float32(0.95)
     done = release(publisher, weights)
     assert done.base == 1
-    rows = map_array(done.path / "table.embeddings.rows.npy")
+    rows = read_array(done.path / "table.embeddings.rows.npy")
     assert {*range(0, 900, 9)} >= {*rows.tolist()} - {*range(900)}
     assert len(rows) < 250, "the rows that were touched, and those few whose group has got another scale"
 

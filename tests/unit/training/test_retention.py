@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.ctr.files import map_array, write_array
+from headrace.ctr.arrays import load_array, write_array
 from headrace.training.retention import delete_versions, sweep, versions_to_delete
 
 WHOLE = dict.fromkeys(range(1, 8))
@@ -35,13 +35,13 @@ def test_the_newest_the_held_and_their_bases_stay(
     assert versions_to_delete(versions, keep, held) == going
 
 
-def test_a_mapped_version_can_be_read_after_it_was_deleted(tmp_path: Path) -> None:
+def test_a_loaded_version_can_be_read_after_it_was_deleted(tmp_path: Path) -> None:
     import numpy as np
 
     (tmp_path / "1").mkdir()
     content = np.arange(2**20, dtype=np.float32)
     write_array(tmp_path / "1/a.npy", content)
-    mapped = map_array(tmp_path / "1/a.npy")
+    mapped = load_array(tmp_path / "1/a.npy", ("float32", (2**20,)))
     assert delete_versions(tmp_path, [1, 2]) == [1]
     assert not list(tmp_path.iterdir())
     np.testing.assert_array_equal(mapped, content)

@@ -68,7 +68,9 @@ def test_a_grid_is_every_combination_and_tables_come_on_top() -> None:
         ({}, "expected 1 to 256 configurations, got 0"),
         ({"grid": {"seed": list(range(300))}}, "expected 1 to 256 configurations, got 300"),
         ({"grid": {"kind": ["tree"]}}, "search: kind=tree: .*kind"),
-        ({"grids": {}}, "unknown field `grids`"),
+        ({"grids": {}}, r"grids: unknown setting; did you mean grid\?"),
+        ({"gates": {"max_mb": 1.0}}, "gates.max_mb: unknown setting; did you mean max_size_mb"),
+        ({"configurations": [{"kind": "gbdt"}]}, "kind: expected one of 'lr', .*, got 'gbdt'"),
     ],
 )
 def test_a_search_that_cannot_be_is_refused(values: dict[str, object], message: str) -> None:

@@ -269,3 +269,88 @@ def test_rows_that_wait_for_their_labels_are_not_counted_as_learnt() -> None:
     outcome = one.run(Rows(make_blocks(600, 30)))
     assert [training.rows for training in versions.published] == [210, 510, 600]
     assert outcome.summary["pending_rows"] == 0
+
+
+class FailingModel(RateModel):
+    """Has learnt half of a block when it fails."""
+
+    def __init__(self, at_row: int, error: Exception) -> None:
+        super().__init__()
+        self._at_row, self._error = at_row, error
+
+    def learn(self, block: Block) -> Array:
+        if block.first_row == self._at_row:
+            super().learn(block.part(0, len(block) // 2))
+            raise self._error
+        return super().learn(block)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), TypeError("a bug in a layer")], ids=["memory", "bug"])
+def test_rows_that_cannot_be_learnt_end_the_run_and_the_checkpoint_says_what_it_may_hold(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    versions = Versions()
+    settings = {"checkpoint": tmp_path, "checkpoint_every": Every(rows=40), "release": versions}
+    outcome = trainer(plan(**settings), model=FailingModel(120, error)).run(Rows(make_blocks(200, 40)))
+    assert (outcome.exit_code, outcome.summary["stopped"], outcome.summary["rows"]) == (1, "error", 120)
+    assert outcome.error is not None
+    assert outcome.error.startswith(f"rows 120 to 160 cannot be learnt: {type(error).__name__}")
+    assert versions.published == []  # A model of half a block is nothing to serve.
+    saved = load_checkpoint(tmp_path)
+    assert saved is not None
+    assert saved.number == 3  # What was whole is not covered by what is half.
+
+    resumed = trainer(plan(checkpoint=tmp_path), model=FailingModel(160, error))
+    resumed.resume(saved, continued=False)
+    assert "perhaps with a part" not in caplog.text
+    resumed.run(Rows(make_blocks(200, 40, 120)))
+    half = load_checkpoint(tmp_path)
+    assert half is not None
+    trainer(plan()).resume(half, continued=False)
+    assert "checkpoint 4 was saved when rows 160 to 200" in caplog.text
+
+
+def test_a_reader_that_fails_unexpectedly_keeps_what_was_learnt_before(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken() -> None:
+        raise MemoryError
+
+    versions = Versions()
+    settings = {"checkpoint": tmp_path, "release": versions}
+    outcome = trainer(plan(**settings)).run(Rows(make_blocks(120, 40), broken))
+    assert (outcome.exit_code, outcome.error, outcome.summary["rows"]) == (1, "MemoryError", 120)
+    assert [training.rows for training in versions.published] == [120]
+    saved = load_checkpoint(tmp_path)
+    assert saved is not None
+    resumed = trainer(plan(checkpoint=tmp_path))
+    resumed.resume(saved, continued=False)
+    assert "perhaps with a part" not in caplog.text
+    whole = trainer(plan()).run(Rows(make_blocks(200, 40)))
+    assert resumed.run(Rows(make_blocks(200, 40, 120))).summary["logloss"] == whole.summary["logloss"]
+
+
+def test_a_publisher_that_fails_unexpectedly_ends_no_learning(tmp_path: Path) -> None:
+    class Broken(Versions):
+        def __call__(self, training: Training) -> Callable[[], Publication]:
+            if training.rows == 80:
+                raise MemoryError
+            write = super().__call__(training)
+            missing: list[Publication] = []
+
+            def broken() -> Publication:
+                return write() if training.rows > 120 else missing[0]
+
+            return broken
+
+    listener = Listener()
+    settings = {"release": Broken(), "publish_every": Every(rows=40), "checkpoint": tmp_path}
+    outcome = trainer(plan(**settings), listener=listener).run(Rows(make_blocks(160, 40)))
+    assert (outcome.exit_code, outcome.summary["rows"]) == (0, 160)
+    assert listener.failures == [
+        "not published: IndexError: list index out of range",
+        "not published: MemoryError",
+        "not published: IndexError: list index out of range",
+    ]
+    assert listener.versions == [(1, 160)]
+    assert load_checkpoint(tmp_path) is not None

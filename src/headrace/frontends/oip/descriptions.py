@@ -151,13 +151,18 @@ def _duration(count: int, seconds: float) -> Description:
 
 
 def repository_index(service: Service, *, only_ready: bool) -> list[Description]:
-    """List every version of every model with its state.
+    """List every version of every model with its state; a model without any, with what is wrong.
 
     Args:
         service: The door.
         only_ready: Whether to leave out what does not answer.
     """
-    return [
+    without: list[Description] = [
+        {"name": name, "version": "", "state": "UNAVAILABLE", "reason": service.problem(name)}
+        for name in service.models()
+        if not only_ready and not service.status(name)
+    ]
+    return without + [
         {
             "name": name,
             "version": str(status.version),

@@ -6,18 +6,33 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import TYPE_CHECKING
 
-from headrace.errors import HeadraceError, InvalidRequest, NotFound
+from headrace.batching.request import Answer
+from headrace.errors import HeadraceError, NotFound
 from headrace.frontends import protos
-from headrace.frontends.calls import GrpcCall, GrpcMethod, UnaryHandler
+from headrace.frontends.allowance import Allowance
+from headrace.frontends.calls import GrpcCall, GrpcMethod, StreamHandler, UnaryHandler
+from headrace.frontends.error_counts import ErrorCounts
 from headrace.frontends.oip import descriptions
-from headrace.frontends.oip.messages import InferDecoder, InferRequest
+from headrace.frontends.oip.messages import InferDecoder, Inference, InferRequest
 from headrace.frontends.oip.tensors import version_number
-from headrace.frontends.templates import length_prefix
+from headrace.frontends.templates import MOST_FIELDS
+from headrace.frontends.wire_fields import (
+    AT_ONCE_BYTES,
+    LENGTH_DELIMITED,
+    at_once,
+    charge,
+    counted,
+    fields,
+    form_of,
+    in_steps,
+    length_prefix,
+)
 
 if TYPE_CHECKING:
     from headrace.frontends.service import Service
 
 _SERVICE = "/inference.GRPCInferenceService/"
+_REQUEST_ID = 3  # ModelInferRequest.id
 _INFER_RESPONSE = 2  # ModelStreamInferResponse.infer_response
 
 # How many requests of one stream are under way at once: enough to fill batches, few enough that a client
@@ -37,7 +52,7 @@ def grpc_methods(service: Service) -> list[GrpcMethod]:
     infer = _inferring(service)
     return [
         GrpcMethod(f"{_SERVICE}ModelInfer", unary=infer),
-        GrpcMethod(f"{_SERVICE}ModelStreamInfer", stream=_streaming(infer)),
+        GrpcMethod(f"{_SERVICE}ModelStreamInfer", stream=_streaming(infer, service.errors)),
         *(
             GrpcMethod(f"{_SERVICE}{name}", unary=_describing(service, name, how))
             for name, how in _PLAIN.items()
@@ -46,12 +61,38 @@ def grpc_methods(service: Service) -> list[GrpcMethod]:
 
 
 def _inferring(service: Service) -> UnaryHandler:
-    decode = InferDecoder(service.loaded).decode
-    predict = service.predict
+    decoder = InferDecoder(service.loaded)
+    recognise, parse, predict = decoder.recognise, decoder.parse, service.predict
+    form = form_of(InferRequest)
 
     async def infer(message: bytes, call: GrpcCall) -> bytes:
-        loaded, inputs, writer, request_id, deadline = decode(message, call.deadline)
-        return writer.write(await predict(loaded, inputs, deadline), request_id)
+        found = recognise(message, call.deadline)
+        if found is None:
+            with Allowance.of(service.limits, call, message) as allowance:
+                return await infer_new(message, call, allowance)
+        loaded, inputs, writer, request_id, deadline = found
+        answer = await predict(loaded, inputs, deadline)
+        return writer.write(answer, request_id) or await write_large(found, answer, call)
+
+    async def infer_new(message: bytes, call: GrpcCall, allowance: Allowance) -> bytes:
+        steps, is_large = parse(message, call.deadline, allowance), len(message) > AT_ONCE_BYTES
+        found = None if is_large else at_once(steps)
+        if found is not None:
+            answer = await predict(found.loaded, found.inputs, found.deadline)
+            return found.writer.write(answer, found.request_id) or await write_large(found, answer, call)
+        async with service.lane as lane:
+            if is_large:
+                await charge(counted(message, form), allowance, lane)
+                allowance.hold(len(message))  # for the tensors, which are copied out of it
+            found = await in_steps(steps, lane)
+            answering = predict(found.loaded, found.inputs, found.deadline)
+        answer = await answering
+        return found.writer.write(answer, found.request_id) or await write_large(found, answer, call)
+
+    async def write_large(found: Inference, answer: Answer, call: GrpcCall) -> bytes:
+        with Allowance.of(service.limits, call, b"") as allowance:
+            async with service.lane as lane:
+                return await in_steps(found.writer.writing(answer, found.request_id, allowance), lane)
 
     return infer
 
@@ -59,11 +100,12 @@ def _inferring(service: Service) -> UnaryHandler:
 # ---- Streams ----
 
 
-def _streaming(infer: UnaryHandler) -> Callable[[AsyncIterator[bytes], GrpcCall], AsyncIterator[bytes]]:
+def _streaming(infer: UnaryHandler, errors: ErrorCounts) -> StreamHandler:
     async def answer(message: bytes, call: GrpcCall) -> bytes:
         try:
             response = await infer(message, call)
         except HeadraceError as error:
+            errors.count_grpc(error)
             return stream_error(message, error)
         return length_prefix(_INFER_RESPONSE, len(response)) + response
 
@@ -111,10 +153,13 @@ def stream_error(message: bytes, error: HeadraceError) -> bytes:
         message: The request, whose id is echoed if it can be read.
         error: What went wrong.
     """
+    request_id = ""
     try:
-        request_id = protos.parse(InferRequest, message).id
-    except InvalidRequest:
-        request_id = ""
+        for field in fields(message, steps=iter(range(MOST_FIELDS))):
+            if field.number == _REQUEST_ID and field.wire_type == LENGTH_DELIMITED:
+                request_id = message[field.start : field.stop].decode()
+    except ValueError:
+        pass  # what is wrong with it has been found out already
     response = protos.message("inference.ModelStreamInferResponse")(
         error_message=error.message, infer_response={"id": request_id}
     )

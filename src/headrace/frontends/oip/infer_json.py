@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-import array
-from collections.abc import Callable, Sequence
-from functools import lru_cache
-from itertools import chain
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import msgspec
-import numpy as np
 
-from headrace.batching.request import NO_DEADLINE, Answer
+from headrace.absent import Expansion
+from headrace.batching.request import Answer
 from headrace.errors import InvalidRequest
-from headrace.frontends.calls import HttpReply
+from headrace.frontends.calls import HttpCall, HttpReply
+from headrace.frontends.json_text import check_depth
+from headrace.frontends.oip.json_values import InferInput, Parameters, from_json
 from headrace.frontends.oip.messages import SIGNATURE_PARAMETER, deadline_after
 from headrace.frontends.oip.tensors import (
-    ARRAY_CODES,
-    BFLOAT16,
     BYTES,
+    Steps,
     WireTensor,
     check,
+    check_names,
     datatype_name,
     is_exact,
     join_strings,
     refuse_parameters,
+    refuse_texts,
     spread_inputs,
+    texts_of,
 )
 from headrace.frontends.templates import Span, Templates
 from headrace.servable import (
@@ -39,30 +41,23 @@ from headrace.servable import (
 from headrace.tensors import Buffer
 
 if TYPE_CHECKING:
+    from headrace.frontends.allowance import Allowance
     from headrace.loaded import LoadedVersion
 
 JSON_LENGTH_HEADER = b"inference-header-content-length"
 
-_Parameters = dict[str, msgspec.Raw] | None
-
-
-class _Input(msgspec.Struct):
-    name: str
-    datatype: str
-    shape: list[int]
-    parameters: _Parameters = None
-    data: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-
 
 class _Output(msgspec.Struct):
     name: str
-    parameters: _Parameters = None
+    parameters: Parameters = None
 
 
-class _Request(msgspec.Struct):
-    inputs: list[_Input]
+class InferRequest(msgspec.Struct):
+    """A body's JSON."""
+
+    inputs: list[InferInput]
     id: str | None = None
-    parameters: _Parameters = None
+    parameters: Parameters = None
     outputs: list[_Output] | None = None
 
 
@@ -71,7 +66,7 @@ class _AnswerOutput(msgspec.Struct, omit_defaults=True):
     datatype: str
     shape: list[int]
     parameters: dict[str, int] | None = None
-    data: list[Any] | msgspec.UnsetType = msgspec.UNSET
+    data: list[Any] | msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
 class _Answer(msgspec.Struct, omit_defaults=True):
@@ -81,7 +76,7 @@ class _Answer(msgspec.Struct, omit_defaults=True):
     outputs: list[_AnswerOutput] = []
 
 
-_decode_request = msgspec.json.Decoder(_Request).decode
+_decode_request = msgspec.json.Decoder(InferRequest).decode
 _encode = msgspec.json.Encoder().encode
 
 
@@ -124,64 +119,129 @@ class _Known(NamedTuple):
     spread: tuple[int, ...]
 
 
-def decode_body(
-    loaded: LoadedVersion,
-    body: bytes,
-    json_length: bytes | None,
-    *,
-    max_depth: int,
-    deadline: float = NO_DEADLINE,
-) -> JsonInference:
-    """Decode a request; binary ones that repeat are recognised.
+def recognise(loaded: LoadedVersion, call: HttpCall, json_bytes: int) -> JsonInference | None:
+    """Decode a request without parsing it, if a binary one like it was parsed before.
 
     Args:
         loaded: The version that the path means.
-        body: The whole body.
-        json_length: The header that says how much of it is JSON, if there is one.
-        max_depth: How deep JSON may nest.
-        deadline: The call's own; the request's timeout can only bring it forward.
+        call: The call.
+        json_bytes: How much of its body is JSON.
+    """
+    templates = cast("Templates[_Known] | None", loaded.codec_cache.get(recognise))
+    found = templates.find(call.body) if templates is not None else None
+    if found is None:
+        return None
+    known, columns = found
+    if known.json_bytes != json_bytes:
+        return None
+    ordered: tuple[Buffer, ...] = tuple([columns[i] for i in known.order])
+    if known.spread:
+        ordered = spread_columns(ordered, known.spread, known.layout, known.rows)
+    inputs = CheckedInputs(known.layout, ordered, known.rows)
+    return JsonInference(inputs, known.outputs, "", call.deadline)
+
+
+def parse(
+    find: Callable[[], LoadedVersion], call: HttpCall, json_bytes: int, max_depth: int, allowance: Allowance
+) -> Steps[tuple[LoadedVersion, JsonInference]]:
+    """Decode a request whose JSON is short, in small steps, and learn it.
+
+    Args:
+        find: Gives the loaded version that is meant; asked again in the turn in which it is used.
+        call: The call.
+        json_bytes: How much of its body is JSON.
+        max_depth: How deep that may nest.
+        allowance: What the request may cost.
 
     Raises:
         InvalidRequest: The request is wrong.
+        TooLarge: It has too many values.
         Unsupported: It asks for shared memory or classification.
     """
-    json_bytes = _json_bytes(body, json_length)
-    templates = cast("Templates[_Known] | None", loaded.codec_cache.get(decode_body))
-    found = templates.find(body) if templates is not None else None
-    if found is not None:
-        known, columns = found
-        if known.json_bytes == json_bytes:
-            ordered: tuple[Buffer, ...] = tuple([columns[i] for i in known.order])
-            if known.spread:
-                ordered = spread_columns(ordered, known.spread, known.layout, known.rows)
-            inputs = CheckedInputs(known.layout, ordered, known.rows)
-            return JsonInference(inputs, known.outputs, "", deadline)
-    return _parse(loaded, body, json_bytes, max_depth, deadline)
-
-
-def _parse(
-    loaded: LoadedVersion, body: bytes, json_bytes: int, max_depth: int, deadline: float
-) -> JsonInference:
-    request = _parsed(body if json_bytes == len(body) else body[:json_bytes])
-    parameters = request.parameters or {}
-    signature = signature_named(loaded.signatures, _signature_name(parameters))
-    spans = _binary_spans(request.inputs, json_bytes, len(body))
-    tensors = [
-        WireTensor(
-            one.name, one.datatype, tuple(one.shape), body[slice(*span)] if span else _values(one, max_depth)
+    body = call.body
+    text = body if json_bytes == len(body) else body[:json_bytes]
+    check_depth(text, max_depth)
+    request = parsed(text)
+    specs = input_specs(find(), request)
+    spans = binary_spans(request.inputs, json_bytes, len(body))
+    tensors = []
+    for one, span in zip(request.inputs, spans, strict=True):
+        spec = specs[one.name]
+        tensors.append(
+            (yield from from_binary(one, spec, body[slice(*span)], allowance))
+            if span
+            else (yield from from_json(one, spec, allowance))
         )
-        for one, span in zip(request.inputs, spans, strict=True)
-    ]
-    inputs = check(signature, tensors)
-    outputs = _choices(signature, request)
-    if "timeout" in parameters:
-        deadline = min(deadline, deadline_after(_parameter(parameters, "timeout", int)))
-    inference = JsonInference(inputs, outputs, request.id or "", deadline)
-    if not request.id and "timeout" not in parameters:
+    loaded = find()
+    inference = finished(loaded, request, tensors, call.deadline, allowance)
+    if not request.id and "timeout" not in (request.parameters or ()):
         binary = [span for span in spans if span is not None]
         if len(binary) == len(spans):
+            signature = signature_of(loaded, request)
             _learn(loaded, body, json_bytes, signature, list(zip(tensors, binary, strict=True)), inference)
-    return inference
+    return loaded, inference
+
+
+def input_specs(loaded: LoadedVersion, request: InferRequest) -> dict[str, TensorSpec]:
+    """What the inputs of a request shall be, by their names, which are checked.
+
+    Raises:
+        InvalidRequest: An input is missing, unknown or twice there, or sends texts for numbers.
+        NotFound: There is no such signature.
+    """
+    signature = signature_of(loaded, request)
+    check_names(signature, (one.name for one in request.inputs))
+    specs = {spec.name: spec for spec in signature.inputs}
+    for one in request.inputs:
+        refuse_texts(specs[one.name], one.datatype, one.shape)
+    return specs
+
+
+def from_binary(tensor: InferInput, spec: TensorSpec, raw: bytes, allowance: Allowance) -> Steps[WireTensor]:
+    """Take an input in raw form; strings in small steps.
+
+    Args:
+        tensor: The input as it came.
+        spec: What is wanted.
+        raw: Its bytes.
+        allowance: What the request may cost.
+
+    Raises:
+        InvalidRequest: Strings do not fill the shape.
+        TooLarge: The request has too many of them.
+    """
+    found = WireTensor(tensor.name, tensor.datatype, tuple(tensor.shape), raw)
+    if found.datatype == BYTES:
+        found = found._replace(values=(yield from texts_of(found, raw, allowance)))
+    return found
+
+
+def finished(
+    loaded: LoadedVersion,
+    request: InferRequest,
+    tensors: list[WireTensor],
+    deadline: float,
+    allowance: Expansion,
+) -> JsonInference:
+    """Check a request's tensors, and read the rest of it.
+
+    Args:
+        loaded: The version that the path means.
+        request: The body's JSON.
+        tensors: Its inputs.
+        deadline: The call's own.
+        allowance: What may be spread.
+
+    Raises:
+        InvalidRequest: Something does not fit.
+    """
+    signature = signature_of(loaded, request)
+    inputs = check(signature, tensors, allowance)
+    outputs = _choices(signature, request)
+    parameters = request.parameters or {}
+    if "timeout" in parameters:
+        deadline = min(deadline, deadline_after(_parameter(parameters, "timeout", int)))
+    return JsonInference(inputs, outputs, request.id or "", deadline)
 
 
 def _learn(
@@ -199,14 +259,19 @@ def _learn(
     order = tuple(by_name[spec.name][0] for spec in layout.specs)
     spread = spread_inputs(signature, [by_name[spec.name][1].shape[0] for spec in layout.specs]) or ()
     known = _Known(json_bytes, layout, inference.inputs.rows, order, inference.outputs, spread)
-    templates = cast("Templates[_Known]", loaded.codec_cache.setdefault(decode_body, Templates()))
+    templates = cast("Templates[_Known]", loaded.codec_cache.setdefault(recognise, Templates()))
     templates.learn(body, [span for _, span in came], known)
 
 
 # ---- Requests ----
 
 
-def _json_bytes(body: bytes, header: bytes | None) -> int:
+def json_bytes_of(body: bytes, header: bytes | None) -> int:
+    """How much of a body is JSON.
+
+    Raises:
+        InvalidRequest: The header says more than there is.
+    """
     if header is None:
         return len(body)
     if not header.isdigit() or len(header) > len(str(len(body))) or int(header) > len(body):
@@ -217,13 +282,28 @@ def _json_bytes(body: bytes, header: bytes | None) -> int:
     return int(header)
 
 
-def _parsed(text: bytes) -> _Request:
+def parsed(text: bytes) -> InferRequest:
+    """Parse a body's JSON; the inputs' values stay text.
+
+    Raises:
+        InvalidRequest: It is no inference request.
+    """
     try:
         return _decode_request(text)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"{error}; expected an inference request", field="body") from error
     except RecursionError as error:
         raise InvalidRequest("the JSON nests too deep; send data flat", field="body") from error
+
+
+def signature_of(loaded: LoadedVersion, request: InferRequest) -> Signature:
+    """The signature that a request asks for.
+
+    Raises:
+        InvalidRequest: Its name is no string.
+        NotFound: There is none of that name.
+    """
+    return signature_named(loaded.signatures, _signature_name(request.parameters or {}))
 
 
 def _signature_name(parameters: dict[str, msgspec.Raw]) -> str:
@@ -243,7 +323,13 @@ def _parameter(parameters: dict[str, msgspec.Raw], name: str, kind: Callable[...
     return value
 
 
-def _binary_spans(inputs: Sequence[_Input], start: int, end: int) -> list[Span | None]:
+def binary_spans(inputs: Sequence[InferInput], start: int, end: int) -> list[Span | None]:
+    """Where the inputs that came in raw form lie in the body; None for those in JSON.
+
+    Raises:
+        InvalidRequest: Their sizes do not agree with the body's.
+        Unsupported: They ask for shared memory or classification.
+    """
     spans: list[Span | None] = []
     for tensor in inputs:
         parameters = tensor.parameters
@@ -271,7 +357,7 @@ def _binary_spans(inputs: Sequence[_Input], start: int, end: int) -> list[Span |
     return spans
 
 
-def _choices(signature: Signature, request: _Request) -> tuple[OutputChoice, ...]:
+def _choices(signature: Signature, request: InferRequest) -> tuple[OutputChoice, ...]:
     parameters = request.parameters
     binary = bool(
         parameters
@@ -294,90 +380,15 @@ def _wants_binary(output: _Output, default: bool) -> bool:
     return bool(_parameter(output.parameters, "binary_data", bool))
 
 
-# ---- Values in JSON ----
-
-
-def _values(tensor: _Input, max_depth: int) -> bytes | list[bytes]:
-    if isinstance(tensor.data, msgspec.UnsetType):
-        raise InvalidRequest("expected data, or binary_data_size in its parameters", field=tensor.name)
-    if len(tensor.shape) > max_depth:
-        raise InvalidRequest(
-            f"expected at most {max_depth} dimensions, got {len(tensor.shape)}", field=tensor.name
-        )
-    return _packed(tensor, _flat_values(tensor, bytes(tensor.data)))
-
-
-_KINDS: dict[str, type] = {
-    **dict.fromkeys(ARRAY_CODES, int),
-    **dict.fromkeys(("FP16", "FP32", "FP64"), float),
-    "BOOL": bool,
-    BYTES: str,
-}
-
-
-@lru_cache(maxsize=256)
-def _list_decoder(kind: type, depth: int) -> Callable[[bytes], list[Any]]:
-    nested: object = kind
-    for _ in range(depth):
-        nested = list[nested]  # type: ignore[valid-type]
-    return msgspec.json.Decoder(nested).decode
-
-
-def _flat_values(tensor: _Input, text: bytes) -> list[Any]:
-    """Decode ``data``, which may be flat or nested like its shape; the values' kind is the datatype's."""
-    kind = _KINDS.get(tensor.datatype)
-    if kind is None:
-        way_out = (
-            "send it as binary data"
-            if tensor.datatype == BFLOAT16
-            else f"expected one of {', '.join(_KINDS)}"
-        )
-        raise InvalidRequest(
-            f"datatype {tensor.datatype!r:.40} has no JSON form; {way_out}", field=tensor.name
-        )
-    is_nested = len(tensor.shape) > 1 and text[1:].lstrip()[:1] == b"["
-    depth = len(tensor.shape) if is_nested else 1
-    try:
-        values = _list_decoder(kind, depth)(text)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise InvalidRequest(
-            f"{error}; expected {tensor.datatype} values, flat or nested like the shape",
-            field=f"{tensor.name}.data",
-        ) from error
-    return _flattened(tensor, values) if is_nested else values
-
-
-def _flattened(tensor: _Input, values: list[Any]) -> list[Any]:
-    level = [values]
-    for size in tensor.shape:
-        if any(len(one) != size for one in level):
-            raise InvalidRequest(
-                f"expected lists nested like the shape {tensor.shape}, got one of another length",
-                field=f"{tensor.name}.data",
-            )
-        level = list(chain.from_iterable(level))
-    return level
-
-
-def _packed(tensor: _Input, values: list[Any]) -> bytes | list[bytes]:
-    datatype = tensor.datatype
-    if datatype == BYTES:
-        return [text.encode() for text in values]
-    if datatype == "BOOL":
-        return bytes(values)
-    if datatype == "FP16":
-        with np.errstate(over="ignore"):  # too large is infinity, as for FP32
-            return np.array(values, np.float16).tobytes()
-    try:
-        return array.array(ARRAY_CODES[datatype], values).tobytes()
-    except OverflowError as error:
-        raise InvalidRequest(f"a value does not fit in {datatype}", field=f"{tensor.name}.data") from error
-
-
 # ---- Answers ----
 
 
-def encode_answer(loaded: LoadedVersion, inference: JsonInference, answer: Answer) -> HttpReply:
+def encode_answer(
+    loaded: LoadedVersion,
+    inference: JsonInference,
+    answer: Answer,
+    printed: Mapping[str, msgspec.Raw] = MappingProxyType({}),
+) -> HttpReply:
     """Write an answer.
 
     JSON has no NaN and no infinity: they are null there; the binary form has them.
@@ -386,6 +397,7 @@ def encode_answer(loaded: LoadedVersion, inference: JsonInference, answer: Answe
         loaded: The version that answered.
         inference: The request.
         answer: What the model gave.
+        printed: Outputs that have been printed already.
 
     Raises:
         InvalidRequest: Strings that are not text were asked for as JSON.
@@ -400,7 +412,7 @@ def encode_answer(loaded: LoadedVersion, inference: JsonInference, answer: Answe
             described.parameters = {"binary_data_size": len(raw)}
             binary.append(raw)
         else:
-            described.data = _json_values(spec, tensor.ravel().tolist())
+            described.data = printed.get(spec.name) or json_values(spec, tensor.ravel().tolist())
         outputs.append(described)
     head = _encode(_Answer(loaded.name, str(loaded.version), inference.request_id, outputs))
     if not binary:
@@ -409,7 +421,12 @@ def encode_answer(loaded: LoadedVersion, inference: JsonInference, answer: Answe
     return HttpReply(b"".join([head, *binary]), headers=headers)
 
 
-def _json_values(spec: TensorSpec, values: list[Any]) -> list[Any]:
+def json_values(spec: TensorSpec, values: list[Any]) -> list[Any]:
+    """An output's values as JSON has them.
+
+    Raises:
+        InvalidRequest: They are strings that are not text.
+    """
     if datatype_name(spec) != BYTES:
         return values
     try:

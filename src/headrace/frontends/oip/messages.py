@@ -5,10 +5,9 @@ Requests that repeat are recognised by template and never parsed; what that yiel
 
 from __future__ import annotations
 
-import array
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple, cast
 from weakref import ReferenceType, ref
@@ -17,22 +16,41 @@ from headrace.batching.request import NO_DEADLINE, Answer
 from headrace.errors import InvalidRequest
 from headrace.frontends import protos
 from headrace.frontends.oip.tensors import (
-    ARRAY_CODES,
     BYTES,
+    TEXT_BYTES,
+    Steps,
     WireTensor,
-    check,
+    check_names,
+    checking,
     datatype_name,
+    gathering,
     is_exact,
+    is_spread_at_once,
     join_strings,
+    numbers,
     refuse_parameters,
+    refuse_texts,
     spread_inputs,
+    texts_of,
     version_number,
+    wire_shape,
 )
-from headrace.frontends.templates import LENGTH_DELIMITED, Span, Templates, fields, length_prefix
-from headrace.servable import CheckedInputs, RowLayout, Shape, Signature, signature_named, spread_columns
-from headrace.tensors import STRING, Buffer
+from headrace.frontends.oip.typed import CONTENTS, writing_output
+from headrace.frontends.packing import WRITTEN_AT_ONCE, raw_texts_of
+from headrace.frontends.templates import MOST_FIELDS, Span, Templates
+from headrace.frontends.wire_fields import LENGTH_DELIMITED, fields, length_prefix
+from headrace.servable import (
+    CheckedInputs,
+    RowLayout,
+    Shape,
+    Signature,
+    signature_named,
+    spread_columns,
+)
+from headrace.tensors import BY_OIP, STRING, Array, Buffer
 
 if TYPE_CHECKING:
+    from headrace.frontends.allowance import Allowance
     from headrace.loaded import LoadedVersion
 
 InferRequest = protos.message("inference.ModelInferRequest")
@@ -48,15 +66,7 @@ _RAW_OUTPUTS = 6  # ModelInferResponse.raw_output_contents
 _WRITERS_KEPT = 64
 _HEADS_KEPT = 512
 
-_CONTENTS = {
-    "BOOL": "bool_contents",
-    "INT8": "int_contents", "INT16": "int_contents", "INT32": "int_contents", "INT64": "int64_contents",
-    "UINT8": "uint_contents", "UINT16": "uint_contents", "UINT32": "uint_contents",
-    "UINT64": "uint64_contents",
-    "FP32": "fp32_contents", "FP64": "fp64_contents",
-    "BYTES": "bytes_contents",
-}  # fmt: skip
-
+_MICROSECONDS_END = 1 << 64
 _MICROSECOND = 1e-6
 _tuple = tuple.__new__
 
@@ -105,52 +115,64 @@ class InferDecoder:
         self._loaded = loaded
         self._templates: Templates[_Known] = Templates()
 
-    def decode(self, message: bytes, deadline: float = NO_DEADLINE) -> Inference:
-        """Decode a request.
+    def recognise(self, message: bytes, deadline: float = NO_DEADLINE) -> Inference | None:
+        """Decode a request without parsing it, if one like it was parsed before.
+
+        Args:
+            message: The serialized ModelInferRequest.
+            deadline: The call's own.
+
+        Raises:
+            HeadraceError: There is no such version any more.
+        """
+        found = self._templates.find(message)
+        if found is None:
+            return None
+        known, parts = found
+        columns: tuple[Buffer, ...] = parts
+        loaded = self._loaded(known.model, known.version)
+        if known.loaded() is not loaded:
+            return None
+        request_id = ""
+        if known.has_id:
+            try:
+                request_id = parts[0].decode()
+            except UnicodeDecodeError:
+                return None  # parsing knows the right error
+            columns = parts = parts[1:]
+        if known.reorder is not None:
+            columns = known.reorder(parts)
+        if known.spread:
+            columns = spread_columns(columns, known.spread, known.layout, known.rows)
+        # Named tuples made without their slow constructors: this is every request's way.
+        inputs = _tuple(CheckedInputs, (known.layout, columns, known.rows))
+        return _tuple(Inference, (loaded, inputs, known.writer, request_id, deadline))
+
+    def parse(self, message: bytes, deadline: float, allowance: Allowance) -> Steps[Inference]:
+        """Decode a request, in small steps, and learn it.
 
         Args:
             message: The serialized ModelInferRequest.
             deadline: The call's own; the request's timeout can only bring it forward.
+            allowance: What the request may cost.
 
         Raises:
             HeadraceError: The request is wrong, or there is no such version.
         """
-        found = self._templates.find(message)
-        if found is not None:
-            known, parts = found
-            columns: tuple[Buffer, ...] = parts
-            loaded = self._loaded(known.model, known.version)
-            if known.loaded() is loaded:
-                request_id = ""
-                if known.has_id:
-                    try:
-                        request_id = parts[0].decode()
-                    except UnicodeDecodeError:
-                        return self._parse(message, deadline)  # which knows the right error
-                    columns = parts = parts[1:]
-                if known.reorder is not None:
-                    columns = known.reorder(parts)
-                if known.spread:
-                    columns = spread_columns(columns, known.spread, known.layout, known.rows)
-                # Named tuples made without their slow constructors: this is every request's way.
-                inputs = _tuple(CheckedInputs, (known.layout, columns, known.rows))
-                return _tuple(Inference, (loaded, inputs, known.writer, request_id, deadline))
-        return self._parse(message, deadline)
-
-    def _parse(self, message: bytes, deadline: float) -> Inference:
-        request = protos.parse(InferRequest, message)
+        request = protos.parse(InferRequest, message, counted=True)
         version = version_number(request.model_version)
         loaded = self._loaded(request.model_name, version)
-        signature = signature_named(loaded.signatures, _signature_name(request.parameters))
-        tensors = _tensors(request)
-        inputs = check(signature, tensors)
-        outputs = []
-        for output in request.outputs:
-            outputs.append(output.name)
-            if output.parameters:
-                refuse_parameters(output.parameters, output.name)
+        name = _signature_name(request.parameters)
+        signature = signature_named(loaded.signatures, name)
+        allowance.most_rows = loaded.config.batching.max_queue_rows
+        tensors = yield from _tensors(request, signature, allowance)
+        inputs = yield from checking(signature, tensors, allowance)
+        while loaded is not (now := self._loaded(request.model_name, version)):  # it was swapped in between
+            loaded, signature = now, signature_named(now.signatures, name)
+            inputs = yield from checking(signature, tensors, allowance)
         is_raw = len(request.raw_input_contents) > 0
-        writer = writer_for(loaded, signature, tuple(outputs), typed=not is_raw)
+        outputs = signature.check_outputs(_outputs(request.outputs))
+        writer = writer_for(loaded, signature, outputs, typed=not is_raw)
         if request.parameters:
             deadline = min(deadline, _timeout(request.parameters))
         inference = Inference(loaded, inputs, writer, request.id, deadline)
@@ -169,11 +191,16 @@ class InferDecoder:
         layout = inference.inputs.layout
         by_name = {tensor.name: (index, tensor) for index, tensor in enumerate(tensors)}
         order = [by_name[spec.name][0] for spec in layout.specs]
-        has_id = bool(inference.request_id)
-        spans = _spans(message, len(tensors), has_id=has_id)
-        if spans is None or not all(is_exact(spec, by_name[spec.name][1]) for spec in layout.specs):
+        if not all(is_exact(spec, by_name[spec.name][1]) for spec in layout.specs):
             return
         rows = [by_name[spec.name][1].shape[0] for spec in layout.specs]
+        spread = spread_inputs(signature, rows) or ()
+        if not is_spread_at_once(spread, layout, inference.inputs.rows):
+            return
+        has_id = bool(inference.request_id)
+        spans = _spans(message, len(tensors), has_id=has_id)
+        if spans is None:
+            return
         known = _Known(
             inference.loaded.name,
             version,
@@ -183,7 +210,7 @@ class InferDecoder:
             inference.writer,
             has_id,
             itemgetter(*order) if order != sorted(order) else None,
-            spread_inputs(signature, rows) or (),
+            spread,
         )
         self._templates.learn(message, spans, known)
 
@@ -194,10 +221,10 @@ def _spans(message: bytes, tensors: int, *, has_id: bool) -> list[Span] | None:
     try:
         found = [
             field
-            for field in fields(message)
+            for field in fields(message, steps=iter(range(MOST_FIELDS)))
             if field.number in (_REQUEST_ID, _RAW_INPUTS) and field.wire_type == LENGTH_DELIMITED
         ]
-    except ValueError:  # a group: legal, but nothing that any client of this protocol sends
+    except ValueError:  # too many, or a group: legal, but nothing that any client of this protocol sends
         return None
     return (
         [(field.start, field.stop) for field in found]
@@ -206,38 +233,48 @@ def _spans(message: bytes, tensors: int, *, has_id: bool) -> list[Span] | None:
     )
 
 
-def _tensors(request: protos.Message) -> list[WireTensor]:
+def _outputs(outputs: Iterable[protos.Message]) -> Iterator[str]:
+    for output in outputs:
+        if output.parameters:
+            refuse_parameters(output.parameters, output.name)
+        yield output.name
+
+
+def _tensors(request: protos.Message, signature: Signature, allowance: Allowance) -> Steps[list[WireTensor]]:
     inputs, raw = request.inputs, request.raw_input_contents
-    for tensor in inputs:
-        if tensor.parameters:
-            refuse_parameters(tensor.parameters, tensor.name)
-    if not raw:
-        return [
-            WireTensor(tensor.name, tensor.datatype, tuple(tensor.shape), _typed_values(tensor))
-            for tensor in inputs
-        ]
-    if len(raw) != len(inputs):
+    check_names(signature, (tensor.name for tensor in inputs))
+    if raw and len(raw) != len(inputs):
         raise InvalidRequest(
             f"expected one for each of the {len(inputs)} inputs, got {len(raw)}", field="raw_input_contents"
         )
-    for tensor in inputs:
-        if tensor.HasField("contents"):
+    specs = {spec.name: spec for spec in signature.inputs}
+    tensors = []
+    for index, tensor in enumerate(inputs):
+        if tensor.parameters:
+            refuse_parameters(tensor.parameters, tensor.name)
+        if raw and tensor.HasField("contents"):
             raise InvalidRequest(
                 "came in contents and in raw_input_contents; use one of them", field=tensor.name
             )
-    return [
-        WireTensor(tensor.name, tensor.datatype, tuple(tensor.shape), values)
-        for tensor, values in zip(inputs, raw, strict=True)
-    ]
+        shape = wire_shape(tensor.name, tensor.shape)
+        allowance.rows(shape[0] if shape else 0, tensor.name)
+        refuse_texts(specs[tensor.name], tensor.datatype, shape)
+        found = WireTensor(tensor.name, tensor.datatype, shape, raw[index] if raw else b"")
+        if not raw:
+            found = found._replace(values=(yield from _typed_values(tensor, allowance)))
+        elif found.datatype == BYTES:
+            found = found._replace(values=(yield from texts_of(found, raw[index], allowance)))
+        tensors.append(found)
+    return tensors
 
 
-def _typed_values(tensor: protos.Message) -> bytes | list[bytes]:
+def _typed_values(tensor: protos.Message, allowance: Allowance) -> Steps[bytes | Array]:
     datatype = tensor.datatype
-    wanted = _CONTENTS.get(datatype)
+    wanted = CONTENTS.get(datatype)
     if wanted is None:
         raise InvalidRequest(
             f"datatype {datatype!r:.40} has no contents; send raw_input_contents "
-            f"(contents exist for {', '.join(_CONTENTS)})",
+            f"(contents exist for {', '.join(CONTENTS)})",
             field=tensor.name,
         )
     given = [field.name for field, _ in tensor.contents.ListFields()]
@@ -245,13 +282,9 @@ def _typed_values(tensor: protos.Message) -> bytes | list[bytes]:
         raise InvalidRequest(f"expected {wanted} for {datatype}, got {', '.join(given)}", field=tensor.name)
     values = getattr(tensor.contents, wanted)
     if datatype == BYTES:
-        return list(values)
-    if datatype == "BOOL":
-        return bytes(values)
-    try:
-        return array.array(ARRAY_CODES[datatype], values).tobytes()
-    except OverflowError as error:
-        raise InvalidRequest(f"a value does not fit in {datatype}", field=tensor.name) from error
+        allowance.hold(TEXT_BYTES * len(values))
+        return (yield from gathering(values))
+    return numbers(tensor.name, datatype, BY_OIP[datatype].dtype, values).tobytes()
 
 
 def _signature_name(parameters: protos.Message) -> str:
@@ -278,10 +311,10 @@ def deadline_after(microseconds: int) -> float:
     """The deadline of a request with a timeout parameter; none for 0, as in Triton.
 
     Raises:
-        InvalidRequest: It is negative.
+        InvalidRequest: It is negative, or no number of 64 bits.
     """
-    if microseconds < 0:
-        raise InvalidRequest(f"expected microseconds, got {microseconds}", field="timeout")
+    if not 0 <= microseconds < _MICROSECONDS_END:
+        raise InvalidRequest(f"expected microseconds from 0 to 2^64 - 1, got {microseconds}", field="timeout")
     return time.monotonic() + microseconds * _MICROSECOND if microseconds else NO_DEADLINE
 
 
@@ -351,24 +384,27 @@ class AnswerWriter:
         by_name = {spec.name: spec for spec in signature.outputs}
         self._names = outputs
         self._specs = tuple(by_name[name] for name in outputs)
-        self._typed = typed and all(datatype_name(spec) in _CONTENTS for spec in self._specs)
+        self._typed = typed and all(datatype_name(spec) in CONTENTS for spec in self._specs)
         base = InferResponse(model_name=loaded.name, model_version=str(loaded.version))
         self._base: bytes = base.SerializeToString()
         self._fixed = all(None not in spec.shape for spec in self._specs)
         self._parts: dict[object, tuple[_Part, ...]] = {}
 
-    def write(self, answer: Answer, request_id: str = "") -> bytes:
-        """Serialize an answer.
+    def write(self, answer: Answer, request_id: str = "") -> bytes | None:
+        """Serialize an answer, at once.
 
         Args:
             answer: What the model gave.
             request_id: The request's id, to be echoed.
+
+        Returns:
+            The bytes; None where that would take long: then use ``writing``.
         """
         if self._typed:
+            if any(answer.tensor(name).size > WRITTEN_AT_ONCE for name in self._names):
+                return None
             return self._base + self._typed_outputs(answer) + _id_field(request_id)
-        # Where the model fixes the outputs' shapes, the number of rows says all but the values.
-        key = answer.stop - answer.start if self._fixed else self._shapes(answer)
-        parts = self._parts.get(key) or self._learn(key, answer)
+        parts = self._parts_of(answer)
         if len(parts) == 1 and not request_id:  # what most models and most clients are like
             name, row_bytes, before = parts[0]
             if row_bytes is not None:
@@ -377,11 +413,45 @@ class AnswerWriter:
         for name, row_bytes, before in parts:
             written.append(before)
             if row_bytes is None:
-                strings = join_strings(answer.tensor(name).ravel().tolist())
+                tensor = answer.tensor(name)
+                if tensor.size > WRITTEN_AT_ONCE:
+                    return None
+                strings = join_strings(tensor.ravel().tolist())
                 written += (length_prefix(_RAW_OUTPUTS, len(strings)), strings)
             else:
                 written.append(answer.raw(name, row_bytes))
         return b"".join(written) + _id_field(request_id)
+
+    def writing(self, answer: Answer, request_id: str, allowance: Allowance) -> Steps[bytes]:
+        """Serialize an answer, in small steps.
+
+        Args:
+            answer: What the model gave.
+            request_id: The request's id, to be echoed.
+            allowance: Holds what is written.
+
+        Raises:
+            Overloaded: All requests together would hold too many bytes.
+        """
+        written: list[bytes] = []
+        if self._typed:
+            written.append(self._base)
+            for spec in self._specs:
+                written += yield from writing_output(spec, answer.tensor(spec.name), allowance)
+        else:
+            for name, row_bytes, before in self._parts_of(answer):
+                written.append(before)
+                if row_bytes is None:
+                    written += yield from raw_texts_of(_RAW_OUTPUTS, answer.tensor(name), allowance)
+                else:
+                    written.append(answer.raw(name, row_bytes))
+        written.append(_id_field(request_id))
+        return b"".join(written)
+
+    def _parts_of(self, answer: Answer) -> tuple[_Part, ...]:
+        # Where the model fixes the outputs' shapes, the number of rows says all but the values.
+        key = answer.stop - answer.start if self._fixed else self._shapes(answer)
+        return self._parts.get(key) or self._learn(key, answer)
 
     def _shapes(self, answer: Answer) -> tuple[Shape, ...]:
         return tuple([answer.tensor(name).shape for name in self._names])
@@ -409,6 +479,6 @@ class AnswerWriter:
             tensor = answer.tensor(spec.name)
             datatype = datatype_name(spec)
             output = response.outputs.add(name=spec.name, datatype=datatype, shape=tensor.shape)
-            getattr(output.contents, _CONTENTS[datatype]).extend(tensor.ravel().tolist())
+            getattr(output.contents, CONTENTS[datatype]).extend(tensor.ravel().tolist())
         written: bytes = response.SerializeToString()
         return written

@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from time import perf_counter
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import msgspec
 
-from headrace.errors import InvalidRequest
+from headrace.errors import InvalidRequest, TooLarge
+from headrace.frontends.allowance import Allowance
 from headrace.frontends.calls import HttpCall, HttpHandler, HttpReply, HttpRoute
-from headrace.frontends.oip import descriptions
-from headrace.frontends.oip.infer_json import JSON_LENGTH_HEADER, decode_body, encode_answer
+from headrace.frontends.json_cost import parsed_at_once
+from headrace.frontends.oip import descriptions, large
+from headrace.frontends.oip.infer_json import (
+    JSON_LENGTH_HEADER,
+    JsonInference,
+    encode_answer,
+    json_bytes_of,
+    parse,
+    recognise,
+)
 from headrace.frontends.oip.tensors import version_number
+from headrace.frontends.slices import needs_slices
+from headrace.frontends.wire_fields import AT_ONCE_BYTES, in_steps
 
 if TYPE_CHECKING:
     from headrace.frontends.service import Service
+    from headrace.loaded import LoadedVersion
 
 _NOT_READY = 503
+_AT_ONCE_SECONDS = 0.001  # of decoding; who takes longer goes through the lane
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
@@ -62,16 +76,46 @@ def http_routes(service: Service) -> list[HttpRoute]:
 
 
 def _inferring(service: Service) -> HttpHandler:
-    max_depth = service.max_json_depth
-
     async def infer(call: HttpCall) -> HttpReply:
-        loaded = service.loaded(call.parameters["model"], _version(call))
-        json_length = call.header(JSON_LENGTH_HEADER)
-        inference = decode_body(loaded, call.body, json_length, max_depth=max_depth, deadline=call.deadline)
+        def find() -> LoadedVersion:
+            return service.loaded(call.parameters["model"], version)
+
+        version = _version(call)
+        loaded = find()
+        json_bytes = json_bytes_of(call.body, call.header(JSON_LENGTH_HEADER))
+        inference = recognise(loaded, call, json_bytes)
+        if inference is None:
+            loaded, inference = await _parsed(service, find, call, json_bytes)
         answer = await service.predict(loaded, inference.inputs, inference.deadline)
+        in_json = [answer.tensor(spec.name) for spec, is_binary in inference.outputs if not is_binary]
+        if needs_slices(in_json):
+            async with service.lane as lane:
+                printed = await large.print_values(answer, inference, lane)
+            return encode_answer(loaded, inference, answer, printed)
         return encode_answer(loaded, inference, answer)
 
     return infer
+
+
+async def _parsed(
+    service: Service, find: Callable[[], LoadedVersion], call: HttpCall, json_bytes: int
+) -> tuple[LoadedVersion, JsonInference]:
+    allowance = Allowance.of(service.limits, call, call.body)
+    if json_bytes > service.at_once_bytes:
+        text = call.body if json_bytes == len(call.body) else call.body[:json_bytes]
+        if not parsed_at_once(text, service.at_once_bytes, service.limits):
+            return await large.decode(service, find, call, json_bytes, allowance)
+    steps = parse(find, call, json_bytes, service.limits.max_json_depth, allowance)
+    until = perf_counter() + _AT_ONCE_SECONDS
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return cast("tuple[LoadedVersion, JsonInference]", end.value)
+        if perf_counter() >= until:
+            break
+    async with service.lane as lane:
+        return await in_steps(steps, lane)
 
 
 def _health(service: Service, healthy: Callable[[], bool]) -> HttpHandler:
@@ -135,6 +179,11 @@ def _unload(service: Service, call: HttpCall) -> object:
 def _body(call: HttpCall, kind: type[Body]) -> Body:
     if not call.body:
         return kind()
+    if len(call.body) > AT_ONCE_BYTES:
+        raise TooLarge(
+            f"expected at most {AT_ONCE_BYTES} bytes, got {len(call.body)}; leave it empty or send an object",
+            field="body",
+        )
     try:
         return msgspec.json.decode(call.body, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

@@ -5,30 +5,28 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-import math
-import re
 from collections.abc import Iterable, Sequence
 from functools import cache
-from itertools import chain
+from itertools import chain, islice
 from typing import Annotated, Any, cast
 
 import msgspec
 import numpy as np
 
-from headrace.errors import InvalidRequest
+from headrace.absent import complete
+from headrace.errors import InvalidRequest, shown
+from headrace.frontends.allowance import Allowance
+from headrace.frontends.json_text import Json, parse_at_once
+from headrace.frontends.names import check_name
 from headrace.frontends.tfserving.decimals import shortest
 from headrace.servable import Signature, TensorSpec
 from headrace.tensors import STRING, Array
 
-Json = Any
-"""What JSON decodes to; looked into with isinstance before it is used."""
+BASE64 = "b64"
+BYTES_SUFFIX = "_bytes"
 
-_BASE64 = "b64"
-_BYTES_SUFFIX = "_bytes"
-
-_STRINGS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
-_BRACES = bytes.maketrans(b"{}", b"[]")
-_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_NAMES_TOLD = 20
+_NUMBER_BYTES = 8
 
 _SHORTENED = (np.dtype(np.float16).char, np.dtype(np.float32).char)
 
@@ -39,7 +37,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def parse(body: bytes, max_depth: int) -> dict[str, Json]:
-    """Parse a body.
+    """Parse a short body.
 
     Args:
         body: JSON, in which NaN, Infinity and -Infinity are numbers too.
@@ -48,53 +46,22 @@ def parse(body: bytes, max_depth: int) -> dict[str, Json]:
     Raises:
         InvalidRequest: It is not JSON, nests too deep, or is not an object.
     """
-    if body.count(b"[") + body.count(b"{") > max_depth and _is_deeper(body, max_depth):
-        raise InvalidRequest(f"expected JSON nested at most {max_depth} deep, got deeper", field="body")
-    try:
-        found = msgspec.json.decode(body)
-    except RecursionError as error:
-        raise InvalidRequest(f"expected JSON nested at most {max_depth} deep", field="body") from error
-    except UnicodeDecodeError as error:
-        raise InvalidRequest(
-            f"expected UTF-8, got {error.reason}; send bytes as base64", field="body"
-        ) from error
-    except msgspec.DecodeError as error:
-        if b"NaN" not in body and b"Infinity" not in body:
-            raise InvalidRequest(f"expected JSON: {error}", field="body") from error
-        found = _parse_with_constants(body)
+    return document(parse_at_once(body, max_depth))
+
+
+def document(found: Json) -> dict[str, Json]:
+    """Take what was parsed for a body.
+
+    Raises:
+        InvalidRequest: It is not an object.
+    """
     if not isinstance(found, dict):
-        raise InvalidRequest(f"expected a JSON object, got {_kind(found)}", field="body")
+        raise InvalidRequest(f"expected a JSON object, got {kind(found)}", field="body")
     return found
 
 
-def _parse_with_constants(body: bytes) -> Json:
-    try:
-        return json.loads(body.decode(), parse_float=_finite)
-    except RecursionError as error:
-        raise InvalidRequest("expected JSON, nested less deep", field="body") from error
-    except ValueError as error:
-        raise InvalidRequest(f"expected JSON: {error}", field="body") from error
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    if math.isinf(number):
-        raise ValueError("Number out of range")
-    return number
-
-
-def _is_deeper(body: bytes, max_depth: int) -> bool:
-    """Take brackets out pair by pair, from the innermost: each round takes out one level."""
-    brackets = _STRINGS.sub(b"", body).translate(_BRACES, _NO_BRACKETS)
-    for _ in range(max_depth):
-        before = len(brackets)
-        brackets = brackets.replace(b"[]", b"")
-        if len(brackets) == before:  # none left; or they do not match, which is the parser's to say
-            return False
-    return b"[]" in brackets
-
-
-def _kind(value: Json) -> str:
+def kind(value: Json) -> str:
+    """What a value is, for errors."""
     names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
     return names.get(type(value), "a number")
 
@@ -103,22 +70,46 @@ def signature_name(document: dict[str, Json]) -> str:
     """The signature that a body asks for, or ""."""
     name = document.get("signature_name", "")
     if not isinstance(name, str):
-        raise InvalidRequest(f"expected a string, got {_kind(name)}", field="signature_name")
+        raise InvalidRequest(f"expected a string, got {kind(name)}", field="signature_name")
+    check_name(len(name), "signature_name")
     return name
 
 
 # ---- Predict's inputs ----
 
 
-def columns_of(document: dict[str, Json], signature: Signature) -> tuple[dict[str, Array], bool]:
+def columns_of(
+    document: dict[str, Json], signature: Signature, allowance: Allowance
+) -> tuple[dict[str, Array], bool]:
     """The inputs in a body, and whether they came as rows.
 
     Args:
         document: The body.
         signature: The inputs that are wanted.
+        allowance: What the request may cost.
 
     Raises:
         InvalidRequest: The body has not exactly one of ``instances`` and ``inputs``, or a value is wrong.
+        TooLarge: With what is absent put in, it is more than a request may have.
+    """
+    by_row = is_by_row(document)
+    if by_row:
+        rows = document["instances"]
+        named = is_named(rows, signature)
+        check_rows(rows, 0, named, signature)
+        names = signature.input_names
+        given = {name: [row[name] for row in rows] for name in names} if named else {names[0]: rows}
+    else:
+        given = columns_in(document["inputs"], signature)
+        signature.check_names(given)
+    return {spec.name: as_array(spec, given[spec.name], allowance) for spec in signature.inputs}, by_row
+
+
+def is_by_row(document: dict[str, Json]) -> bool:
+    """Whether a body's inputs came as rows.
+
+    Raises:
+        InvalidRequest: The body has not exactly one of ``instances`` and ``inputs``.
     """
     by_row = "instances" in document
     if by_row == ("inputs" in document):
@@ -126,62 +117,81 @@ def columns_of(document: dict[str, Json], signature: Signature) -> tuple[dict[st
         raise InvalidRequest(
             f"expected either 'instances' (rows) or 'inputs' (columns), got {got}", field="body"
         )
-    given = (
-        _from_rows(document["instances"], signature)
-        if by_row
-        else _from_columns(document["inputs"], signature)
-    )
-    specs = {spec.name: spec for spec in signature.inputs}
-    return {
-        name: as_array(specs[name], value) if name in specs else value for name, value in given.items()
-    }, by_row
+    return by_row
 
 
-def _from_rows(rows: Json, signature: Signature) -> dict[str, Json]:
+def is_named(rows: Json, signature: Signature) -> bool:
+    """Whether rows are objects with their inputs' names; as the first is, so must all be.
+
+    Raises:
+        InvalidRequest: There are no rows, or the first one lacks names.
+    """
     if not isinstance(rows, list):
-        raise InvalidRequest(f"expected a list of rows, got {_kind(rows)}", field="instances")
+        raise InvalidRequest(f"expected a list of rows, got {kind(rows)}", field="instances")
     if not rows:
         raise InvalidRequest("expected at least one row, got an empty list", field="instances")
-    names = signature.input_names
     named = _is_object(rows[0])
-    if not named and len(names) > 1:
+    if not named and len(signature.inputs) > 1:
         raise InvalidRequest(
-            f"expected objects with the inputs {_listed(names)}, got {_kind(rows[0])}",
+            f"expected objects with the inputs {_listed(signature.input_names)}, got {kind(rows[0])}",
             field="instances[0]",
         )
-    for index, row in enumerate(rows):
+    return named
+
+
+def check_rows(rows: Sequence[Json], first: int, named: bool, signature: Signature) -> None:
+    """Check that rows are like the first one.
+
+    Args:
+        rows: Some of them.
+        first: The number of the first of these.
+        named: Whether they shall be objects.
+        signature: The inputs that objects shall have.
+
+    Raises:
+        InvalidRequest: One is not, or has not exactly the inputs.
+    """
+    if not named and not any(type(row) is dict for row in rows):
+        return
+    names = signature.input_names
+    for index, row in enumerate(rows, first):
         if _is_object(row) != named:
             wanted = "an object, as the first row is" if named else "a value, as the first row is"
-            raise InvalidRequest(f"expected {wanted}, got {_kind(row)}", field=f"instances[{index}]")
+            raise InvalidRequest(f"expected {wanted}, got {kind(row)}", field=f"instances[{index}]")
         if named and (len(row) != len(names) or not all(name in row for name in names)):
             raise InvalidRequest(
-                f"expected the inputs {_listed(names)}, got {_listed(row) or 'none'}",
+                f"expected the inputs {_listed(names)}, got {_listed(islice(row, _NAMES_TOLD)) or 'none'}",
                 field=f"instances[{index}]",
             )
-    return {name: [row[name] for row in rows] for name in names} if named else {names[0]: rows}
 
 
-def _from_columns(given: Json, signature: Signature) -> dict[str, Json]:
+def columns_in(given: Json, signature: Signature) -> dict[str, Json]:
+    """The columns in a body's ``inputs``, by name; a single input needs none.
+
+    Raises:
+        InvalidRequest: Names are needed.
+    """
     if _is_object(given):
         return cast("dict[str, Json]", given)
     if len(signature.inputs) > 1:
         raise InvalidRequest(
-            f"expected an object with the inputs {_listed(signature.input_names)}, got {_kind(given)}",
+            f"expected an object with the inputs {_listed(signature.input_names)}, got {kind(given)}",
             field="inputs",
         )
     return {signature.inputs[0].name: given}
 
 
 def _listed(names: Iterable[str]) -> str:
-    return ", ".join(repr(name) for name in names)
+    return ", ".join(map(shown, names))
 
 
 def _is_object(value: Json) -> bool:
-    return isinstance(value, dict) and not _is_base64(value)
+    return isinstance(value, dict) and not is_base64(value)
 
 
-def _is_base64(value: Json) -> bool:
-    return isinstance(value, dict) and len(value) == 1 and isinstance(value.get(_BASE64), str)
+def is_base64(value: Json) -> bool:
+    """Whether a value is an object that stands for bytes."""
+    return isinstance(value, dict) and len(value) == 1 and isinstance(value.get(BASE64), str)
 
 
 # ---- Values ----
@@ -212,18 +222,28 @@ def _nested_type(dtype: np.dtype[Any], rank: int) -> Any:
     return found
 
 
-def as_array(spec: TensorSpec, value: Json) -> Array:
+def as_array(spec: TensorSpec, value: Json, allowance: Allowance) -> Array:
     """Turn a JSON value into an array of an input's dtype and rank.
 
     Args:
         spec: The input.
         value: All its rows.
+        allowance: Gets what is put in for absent values.
 
     Raises:
         InvalidRequest: It holds something else, is nested otherwise, or ragged.
     """
-    if spec.dtype == STRING:
-        return _string_array(spec, value)
+    read = _string_array if spec.dtype == STRING else _number_array
+    try:
+        return read(spec, value)
+    except InvalidRequest:
+        completed = complete(spec, value, allowance)
+        if completed is value:
+            raise
+        return read(spec, completed)
+
+
+def _number_array(spec: TensorSpec, value: Json) -> Array:
     try:
         typed = msgspec.convert(value, _nested_type(spec.dtype, len(spec.shape) + 1))
         with np.errstate(
@@ -236,6 +256,30 @@ def as_array(spec: TensorSpec, value: Json) -> Array:
         raise InvalidRequest(f"expected {spec}: a number is too large", field=spec.name) from error
     except ValueError as error:
         raise InvalidRequest(f"expected {spec}, got a ragged list", field=spec.name) from error
+
+
+def numbers(spec: TensorSpec, values: list[Json], first: int) -> Array:
+    """Turn some of an input's elements into an array of its dtype.
+
+    Args:
+        spec: The input: numbers or booleans.
+        values: The elements, one after another.
+        first: The number of the first of these.
+
+    Raises:
+        InvalidRequest: One is something else.
+    """
+    try:
+        typed = msgspec.convert(values, _nested_type(spec.dtype, 1))
+        with np.errstate(over="ignore"):
+            return np.array(typed, dtype=spec.dtype)
+    except msgspec.ValidationError as error:
+        said = str(error).partition(" - at ")[0]
+        raise InvalidRequest(
+            f"expected {spec}: {said}, among the values from number {first}", field=spec.name
+        ) from error
+    except OverflowError as error:
+        raise InvalidRequest(f"expected {spec}: a number is too large", field=spec.name) from error
 
 
 def _string_array(spec: TensorSpec, value: Json) -> Array:
@@ -271,36 +315,91 @@ def as_bytes(value: Json, field: str) -> bytes:
             return value.encode()
         except UnicodeEncodeError as error:  # half a surrogate pair
             raise InvalidRequest(f"expected text: {error.reason}", field=field) from error
-    if not _is_base64(value):
-        raise InvalidRequest(f'expected a string or {{"b64": "…"}}, got {_kind(value)}', field=field)
+    if not is_base64(value):
+        raise InvalidRequest(f'expected a string or {{"b64": "…"}}, got {kind(value)}', field=field)
     try:
-        return base64.b64decode(value[_BASE64], validate=True)
+        return base64.b64decode(value[BASE64], validate=True)
     except (binascii.Error, ValueError) as error:
         raise InvalidRequest(f"expected base64: {error}", field=field) from error
 
 
-def examples_of(document: dict[str, Json]) -> list[dict[str, list[Json]]]:
+def examples_of(
+    document: dict[str, Json], signature: Signature, allowance: Allowance
+) -> list[dict[str, list[Json]]]:
     """The examples of a body for classify or regress: feature by feature, each a list of values.
 
     What the context says holds for each example that does not say it itself.
 
+    Args:
+        document: The body.
+        signature: What the features are for.
+        allowance: Gets what the context costs, once for each example.
+
     Raises:
         InvalidRequest: They are not a list of objects of values.
+        TooLarge: The context for all examples is more than a request may have.
+    """
+    given = list_of_examples(document)
+    shared = shared_features(document, len(given), signature, allowance)
+    return [{**shared, **features(one, f"examples[{index}]")} for index, one in enumerate(given)]
+
+
+def list_of_examples(document: dict[str, Json]) -> list[Json]:
+    """A body's examples as they came.
+
+    Raises:
+        InvalidRequest: There are none.
     """
     given = document.get("examples")
     if not isinstance(given, list) or not given:
-        got = _kind(given) if "examples" in document and given != [] else "none"
+        got = kind(given) if "examples" in document and given != [] else "none"
         raise InvalidRequest(f"expected a list of at least one example, got {got}", field="examples")
-    context = _features(document["context"], "context") if "context" in document else {}
-    return [{**context, **_features(one, f"examples[{index}]")} for index, one in enumerate(given)]
+    return given
 
 
-def _features(example: Json, field: str) -> dict[str, list[Json]]:
+def shared_features(
+    document: dict[str, Json], examples: int, signature: Signature, allowance: Allowance
+) -> dict[str, list[Json]]:
+    """The features of the context that the signature takes; they are paid for once for each example.
+
+    Args:
+        document: The body.
+        examples: How many examples there are.
+        signature: What the features are for.
+        allowance: Gets what they cost.
+
+    Raises:
+        InvalidRequest: The context is no object of values.
+        TooLarge: It is more than a request may have.
+    """
+    if "context" not in document:
+        return {}
+    context = features(document["context"], "context")
+    if not signature.examples:  # else the model looks for its features itself
+        context = {name: values for name, values in context.items() if name in signature.input_names}
+    for name, values in context.items():
+        allowance.values(len(values) * examples, f"context.{name}")
+        size = sum(len(one) if isinstance(one, bytes) else _NUMBER_BYTES for one in values)
+        allowance.expanded(size * examples, f"context.{name}")
+    return context
+
+
+def features(example: Json, field: str) -> dict[str, list[Json]]:
+    """The features of one example; null is none.
+
+    Args:
+        example: As it came.
+        field: Which it is, for the error.
+
+    Raises:
+        InvalidRequest: It is no object of values.
+    """
     if not isinstance(example, dict):
-        raise InvalidRequest(f"expected an object, got {_kind(example)}", field=field)
+        raise InvalidRequest(f"expected an object, got {kind(example)}", field=field)
     return {
         name: [_feature(one, f"{field}.{name}") for one in (values if isinstance(values, list) else [values])]
         for name, values in example.items()
+        if values is not None
     }
 
 
@@ -351,7 +450,7 @@ def json_values(name: str, tensor: Array) -> list[Json]:
     code = tensor.dtype.char
     if code == STRING.char:
         printed = np.empty(tensor.size, STRING)
-        printed[:] = [_string(value, as_base64=name.endswith(_BYTES_SUFFIX)) for value in tensor.ravel()]
+        printed[:] = [printed_text(value, as_base64=name.endswith(BYTES_SUFFIX)) for value in tensor.ravel()]
         return cast("list[Json]", printed.reshape(tensor.shape).tolist())
     if code not in _SHORTENED:
         return cast("list[Json]", tensor.tolist())
@@ -363,10 +462,16 @@ def json_values(name: str, tensor: Array) -> list[Json]:
     return cast("list[Json]", shortest(tensor).tolist())
 
 
-def _string(value: bytes, *, as_base64: bool) -> Json:
+def printed_text(value: bytes, *, as_base64: bool) -> Json:
+    """A string as it is printed.
+
+    Args:
+        value: Its bytes.
+        as_base64: Whether it is printed so though it may be UTF-8.
+    """
     if not as_base64:
         try:
             return value.decode()
         except UnicodeDecodeError:
             pass
-    return {_BASE64: base64.b64encode(value).decode()}
+    return {BASE64: base64.b64encode(value).decode()}

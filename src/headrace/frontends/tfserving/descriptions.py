@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headrace.errors import NotFound
+from headrace.errors import NotFound, shown
 from headrace.frontends import protos
 from headrace.frontends.tfserving.specs import ModelChoice
 from headrace.lifecycle.state import State, VersionStatus
@@ -62,7 +62,7 @@ def version_statuses(service: Service, chosen: ModelChoice) -> list[dict[str, ob
     if chosen.label is not None:
         version = service.labels(chosen.model).get(chosen.label)
         if version is None:
-            raise NotFound(f"model {chosen.model!r} has no label {chosen.label!r}")
+            raise NotFound(f"model {shown(chosen.model)} has no label {shown(chosen.label)}")
     if version is not None:
         statuses = [status for status in statuses if status.version == version]
         if not statuses:

@@ -2,103 +2,57 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from headrace.batching.request import Answer
 from headrace.errors import FailedPrecondition, InvalidRequest, ModelError
-from headrace.frontends import protos
-from headrace.servable import CheckedInputs, Kind, Signature, TensorSpec
+from headrace.frontends import slices
+from headrace.frontends.oip.tensors import Steps
+from headrace.frontends.tfserving.columns import Column
+from headrace.servable import Kind, Signature, TensorSpec
 from headrace.tensors import STRING, Array
 
 if TYPE_CHECKING:
     from headrace.config import SignatureConfig
+    from headrace.frontends.allowance import Allowance
 
-Values = Sequence[int] | Sequence[float] | Sequence[bytes]
-Features = Mapping[str, Values]
+Values = list[Any]
+Features = dict[str, Values]
 """One Example: the values of its features, each a list of one kind."""
+
+_EXAMPLES_A_STEP = 256
 
 # The outputs' names in signatures that TensorFlow's estimators export.
 _SCORES, _CLASSES, _VALUE = "scores", "classes", "outputs"
 
 
-def examples_of(given: protos.Message) -> list[Features]:
-    """Read an Input message; what the context says holds for each example that does not say it itself.
+def columns_of(
+    signature: Signature, examples: list[Features], allowance: Allowance
+) -> Steps[dict[str, Array]]:
+    """Make columns of examples; features that are no inputs are left out, as in TensorFlow.
 
-    Raises:
-        InvalidRequest: There are no examples.
-    """
-    kind = given.WhichOneof("kind")
-    found = getattr(given, kind) if kind else None
-    if found is None or not found.examples:
-        raise InvalidRequest("expected at least one example, got none", field="input")
-    context = _features(found.context) if kind == "example_list_with_context" else {}
-    return [{**context, **_features(example)} for example in found.examples]
-
-
-def _features(example: protos.Message) -> dict[str, Values]:
-    features = {}
-    for name, feature in example.features.feature.items():
-        kind = feature.WhichOneof("kind")
-        if kind is not None:
-            features[name] = getattr(feature, kind).value
-    return features
-
-
-def inputs_of(signature: Signature, examples: Sequence[Features]) -> CheckedInputs:
-    """Make inputs of examples; features that are no inputs are left out, as in TensorFlow.
+    Where something stands for a value that is not there, an example may lack the feature.
 
     Args:
         signature: The inputs that are wanted.
-        examples: One row each.
+        examples: One row each; used up.
+        allowance: What the request may cost.
 
     Raises:
         InvalidRequest: A feature is missing, or of the wrong kind or number.
+        TooLarge: With what is put in, they are more than a request may have.
     """
-    return signature.check({spec.name: _column(spec, examples) for spec in signature.inputs})
-
-
-def _column(spec: TensorSpec, examples: Sequence[Features]) -> Array:
-    columns = []
-    for index, example in enumerate(examples):
-        values = example.get(spec.name)
-        if values is None:
-            raise InvalidRequest(
-                f"example {index} lacks it; each example needs the feature ({spec})", field=spec.name
-            )
-        columns.append(values)
-    sizes = {len(values) for values in columns}
-    if len(sizes) > 1:
-        raise InvalidRequest(
-            f"examples have {sorted(sizes)[:4]} values; they need the same number", field=spec.name
-        )
-    shape = _row_shape(spec, sizes.pop())
-    flat: list[Any] = list(chain.from_iterable(columns))
-    return _filled(spec, flat).reshape(len(examples), *shape)
-
-
-def _row_shape(spec: TensorSpec, count: int) -> tuple[int, ...]:
-    known = math.prod(size for size in spec.shape if size is not None)
-    free = spec.shape.count(None)
-    if (not free and count != known) or (free and (free > 1 or not known or count % known)):
-        raise InvalidRequest(f"expected {spec}, got {count} values in an example", field=spec.name)
-    return tuple(count // known if size is None else size for size in spec.shape)
-
-
-def _filled(spec: TensorSpec, flat: list[Any]) -> Array:
-    kinds = {type(value) for value in flat}
-    if kinds <= {bytes} if spec.dtype == STRING else bytes not in kinds:
-        if not flat or spec.dtype == STRING:
-            filled = np.empty(len(flat), spec.dtype)
-            filled[:] = flat
-            return filled
-        return np.array(flat)
-    got = ", ".join(sorted(kind.__name__ for kind in kinds))
-    raise InvalidRequest(f"expected {spec}, got a list of {got}", field=spec.name)
+    columns = [Column(spec, allowance) for spec in signature.inputs]
+    count = 0
+    for part in slices.parts(examples, _EXAMPLES_A_STEP):
+        for index, example in enumerate(part, count):
+            for column in columns:
+                column.add(index, example.get(column.spec.name))
+        count += len(part)
+        yield
+    return {column.spec.name: column.array(count) for column in columns}
 
 
 # ---- Results ----
@@ -109,11 +63,17 @@ class Classes(NamedTuple):
 
     Attributes:
         scores: [rows, classes].
-        labels: A name for each score; None when the classes have no names.
+        names: A name for each score: [rows, classes], or [1, classes] where all rows have the same.
     """
 
     scores: Array
-    labels: list[list[str]] | None
+    names: Array
+
+    def texts(self, rows: slice) -> list[list[str]]:
+        """The names of some rows' scores."""
+        if len(self.names) == 1:
+            return [[_text(name) for name in self.names[0]]] * len(self.scores[rows])
+        return [[_text(name) for name in row] for row in self.names[rows].tolist()]
 
 
 def check_kind(signature: Signature, wanted: Kind) -> None:
@@ -128,23 +88,33 @@ def check_kind(signature: Signature, wanted: Kind) -> None:
         )
 
 
-def class_outputs(signature: Signature, settings: SignatureConfig) -> tuple[TensorSpec, TensorSpec | None]:
-    """Choose the outputs that Classify answers from: the scores, and the classes' names if one holds them.
+def class_outputs(
+    signature: Signature, settings: SignatureConfig
+) -> tuple[TensorSpec | None, TensorSpec | None]:
+    """Choose the outputs that Classify answers from: the scores, the classes' names, or both.
 
     Args:
         signature: What the model gives.
         settings: What the operator says about it.
 
+    Returns:
+        The output of the scores and that of the names; one of them may be None.
+
     Raises:
-        FailedPrecondition: None fits.
+        FailedPrecondition: None fits, or the one that is named does not.
     """
-    scores = _chosen(signature, settings.scores, _SCORES) or next(
-        (spec for spec in signature.outputs if spec.dtype.kind == "f" and len(spec.shape) == 1), None
-    )
-    if scores is None or scores.dtype.kind != "f" or len(scores.shape) != 1:
-        raise _no_output(signature, "scores", "of floats [rows, classes]", scores)
+    scores = _chosen(signature, settings.scores, _SCORES) or next(filter(_is_scores, signature.outputs), None)
     classes = None if settings.labels else _chosen(signature, settings.classes, _CLASSES)
-    return scores, None if classes is scores else classes
+    classes = None if classes is scores else classes
+    if classes is not None and (classes.dtype.kind == "f" or len(classes.shape) != 1):
+        raise _no_output(signature, "classes", "of texts [rows, classes]", classes)
+    if (scores is None and classes is None) or (scores is not None and not _is_scores(scores)):
+        raise _no_output(signature, "scores", "of floats [rows, classes]", scores)
+    return scores, classes
+
+
+def _is_scores(spec: TensorSpec) -> bool:
+    return spec.dtype.kind == "f" and len(spec.shape) == 1
 
 
 def value_output(signature: Signature, settings: SignatureConfig) -> TensorSpec:
@@ -197,22 +167,27 @@ def classes_of(answer: Answer, signature: Signature, settings: SignatureConfig) 
         signature: Its signature.
         settings: What the operator says about it.
 
+    Returns:
+        The classes; where the model gives no scores they are 0, as in TensorFlow Serving.
+
     Raises:
         ModelError: There are not as many names as scores.
     """
     scores_spec, classes_spec = class_outputs(signature, settings)
-    scores = answer.tensor(scores_spec.name)
+    names = None if classes_spec is None else answer.tensor(classes_spec.name)
+    if scores_spec is not None:
+        scores = answer.tensor(scores_spec.name)
+    elif names is not None:
+        scores = np.zeros(names.shape, np.float32)
     if settings.labels:
-        labels = [list(settings.labels)] * len(scores)
-    elif classes_spec is not None:
-        labels = [[_text(name) for name in row] for row in answer.tensor(classes_spec.name).tolist()]
-    else:
-        return Classes(scores, None)
-    if labels and len(labels[0]) != scores.shape[1]:
+        names = np.array([settings.labels], STRING)
+    elif names is None:
+        names = np.full((1, scores.shape[1]), "", STRING)
+    if names.shape[1] != scores.shape[1]:
         raise ModelError(
-            f"the model gave {scores.shape[1]} scores a row, but there are {len(labels[0])} labels"
+            f"the model gave {scores.shape[1]} scores a row, but there are {names.shape[1]} labels"
         )
-    return Classes(scores, labels)
+    return Classes(scores, names)
 
 
 def _text(name: object) -> str:

@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
-from headrace.batching.request import Answer, Outcome, Request
-from headrace.errors import InvalidRequest, Unsupported
+from headrace.batching.request import Answer
+from headrace.errors import InvalidRequest, Unsupported, shown
 from headrace.frontends import protos
+from headrace.frontends.allowance import Allowance
 from headrace.frontends.calls import GrpcCall, GrpcMethod, UnaryHandler
-from headrace.frontends.tfserving import descriptions, examples
-from headrace.frontends.tfserving.messages import PredictDecoder
-from headrace.frontends.tfserving.specs import answered, choice, find, find_signature
-from headrace.servable import CheckedInputs, Signature
+from headrace.frontends.tensorflow_metrics import model_name
+from headrace.frontends.tfserving import descriptions, inference
+from headrace.frontends.tfserving.messages import AnswerWriter, PredictDecoder, PredictRequest
+from headrace.frontends.tfserving.specs import answered, choice, find
+from headrace.frontends.wire_fields import AT_ONCE_BYTES, at_once, charge, counted, form_of, in_steps
 
 if TYPE_CHECKING:
     from headrace.frontends.service import Service
-    from headrace.loaded import LoadedVersion
 
 _PREDICTION = "/tensorflow.serving.PredictionService/"
 _MODELS = "/tensorflow.serving.ModelService/"
 _SIGNATURES = "signature_def"
+_MEASURED = frozenset({"Predict", "Classify", "Regress"})
 
 _Message = protos.Message
-_Answering = Callable[["Service", _Message, GrpcCall], Awaitable[_Message]]
-
-_ClassificationResult = protos.message("tensorflow.serving.ClassificationResult")
-_RegressionResult = protos.message("tensorflow.serving.RegressionResult")
+_Answering = Callable[["Service", _Message], Awaitable[_Message]]
 
 
 def grpc_methods(service: Service) -> list[GrpcMethod]:
@@ -37,143 +36,87 @@ def grpc_methods(service: Service) -> list[GrpcMethod]:
         service: The door.
     """
     return [
-        GrpcMethod(f"{_PREDICTION}Predict", unary=_predicting(service)),
-        *(
-            GrpcMethod(path, unary=_parsing(service, request, answer))
-            for path, (request, answer) in _METHODS.items()
-        ),
+        GrpcMethod(path, unary=_measured(service, path.rpartition("/")[2], handler_of))
+        for path, handler_of in _METHODS.items()
     ]
 
 
+def _measured(service: Service, api: str, handler_of: Callable[[Service], UnaryHandler]) -> UnaryHandler:
+    """A handler, behind TensorFlow Serving's own metrics where they are wanted, and where it has them."""
+    metrics = service.tensorflow_metrics
+    if metrics is None or api not in _MEASURED:
+        return handler_of(service)
+    return metrics.measured(handler_of(metrics.watching(service, api)), model_name, api, "GRPC")
+
+
+def _one_task(name: str, method: str, service: Service) -> UnaryHandler:
+    return inference.inferring(
+        service, f"{name}Request", inference.one_task(method), inference.one_response(f"{name}Response")
+    )
+
+
+def _several_tasks(service: Service) -> UnaryHandler:
+    return inference.inferring(
+        service, "MultiInferenceRequest", inference.tasks_of, inference.response_of_tasks
+    )
+
+
 def _predicting(service: Service) -> UnaryHandler:
-    decode = PredictDecoder(service).decode
-    predict = service.predict
+    decoder = PredictDecoder(service)
+    recognise, parse, predict = decoder.recognise, decoder.parse, service.predict
+    form = form_of(PredictRequest)
 
     async def handle(message: bytes, call: GrpcCall) -> bytes:
-        loaded, inputs, writer = decode(message)
-        return writer.write(await predict(loaded, inputs, call.deadline))
+        found = recognise(message)
+        if found is None:
+            with Allowance.of(service.limits, call, message) as allowance:
+                return await handle_new(message, call, allowance)
+        loaded, inputs, writer = found
+        answer = await predict(loaded, inputs, call.deadline)
+        return writer.write(answer) or await write_large(writer, answer, call)
+
+    async def handle_new(message: bytes, call: GrpcCall, allowance: Allowance) -> bytes:
+        steps, is_large = parse(message, allowance), len(message) > AT_ONCE_BYTES
+        found = None if is_large else at_once(steps)
+        if found is not None:
+            loaded, inputs, writer = found
+            answer = await predict(loaded, inputs, call.deadline)
+            return writer.write(answer) or await write_large(writer, answer, call)
+        async with service.lane as lane:
+            if is_large:
+                await charge(counted(message, form), allowance, lane)
+                allowance.hold(len(message))  # for the tensors, which are copied out of it
+            loaded, inputs, writer = await in_steps(steps, lane)
+            answering = predict(loaded, inputs, call.deadline)
+        answer = await answering
+        return writer.write(answer) or await write_large(writer, answer, call)
+
+    async def write_large(writer: AnswerWriter, answer: Answer, call: GrpcCall) -> bytes:
+        with Allowance.of(service.limits, call, b"") as allowance:
+            async with service.lane as lane:
+                return await in_steps(writer.writing(answer, allowance), lane)
 
     return handle
 
 
-def _parsing(service: Service, request_name: str, answer: _Answering) -> UnaryHandler:
+def _parsing(request_name: str, answer: _Answering, service: Service) -> UnaryHandler:
     request_class = protos.message(f"tensorflow.serving.{request_name}")
 
     async def handle(message: bytes, call: GrpcCall) -> bytes:
-        response = await answer(service, protos.parse(request_class, message), call)
+        response = await answer(service, protos.parse(request_class, message))
         written: bytes = response.SerializeToString()
         return written
 
     return handle
 
 
-# ---- Classify, Regress, MultiInference ----
-
-
-async def _classify(service: Service, request: _Message, call: GrpcCall) -> _Message:
-    chosen = choice(request)
-    loaded = find(service, chosen)
-    signature = find_signature(loaded, chosen.signature)
-    inputs = _classify_inputs(loaded, signature, request.input)
-    answer = await service.predict(loaded, inputs, call.deadline)
-    return protos.message("tensorflow.serving.ClassificationResponse")(
-        result=_classification(answer, signature, loaded), model_spec=answered(loaded, signature.name)
-    )
-
-
-async def _regress(service: Service, request: _Message, call: GrpcCall) -> _Message:
-    chosen = choice(request)
-    loaded = find(service, chosen)
-    signature = find_signature(loaded, chosen.signature)
-    inputs = _regress_inputs(loaded, signature, request.input)
-    answer = await service.predict(loaded, inputs, call.deadline)
-    return protos.message("tensorflow.serving.RegressionResponse")(
-        result=_regression(answer, signature, loaded), model_spec=answered(loaded, signature.name)
-    )
-
-
-def _classify_inputs(loaded: LoadedVersion, signature: Signature, given: _Message) -> CheckedInputs:
-    examples.check_kind(signature, "classify")
-    examples.class_outputs(signature, loaded.config.signature)  # refuses before anything is computed
-    return examples.inputs_of(signature, examples.examples_of(given))
-
-
-def _regress_inputs(loaded: LoadedVersion, signature: Signature, given: _Message) -> CheckedInputs:
-    examples.check_kind(signature, "regress")
-    examples.value_output(signature, loaded.config.signature)
-    return examples.inputs_of(signature, examples.examples_of(given))
-
-
-def _classification(answer: Answer, signature: Signature, loaded: LoadedVersion) -> _Message:
-    scores, labels = examples.classes_of(answer, signature, loaded.config.signature)
-    result = _ClassificationResult()
-    for index, row in enumerate(scores.tolist()):
-        classes = result.classifications.add().classes
-        for position, score in enumerate(row):
-            classes.add(label=labels[index][position] if labels else "", score=score)
-    return result
-
-
-def _regression(answer: Answer, signature: Signature, loaded: LoadedVersion) -> _Message:
-    values = examples.values_of(answer, signature, loaded.config.signature)
-    return _RegressionResult(regressions=[{"value": value} for value in values.tolist()])
-
-
-_TASKS = {
-    descriptions.METHODS["classify"]: (_classify_inputs, _classification, "classification_result"),
-    descriptions.METHODS["regress"]: (_regress_inputs, _regression, "regression_result"),
-}
-
-
-async def _multi_inference(service: Service, request: _Message, call: GrpcCall) -> _Message:
-    if not request.tasks:
-        raise InvalidRequest("expected at least one task, got none", field="tasks")
-    chosen = [choice(task) for task in request.tasks]
-    if len({one[:3] for one in chosen}) > 1:
-        raise InvalidRequest("all tasks must mean the same model and version", field="tasks")
-    loaded = find(service, chosen[0])
-    prepared: list[tuple[Signature, str, CheckedInputs]] = []
-    for task, one in zip(request.tasks, chosen, strict=True):
-        if task.method_name not in _TASKS:
-            raise Unsupported(
-                f"tasks: method {task.method_name!r:.60} is not supported; expected {' or '.join(_TASKS)}"
-            )
-        signature = find_signature(loaded, one.signature)
-        if (signature, task.method_name) in [(known, method) for known, method, _ in prepared]:
-            raise InvalidRequest(f"signature {signature.name!r} is asked for twice", field="tasks")
-        prepared.append(
-            (signature, task.method_name, _TASKS[task.method_name][0](loaded, signature, request.input))
-        )
-    # Handed over in one turn of the event loop: the version stays loaded until the last of them is answered.
-    futures = [_submitted(service, loaded, inputs, call.deadline) for _, _, inputs in prepared]
-    response = protos.message("tensorflow.serving.MultiInferenceResponse")()
-    for (signature, method, _), outcome in zip(prepared, await asyncio.gather(*futures), strict=True):
-        if not isinstance(outcome, Answer):
-            raise outcome
-        _, result_of, field = _TASKS[method]
-        result = {field: result_of(outcome, signature, loaded)}
-        response.results.add(model_spec=answered(loaded, signature.name), **result)
-    return response
-
-
-def _submitted(
-    service: Service, loaded: LoadedVersion, inputs: CheckedInputs, deadline: float
-) -> asyncio.Future[Outcome]:
-    future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-    layout, columns, rows = inputs
-    service.submit(
-        loaded, Request(layout, columns, rows, future.set_result, deadline=deadline, waiter=future)
-    )
-    return future
-
-
 # ---- About models ----
 
 
-async def _get_metadata(service: Service, request: _Message, call: GrpcCall) -> _Message:
+async def _get_metadata(service: Service, request: _Message) -> _Message:
     unknown = [name for name in request.metadata_field if name != _SIGNATURES]
     if unknown or not request.metadata_field:
-        got = f"{unknown[0]!r:.60}" if unknown else "none"
+        got = shown(unknown[0]) if unknown else "none"
         raise InvalidRequest(f"expected {_SIGNATURES!r}, got {got}", field="metadata_field")
     loaded = find(service, choice(request))
     signatures = descriptions.SignatureDefMap(
@@ -184,12 +127,12 @@ async def _get_metadata(service: Service, request: _Message, call: GrpcCall) -> 
     return response
 
 
-async def _get_status(service: Service, request: _Message, call: GrpcCall) -> _Message:
+async def _get_status(service: Service, request: _Message) -> _Message:
     statuses = descriptions.version_statuses(service, choice(request))
     return protos.message("tensorflow.serving.GetModelStatusResponse")(model_version_status=statuses)
 
 
-async def _reload_config(service: Service, request: _Message, call: GrpcCall) -> _Message:
+async def _reload_config(service: Service, request: _Message) -> _Message:
     """Look at the models anew; what a configuration would change beyond that is refused, never half done."""
     config = request.config
     if config.WhichOneof("config") != "model_config_list":
@@ -216,11 +159,12 @@ async def _reload_config(service: Service, request: _Message, call: GrpcCall) ->
     return protos.message("tensorflow.serving.ReloadConfigResponse")(status={"error_code": "OK"})
 
 
-_METHODS: dict[str, tuple[str, _Answering]] = {
-    f"{_PREDICTION}Classify": ("ClassificationRequest", _classify),
-    f"{_PREDICTION}Regress": ("RegressionRequest", _regress),
-    f"{_PREDICTION}MultiInference": ("MultiInferenceRequest", _multi_inference),
-    f"{_PREDICTION}GetModelMetadata": ("GetModelMetadataRequest", _get_metadata),
-    f"{_MODELS}GetModelStatus": ("GetModelStatusRequest", _get_status),
-    f"{_MODELS}HandleReloadConfigRequest": ("ReloadConfigRequest", _reload_config),
+_METHODS: dict[str, Callable[[Service], UnaryHandler]] = {
+    f"{_PREDICTION}Predict": _predicting,
+    f"{_PREDICTION}Classify": partial(_one_task, "Classification", inference.CLASSIFY),
+    f"{_PREDICTION}Regress": partial(_one_task, "Regression", inference.REGRESS),
+    f"{_PREDICTION}MultiInference": _several_tasks,
+    f"{_PREDICTION}GetModelMetadata": partial(_parsing, "GetModelMetadataRequest", _get_metadata),
+    f"{_MODELS}GetModelStatus": partial(_parsing, "GetModelStatusRequest", _get_status),
+    f"{_MODELS}HandleReloadConfigRequest": partial(_parsing, "ReloadConfigRequest", _reload_config),
 }

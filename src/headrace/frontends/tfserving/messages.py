@@ -14,14 +14,25 @@ from weakref import ReferenceType, ref
 
 from headrace.batching.request import Answer
 from headrace.frontends import protos
-from headrace.frontends.oip.tensors import WireTensor, check, is_exact, spread_inputs
-from headrace.frontends.templates import LENGTH_DELIMITED, Field, Span, Templates, fields, length_prefix
+from headrace.frontends.oip.tensors import (
+    Steps,
+    WireTensor,
+    check_names,
+    checking,
+    is_exact,
+    is_spread_at_once,
+    spread_inputs,
+)
+from headrace.frontends.packing import WRITTEN_AT_ONCE
+from headrace.frontends.templates import MOST_FIELDS, Span, Templates
 from headrace.frontends.tfserving.specs import ModelChoice, answered, choice, find, find_signature
-from headrace.frontends.tfserving.tensors import TensorProto, read_tensor, write_tensor
+from headrace.frontends.tfserving.tensors import TensorProto, read_tensor, write_tensor, writing_tensor
+from headrace.frontends.wire_fields import LENGTH_DELIMITED, fields, length_prefix
 from headrace.servable import CheckedInputs, RowLayout, Shape, Signature, spread_columns
 from headrace.tensors import BY_DTYPE, Buffer
 
 if TYPE_CHECKING:
+    from headrace.frontends.allowance import Allowance
     from headrace.frontends.service import Service
     from headrace.loaded import LoadedVersion
 
@@ -80,48 +91,57 @@ class PredictDecoder:
         self._find = service.loaded
         self._templates: Templates[_Known] = Templates()
 
-    def decode(self, message: bytes) -> Prediction:
-        """Decode a request.
+    def recognise(self, message: bytes) -> Prediction | None:
+        """Decode a request without parsing it, if one like it was parsed before.
 
         Args:
             message: The serialized PredictRequest.
 
         Raises:
-            HeadraceError: The request is wrong, or there is no such version.
+            HeadraceError: There is no such version any more.
         """
         found = self._templates.find(message)
-        if found is not None:
-            known, parts = found
-            columns: tuple[Buffer, ...] = parts
-            model, version, label, _ = known.chosen
-            loaded = self._find(model, version, label)
-            if known.loaded() is loaded:
-                if known.reorder is not None:
-                    columns = known.reorder(parts)
-                if known.spread:
-                    columns = spread_columns(columns, known.spread, known.layout, known.rows)
-                return Prediction(loaded, CheckedInputs(known.layout, columns, known.rows), known.writer)
-        return self.parse(message)
+        if found is None:
+            return None
+        known, parts = found
+        columns: tuple[Buffer, ...] = parts
+        model, version, label, _ = known.chosen
+        loaded = self._find(model, version, label)
+        if known.loaded() is not loaded:
+            return None
+        if known.reorder is not None:
+            columns = known.reorder(parts)
+        if known.spread:
+            columns = spread_columns(columns, known.spread, known.layout, known.rows)
+        return Prediction(loaded, CheckedInputs(known.layout, columns, known.rows), known.writer)
 
-    def parse(self, message: bytes) -> Prediction:
-        """Decode a request without a template, and learn it.
+    def parse(self, message: bytes, allowance: Allowance) -> Steps[Prediction]:
+        """Decode a request, in small steps, and learn it.
 
         Args:
             message: The serialized PredictRequest.
+            allowance: What the request may cost.
 
         Raises:
             HeadraceError: The request is wrong, or there is no such version.
         """
-        request = protos.parse(PredictRequest, message)
+        request = protos.parse(PredictRequest, message, counted=True)
         chosen = choice(request)
         loaded = find(self._service, chosen)
         signature = find_signature(loaded, chosen.signature)
-        max_bytes = self._service.max_message_bytes
-        tensors = [read_tensor(name, proto, max_bytes) for name, proto in request.inputs.items()]
-        inputs = check(signature, tensors)
-        writer = writer_for(loaded, signature, tuple(request.output_filter))
-        self._learn(message, chosen, tensors, signature, Prediction(loaded, inputs, writer))
-        return Prediction(loaded, inputs, writer)
+        check_names(signature, request.inputs)
+        allowance.most_rows = loaded.config.batching.max_queue_rows
+        tensors = []
+        for name, proto in request.inputs.items():
+            tensors.append((yield from read_tensor(signature.input(name), proto, allowance)))
+        inputs = yield from checking(signature, tensors, allowance)
+        while loaded is not (now := find(self._service, chosen)):  # it was swapped in between
+            loaded, signature = now, find_signature(now, chosen.signature)
+            inputs = yield from checking(signature, tensors, allowance)
+        writer = writer_for(loaded, signature, signature.check_outputs(request.output_filter))
+        prediction = Prediction(loaded, inputs, writer)
+        self._learn(message, chosen, tensors, signature, prediction)
+        return prediction
 
     def _learn(
         self,
@@ -133,12 +153,17 @@ class PredictDecoder:
     ) -> None:
         layout = prediction.inputs.layout
         by_name = {tensor.name: tensor for tensor in tensors}
+        if not all(is_exact(spec, by_name[spec.name]) for spec in layout.specs):
+            return
+        rows = [by_name[spec.name].shape[0] for spec in layout.specs]
+        spread = spread_inputs(signature, rows) or ()
+        if not is_spread_at_once(spread, layout, prediction.inputs.rows):
+            return
         found = _spans(message, by_name)
-        if found is None or not all(is_exact(spec, by_name[spec.name]) for spec in layout.specs):
+        if found is None:
             return
         names, spans = list(found), list(found.values())
         order = [names.index(spec.name) for spec in layout.specs]
-        rows = [by_name[spec.name].shape[0] for spec in layout.specs]
         known = _Known(
             chosen,
             ref(prediction.loaded),
@@ -146,7 +171,7 @@ class PredictDecoder:
             prediction.inputs.rows,
             prediction.writer,
             itemgetter(*order) if order != sorted(order) else None,
-            spread_inputs(signature, rows) or (),
+            spread,
         )
         self._templates.learn(message, spans, known)
 
@@ -154,28 +179,25 @@ class PredictDecoder:
 def _spans(message: bytes, tensors: dict[str, WireTensor]) -> dict[str, Span] | None:
     """Find each tensor's bytes, in the message's order; None unless each lies there whole, once."""
     found: dict[str, Span] = {}
+    steps = iter(range(MOST_FIELDS))
     try:
-        for entry in fields(message):
+        for entry in fields(message, steps=steps):
             if entry.number != _INPUTS:
                 continue
-            (key,) = _only(message, entry, _KEY)
-            (value,) = _only(message, entry, _VALUE)
-            (raw,) = [
-                field for field in fields(message, value.start, value.stop) if field.number in _RAW_FIELDS
-            ]
+            inner = list(fields(message, entry.start, entry.stop, steps=steps))
+            (key,) = [field for field in inner if field.number == _KEY]
+            (value,) = [field for field in inner if field.number == _VALUE]
+            parts = fields(message, value.start, value.stop, steps=steps)
+            (raw,) = [field for field in parts if field.number in _RAW_FIELDS]
             name = message[key.start : key.stop].decode()
             if name in found or raw.wire_type != LENGTH_DELIMITED:
                 return None
             if message[raw.start : raw.stop] != tensors[name].values:  # one value that stands for many
                 return None
             found[name] = raw.start, raw.stop
-    except ValueError:  # twice there, not there, or written as no client of this API writes it
+    except ValueError:  # too many, twice there, not there, or written as no client of this API writes it
         return None
     return found if len(found) == len(tensors) else None
-
-
-def _only(message: bytes, entry: Field, number: int) -> list[Field]:
-    return [field for field in fields(message, entry.start, entry.stop) if field.number == number]
 
 
 def writer_for(loaded: LoadedVersion, signature: Signature, outputs: tuple[str, ...]) -> AnswerWriter:
@@ -236,26 +258,52 @@ class AnswerWriter:
         self._tail: bytes = response.SerializeToString()
         self._parts: dict[tuple[int, tuple[Shape, ...]], tuple[_Part, ...]] = {}
 
-    def write(self, answer: Answer) -> bytes:
-        """Serialize an answer.
+    def write(self, answer: Answer) -> bytes | None:
+        """Serialize an answer, at once.
 
         Args:
             answer: What the model gave.
+
+        Returns:
+            The bytes; None where that would take long: then use ``writing``.
         """
-        tensors = answer.outputs.tensors
-        key = (answer.stop - answer.start, tuple([tensors[name].shape[1:] for name in self._names]))
-        parts = self._parts.get(key)
-        if parts is None:
-            parts = self._learn(*key)
         written = []
-        for name, row_bytes, prefix in parts:
+        for name, row_bytes, prefix in self._parts_of(answer):
             if row_bytes is None:
-                response = PredictResponse(outputs={name: write_tensor(answer.tensor(name))})
+                tensor = answer.tensor(name)
+                if tensor.size > WRITTEN_AT_ONCE:
+                    return None
+                response = PredictResponse(outputs={name: write_tensor(tensor)})
                 written.append(response.SerializeToString())
             else:
                 written += (prefix, answer.raw(name, row_bytes))
         written.append(self._tail)
         return b"".join(written)
+
+    def writing(self, answer: Answer, allowance: Allowance) -> Steps[bytes]:
+        """Serialize an answer, in small steps.
+
+        Args:
+            answer: What the model gave.
+            allowance: Holds what is written.
+
+        Raises:
+            Overloaded: All requests together would hold too many bytes.
+        """
+        written: list[bytes] = []
+        for name, row_bytes, prefix in self._parts_of(answer):
+            if row_bytes is None:
+                pieces = yield from writing_tensor(answer.tensor(name), allowance)
+                written += (_entry_prefix(name, sum(map(len, pieces))), *pieces)
+            else:
+                written += (prefix, answer.raw(name, row_bytes))
+        written.append(self._tail)
+        return b"".join(written)
+
+    def _parts_of(self, answer: Answer) -> tuple[_Part, ...]:
+        tensors = answer.outputs.tensors
+        key = (answer.stop - answer.start, tuple([tensors[name].shape[1:] for name in self._names]))
+        return self._parts.get(key) or self._learn(*key)
 
     def _learn(self, rows: int, shapes: tuple[Shape, ...]) -> tuple[_Part, ...]:
         parts = []
@@ -269,7 +317,8 @@ class AnswerWriter:
             for size in (rows, *shape):
                 head.tensor_shape.dim.add(size=size)
             row_bytes = spec.dtype.itemsize * math.prod(shape)
-            prefix = _entry_prefix(spec.name, head.SerializeToString(), field, rows * row_bytes)
+            before = head.SerializeToString() + length_prefix(field, rows * row_bytes)
+            prefix = _entry_prefix(spec.name, len(before) + rows * row_bytes) + before
             parts.append(_Part(spec.name, row_bytes, prefix))
         if len(self._parts) >= _HEADS_KEPT:
             self._parts.clear()
@@ -277,9 +326,8 @@ class AnswerWriter:
         return found
 
 
-def _entry_prefix(name: str, head: bytes, field: int, size: int) -> bytes:
-    """All of an entry of ``outputs`` that stands before the bytes of its tensor."""
+def _entry_prefix(name: str, size: int) -> bytes:
+    """All of an entry of ``outputs`` that stands before its TensorProto of so many bytes."""
     key = name.encode()
-    tensor = head + length_prefix(field, size)
-    entry = length_prefix(_KEY, len(key)) + key + length_prefix(_VALUE, len(tensor) + size) + tensor
+    entry = length_prefix(_KEY, len(key)) + key + length_prefix(_VALUE, size)
     return length_prefix(_OUTPUTS, len(entry) + size) + entry

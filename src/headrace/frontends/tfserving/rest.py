@@ -5,13 +5,22 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, cast
 
-from headrace.frontends.calls import HttpCall, HttpReply, HttpRoute
-from headrace.frontends.tfserving import bodies, descriptions, examples
+from headrace.frontends.allowance import Allowance
+from headrace.frontends.calls import HttpCall, HttpHandler, HttpReply, HttpRoute
+from headrace.frontends.json_cost import is_light, light_bytes, parsed_at_once
+from headrace.frontends.json_text import Json, parse_in_slices
+from headrace.frontends.lane import Lane
+from headrace.frontends.oip.tensors import Steps, run
+from headrace.frontends.slices import needs_slices
+from headrace.frontends.tfserving import bodies, descriptions, examples, large, results, serialized
 from headrace.frontends.tfserving.rows import RowsDecoder
 from headrace.frontends.tfserving.specs import ModelChoice, answered, find, find_signature, path_choice
+from headrace.frontends.wire_fields import in_steps
 from headrace.servable import DEFAULT_SIGNATURE, CheckedInputs, Signature
+from headrace.tensors import Array
 
 if TYPE_CHECKING:
+    from headrace.config import Limits
     from headrace.frontends.service import Service
     from headrace.loaded import LoadedVersion
 
@@ -31,41 +40,97 @@ def http_routes(service: Service) -> list[HttpRoute]:
     for version in _VERSIONS:
         model = f"/v1/models/{{model}}{version}"
         routes += [
-            HttpRoute("POST", f"{model}:predict", _handler(service, _predict)),
-            HttpRoute("POST", f"{model}:classify", _handler(service, _classify)),
-            HttpRoute("POST", f"{model}:regress", _handler(service, _regress)),
+            HttpRoute("POST", f"{model}:predict", _handler(service, _predict, "predict")),
+            HttpRoute("POST", f"{model}:classify", _handler(service, _classify, "classify")),
+            HttpRoute("POST", f"{model}:regress", _handler(service, _regress, "regress")),
             HttpRoute("GET", f"{model}/metadata", _handler(service, _metadata)),
             HttpRoute("GET", model, _handler(service, _status)),
         ]
     return routes
 
 
-def _handler(service: Service, answer: _Answering) -> Callable[[HttpCall], Awaitable[HttpReply]]:
+def _handler(service: Service, answer: _Answering, method: str = "") -> HttpHandler:
+    metrics = service.tensorflow_metrics
+    door = service if metrics is None else metrics.watching(service, method.capitalize())
+
     async def handle(call: HttpCall) -> HttpReply:
         given = call.parameters
         chosen = path_choice(given["model"], given.get("version"), given.get("label"))
-        return HttpReply(await answer(service, chosen, call))
+        return HttpReply(await answer(door, chosen, call))
 
-    return handle
+    if metrics is None:
+        return handle
+    return metrics.measured(handle, lambda call: call.parameters["model"], method, "REST")
 
 
 async def _predict(service: Service, chosen: ModelChoice, call: HttpCall) -> bytes:
     loaded = find(service, chosen)
-    signature, inputs, by_row = predict_inputs(loaded, call.body, service.max_json_depth)
+    at_once = _inputs_at_once(service, loaded, call)
+    if at_once is not None:
+        signature, inputs, by_row = at_once
+    else:
+        allowance = Allowance.of(service.limits, call, call.body)
+        columns, by_row, name = await _large_columns(service, loaded, call, allowance)
+        loaded = find(service, chosen)  # in the turn in which it is used: another may serve by now
+        signature = find_signature(loaded, name)
+        inputs = signature.check(columns, allowance=allowance)
     answer = await service.predict(loaded, inputs, call.deadline)
     tensors = [(name, answer.tensor(name)) for name in signature.output_names]
+    if needs_slices(tensor for _, tensor in tensors):
+        async with service.lane as lane:
+            return await large.print_predictions(tensors, by_row=by_row, lane=lane)
     return bodies.print_predictions(tensors, by_row=by_row)
 
 
+def _inputs_at_once(
+    service: Service, loaded: LoadedVersion, call: HttpCall
+) -> tuple[Signature, CheckedInputs, bool] | None:
+    """What ``predict_inputs`` gives; None for a body that shall be decoded in slices."""
+    body, limits = call.body, service.limits
+    size = len(body)
+    if size <= service.at_once_bytes:
+        return predict_inputs(loaded, call, limits)
+    if size > light_bytes(service.at_once_bytes, limits):
+        return None
+    decoder = _rows_decoder(loaded)
+    inputs = decoder.decode(body) if decoder else None
+    if inputs is not None:
+        return loaded.signatures[DEFAULT_SIGNATURE], inputs, True
+    return general_predict_inputs(loaded, call, limits) if is_light(body) else None
+
+
+async def _large_columns(
+    service: Service, loaded: LoadedVersion, call: HttpCall, allowance: Allowance
+) -> tuple[dict[str, Array], bool, str]:
+    decoder = _rows_decoder(loaded)
+    async with service.lane as lane:
+        if decoder is not None:
+            tried = Allowance.of(service.limits, call, call.body)  # what did not fit is decoded again
+            rows = await decoder.decode_in_slices(call.body, tried, lane)
+            if rows is not None:
+                return rows, True, ""
+        document = await _large_document(service, call, allowance, lane)
+        name = bodies.signature_name(document)
+        columns, by_row = await large.columns_of(document, find_signature(loaded, name), allowance, lane)
+    return columns, by_row, name
+
+
+async def _large_document(
+    service: Service, call: HttpCall, allowance: Allowance, lane: Lane
+) -> dict[str, Json]:
+    found = await parse_in_slices(call.body, service.limits.max_json_depth, allowance, lane)
+    return bodies.document(found)
+
+
 def predict_inputs(
-    loaded: LoadedVersion, body: bytes, max_depth: int
+    loaded: LoadedVersion, call: HttpCall, limits: Limits
 ) -> tuple[Signature, CheckedInputs, bool]:
     """Decode the body of a Predict request.
 
     Args:
         loaded: The version that it means.
-        body: The body.
-        max_depth: How deep it may nest.
+        call: The call.
+        limits: What it may cost.
 
     Returns:
         The signature, the inputs, and whether they came in rows.
@@ -74,10 +139,10 @@ def predict_inputs(
         InvalidRequest: The body is wrong.
     """
     decoder = _rows_decoder(loaded)
-    inputs = decoder.decode(body) if decoder else None
+    inputs = decoder.decode(call.body) if decoder else None
     if inputs is not None:
         return loaded.signatures[DEFAULT_SIGNATURE], inputs, True
-    return general_predict_inputs(loaded, body, max_depth)
+    return general_predict_inputs(loaded, call, limits)
 
 
 def _rows_decoder(loaded: LoadedVersion) -> RowsDecoder | None:
@@ -89,44 +154,75 @@ def _rows_decoder(loaded: LoadedVersion) -> RowsDecoder | None:
 
 
 def general_predict_inputs(
-    loaded: LoadedVersion, body: bytes, max_depth: int
+    loaded: LoadedVersion, call: HttpCall, limits: Limits
 ) -> tuple[Signature, CheckedInputs, bool]:
     """Decode the body of a Predict request of any form; see ``predict_inputs``."""
-    document = bodies.parse(body, max_depth)
+    document = bodies.parse(call.body, limits.max_json_depth)
     signature = find_signature(loaded, bodies.signature_name(document))
-    columns, by_row = bodies.columns_of(document, signature)
-    return signature, signature.check(columns), by_row
+    allowance = Allowance.of(limits, call, call.body)
+    columns, by_row = bodies.columns_of(document, signature, allowance)
+    return signature, signature.check(columns, allowance=allowance), by_row
 
 
 async def _classify(service: Service, chosen: ModelChoice, call: HttpCall) -> bytes:
-    loaded = find(service, chosen)
-    settings = loaded.config.signature
-    document = bodies.parse(call.body, service.max_json_depth)
-    signature = find_signature(loaded, bodies.signature_name(document))
-    examples.check_kind(signature, "classify")
-    examples.class_outputs(signature, settings)  # refuses before anything is computed
-    inputs = examples.inputs_of(signature, bodies.examples_of(document))
+    def check(loaded: LoadedVersion, signature: Signature) -> None:
+        examples.check_kind(signature, "classify")
+        examples.class_outputs(signature, loaded.config.signature)  # refuses before anything is computed
+
+    loaded, signature, inputs = await _example_inputs(service, chosen, call, check)
     answer = await service.predict(loaded, inputs, call.deadline)
-    scores, labels = examples.classes_of(answer, signature, settings)
-    rows = bodies.json_values("", scores)
-    names = labels or [[""] * len(row) for row in rows]
-    return bodies.print_json(
-        {"results": [list(zip(*pair, strict=True)) for pair in zip(names, rows, strict=True)]}
-    )
+    return await _printed(service, examples.classes_of(answer, signature, loaded.config.signature))
 
 
 async def _regress(service: Service, chosen: ModelChoice, call: HttpCall) -> bytes:
-    loaded = find(service, chosen)
-    settings = loaded.config.signature
-    document = bodies.parse(call.body, service.max_json_depth)
-    signature = find_signature(loaded, bodies.signature_name(document))
-    examples.check_kind(signature, "regress")
-    examples.value_output(signature, settings)
-    inputs = examples.inputs_of(signature, bodies.examples_of(document))
+    def check(loaded: LoadedVersion, signature: Signature) -> None:
+        examples.check_kind(signature, "regress")
+        examples.value_output(signature, loaded.config.signature)
+
+    loaded, signature, inputs = await _example_inputs(service, chosen, call, check)
     answer = await service.predict(loaded, inputs, call.deadline)
-    return bodies.print_json(
-        {"results": bodies.json_values("", examples.values_of(answer, signature, settings))}
-    )
+    return await _printed(service, examples.values_of(answer, signature, loaded.config.signature))
+
+
+async def _printed(service: Service, result: results.Result) -> bytes:
+    if results.needs_slices(result):
+        async with service.lane as lane:
+            return await in_steps(results.print_result(result), lane)
+    return run(results.print_result(result))
+
+
+async def _example_inputs(
+    service: Service,
+    chosen: ModelChoice,
+    call: HttpCall,
+    check: Callable[[LoadedVersion, Signature], None],
+) -> tuple[LoadedVersion, Signature, CheckedInputs]:
+    loaded = find(service, chosen)
+    allowance = Allowance.of(service.limits, call, call.body)
+    if parsed_at_once(call.body, service.at_once_bytes, service.limits):
+        document = bodies.parse(call.body, service.limits.max_json_depth)
+        signature = find_signature(loaded, bodies.signature_name(document))
+        check(loaded, signature)
+        given = bodies.examples_of(document, signature, allowance)
+        columns = run(_columns_of(signature, given, allowance))
+    else:
+        async with service.lane as lane:
+            document = await _large_document(service, call, allowance, lane)
+            signature = find_signature(loaded, bodies.signature_name(document))
+            check(loaded, signature)
+            given = await large.examples_of(document, signature, allowance, lane)
+            columns = await in_steps(_columns_of(signature, given, allowance), lane)
+        loaded = find(service, chosen)  # in the turn in which it is used: another may serve by now
+        signature = find_signature(loaded, signature.name)
+        check(loaded, signature)
+    return loaded, signature, signature.check(columns, allowance=allowance)
+
+
+def _columns_of(
+    signature: Signature, given: list[examples.Features], allowance: Allowance
+) -> Steps[dict[str, Array]]:
+    make = serialized.of_features if signature.examples else examples.columns_of
+    return make(signature, given, allowance)
 
 
 async def _metadata(service: Service, chosen: ModelChoice, call: HttpCall) -> bytes:

@@ -6,6 +6,7 @@ What it takes it decodes as ``bodies`` would, only faster; what is wrong, or mer
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from itertools import chain
 from operator import attrgetter
@@ -14,10 +15,32 @@ from struct import error as StructError  # noqa: N812
 from typing import Annotated, Any
 
 import msgspec
+import numpy as np
 
+from headrace.errors import InvalidRequest
+from headrace.frontends.allowance import Allowance
+from headrace.frontends.json_cost import has_slow_numbers
+from headrace.frontends.json_text import decode
+from headrace.frontends.lane import Lane
 from headrace.frontends.tfserving.bodies import leaf_type
 from headrace.servable import CheckedInputs, Signature, TensorSpec
-from headrace.tensors import STRING
+from headrace.tensors import STRING, Array
+
+_PART_BYTES = 32 * 1024
+_SLOW_BYTES = 16 * 1024
+_EDGE_BYTES = 1024
+_NAME = rb'"signature_name"\s*:\s*"([^"\\]*)"'
+_HEAD = re.compile(rb"\s*\{\s*(?:" + _NAME + rb'\s*,\s*)?"instances"\s*:\s*\[\s*')
+_TAIL = re.compile(rb"\](?:\s*,\s*" + _NAME + rb")?\s*\}\s*\Z")
+_NAMED_ROW_END = re.compile(rb"\}\s*,")
+_UNUSUAL = (
+    InvalidRequest,
+    msgspec.DecodeError,
+    UnicodeDecodeError,
+    RecursionError,
+    StructError,
+    OverflowError,
+)
 
 Pack = Callable[[Any], bytes]
 
@@ -25,7 +48,18 @@ Pack = Callable[[Any], bytes]
 class RowsDecoder:
     """Decodes ``{"instances": [...]}`` for one signature."""
 
-    __slots__ = ("_columns", "_decode", "_layout", "_names", "_row_type", "_signature")
+    __slots__ = (
+        "_columns",
+        "_decode",
+        "_decode_rows",
+        "_layout",
+        "_names",
+        "_raw_names",
+        "_row_end",
+        "_row_type",
+        "_signature",
+        "_values_a_row",
+    )
 
     def __init__(self, signature: Signature) -> None:
         """Make the type; call it for signatures that ``fits``.
@@ -43,7 +77,12 @@ class RowsDecoder:
             forbid_unknown_fields=True,
             gc=False,
         )
-        self._decode = msgspec.json.Decoder(body).decode
+        self._decode = _decoder(body)
+        self._decode_rows = _decoder(list[one])  # type: ignore[valid-type]
+        rank = len(signature.inputs[0].shape)
+        self._row_end = re.compile(rb"\]\s*" * rank + rb",")
+        names = 2 * len(fields) if len(fields) > 1 else 0
+        self._values_a_row = 1 + names + sum(_inner_values(spec) for spec in signature.inputs)
         self._row_type = row
         self._columns = tuple(
             (attrgetter(name), _packer(spec))
@@ -52,6 +91,7 @@ class RowsDecoder:
         self._signature = signature
         self._layout = signature.layout(tuple(_fixed(spec) for spec in signature.inputs))
         self._names = ("", signature.name)
+        self._raw_names = {b"", signature.name.encode()}
 
     @staticmethod
     def fits(signature: Signature) -> bool:
@@ -70,10 +110,59 @@ class RowsDecoder:
             if not rows or decoded.signature_name not in self._names:
                 return None
             columns = self._packed(rows)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, StructError, OverflowError):
+        except _UNUSUAL:
             return None
         self._signature.check_rows(len(rows))
         return None if columns is None else CheckedInputs(self._layout, columns, len(rows))
+
+    async def decode_in_slices(
+        self, body: bytes, allowance: Allowance, lane: Lane
+    ) -> dict[str, Array] | None:
+        """Decode a large body, letting others go on in between; None as for ``decode``.
+
+        It is cut after commas that may lie between rows. Each part must be a list of rows if brackets are put
+        around it: so the first comma does lie between two rows, and therefore the next one, and so on.
+
+        Args:
+            body: The request's body.
+            allowance: Gets the values, and what is made of them.
+            lane: Held by the caller.
+
+        Raises:
+            TooLarge: It has too many values.
+            Overloaded: All requests together would hold too much.
+        """
+        head, tail = _HEAD.match(body, 0, _EDGE_BYTES), _TAIL.search(body, max(0, len(body) - _EDGE_BYTES))
+        if head is None or tail is None or {*head.groups(b""), *tail.groups(b"")} - self._raw_names:
+            return None
+        start, stop, found = head.end(), tail.start(), list[tuple[bytes, ...]]()
+        row_end = _NAMED_ROW_END if body[start : start + 1] == b"{" else self._row_end
+        while start <= stop:
+            cut = stop
+            if stop - start > 2 * _PART_BYTES:
+                end = row_end.search(body, start + _PART_BYTES, start + 2 * _PART_BYTES)
+                if end is None:
+                    return None
+                cut = end.end() - 1
+            columns = self._part(body[start:cut], allowance)
+            if columns is None:
+                return None
+            found.append(columns)
+            start = cut + 1
+            await lane.breathe()
+        whole = zip(self._signature.inputs, zip(*found, strict=True), strict=True)
+        return {spec.name: _joined(spec, parts) for spec, parts in whole}
+
+    def _part(self, text: bytes, allowance: Allowance) -> tuple[bytes, ...] | None:
+        try:
+            rows = self._decode_rows(b"[" + text + b"]")
+            columns = self._packed(rows) if rows else None
+        except _UNUSUAL:
+            return None
+        if columns is not None:
+            allowance.values(len(rows) * self._values_a_row, "body")
+            allowance.hold(sum(map(len, columns)))
+        return columns
 
     def _packed(self, rows: Sequence[Any]) -> tuple[bytes, ...] | None:
         if len(rows) == 1 and type(rows[0]) is self._row_type:
@@ -84,6 +173,29 @@ class RowsDecoder:
         if any(named):
             return None
         return (b"".join([self._columns[0][1](row) for row in rows]),)
+
+
+def _decoder(kind: Any) -> Callable[[bytes], Any]:
+    at_once = msgspec.json.Decoder(kind).decode
+
+    def decode_any(text: bytes) -> Any:
+        if not has_slow_numbers(text):
+            return at_once(text)
+        if len(text) > _SLOW_BYTES:
+            raise msgspec.DecodeError("its numbers take long")
+        return msgspec.convert(decode(text), kind)
+
+    return decode_any
+
+
+def _joined(spec: TensorSpec, parts: Sequence[bytes]) -> Array:
+    return np.frombuffer(b"".join(parts), spec.dtype).reshape(-1, *_fixed(spec))
+
+
+def _inner_values(spec: TensorSpec) -> int:
+    """How many values one row's lists hold, lists in them included."""
+    sizes = _fixed(spec)
+    return sum(math.prod(sizes[:level]) for level in range(1, len(sizes) + 1))
 
 
 def _fixed(spec: TensorSpec) -> tuple[int, ...]:

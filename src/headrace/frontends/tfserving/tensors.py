@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
-import array
 import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from headrace.errors import InvalidRequest
 from headrace.frontends import protos
-from headrace.frontends.oip.tensors import ARRAY_CODES, BFLOAT16, BYTES, WireTensor
+from headrace.frontends.oip.tensors import (
+    BFLOAT16,
+    BYTES,
+    MOST_DIMENSIONS,
+    TEXT_BYTES,
+    Steps,
+    WireTensor,
+    gathering,
+    numbers,
+    wire_shape,
+)
+from headrace.frontends.packing import as_bytes, field_of
+from headrace.frontends.wire_fields import field_number
 from headrace.tensors import BY_DTYPE, BY_TENSORFLOW, STRING, Array
+
+if TYPE_CHECKING:
+    from headrace.frontends.allowance import Allowance
+    from headrace.servable import TensorSpec
 
 TensorProto = protos.message("tensorflow.TensorProto")
 
 _BFLOAT16_NUMBER = 14
-_MOST_DIMENSIONS = 32
+_POINTER_BYTES = 8
+_FILL_BYTES = 128 * 1024
 
 # The field that holds the values of a datatype one by one; tensor_content holds those of any.
 VALUE_FIELDS = {
@@ -26,22 +44,27 @@ VALUE_FIELDS = {
 }  # fmt: skip
 _ALL_VALUE_FIELDS = frozenset(VALUE_FIELDS.values())
 _NAMES = {number: datatype.oip for number, datatype in BY_TENSORFLOW.items()} | {_BFLOAT16_NUMBER: BFLOAT16}
-_ITEM_BYTES = {datatype.oip: datatype.dtype.itemsize for datatype in BY_TENSORFLOW.values()} | {BFLOAT16: 2}
-_CODES = ARRAY_CODES | {"FP16": "H", BFLOAT16: "H", "BOOL": "B"}
+# What the values are in the message; halves stand there as the integers of their bits.
+_DTYPES = {datatype.oip: datatype.dtype for datatype in BY_TENSORFLOW.values()} | {
+    "FP16": np.dtype(np.uint16),
+    BFLOAT16: np.dtype(np.uint16),
+}
 
 
-def read_tensor(name: str, proto: protos.Message, max_bytes: int) -> WireTensor:
-    """Read one input.
+def read_tensor(spec: TensorSpec, proto: protos.Message, allowance: Allowance) -> Steps[WireTensor]:
+    """Read one input, in small steps.
 
     Args:
-        name: The input's name.
+        spec: The input.
         proto: A TensorProto.
-        max_bytes: What its values may take once they are spread over its shape: a single value may stand for
-            all of them, so the message's own size bounds nothing.
+        allowance: What the request may cost: one value may stand for all of a shape, so the message's own
+            size bounds nothing.
 
     Raises:
         InvalidRequest: The datatype, the shape or the values are wrong.
+        TooLarge: There are too many rows, or values that stand for many take too much.
     """
+    name = spec.name
     datatype = _NAMES.get(proto.dtype)
     if datatype is None:
         raise InvalidRequest(
@@ -50,6 +73,7 @@ def read_tensor(name: str, proto: protos.Message, max_bytes: int) -> WireTensor:
             field=name,
         )
     shape = _shape(name, proto.tensor_shape)
+    allowance.rows(shape[0] if shape else 0, name)
     used = [field.name for field, _ in proto.ListFields() if field.name in _ALL_VALUE_FIELDS]
     if proto.tensor_content:
         return WireTensor(name, datatype, shape, _content(name, datatype, proto.tensor_content, used))
@@ -59,12 +83,45 @@ def read_tensor(name: str, proto: protos.Message, max_bytes: int) -> WireTensor:
             f"expected tensor_content or {wanted} for {_datatype_name(proto.dtype)}, got {', '.join(used)}",
             field=name,
         )
-    count = math.prod(shape)
-    if count * _ITEM_BYTES[datatype] > max_bytes:
-        raise InvalidRequest(
-            f"shape {list(shape)} takes more than {max_bytes} bytes; send fewer rows", field=name
-        )
-    return WireTensor(name, datatype, shape, _values(name, datatype, getattr(proto, wanted), count))
+    values, count = getattr(proto, wanted), math.prod(shape)
+    if len(values) > count:
+        raise InvalidRequest(f"expected {count} values for its shape, got {len(values)}", field=name)
+    if datatype == BYTES:
+        return WireTensor(name, datatype, shape, (yield from _strings(name, values, count, allowance)))
+    given = numbers(name, datatype, _DTYPES[datatype], values)
+    missing = count - len(given)
+    if not missing:
+        return WireTensor(name, datatype, shape, given.tobytes())
+    if len(shape) == len(spec.shape) + 1 and not (spec.shorter or spec.accepts(shape[1:])):
+        raise InvalidRequest(f"expected {spec}, got shape {list(shape)}", field=name)
+    # As wide as the model wants them, to which they are widened.
+    allowance.expanded(missing * max(given.itemsize, spec.dtype.itemsize), name)
+    last = given[-1] if len(given) else given.dtype.type(0)
+    filled = yield from _filled(given, last, count)
+    return WireTensor(name, datatype, shape, filled.view(np.uint8).data)
+
+
+def _filled(given: Array, last: object, count: int) -> Steps[Array]:
+    """An array of so many values: those that are given, and one for all others."""
+    filled = np.empty(count, given.dtype)
+    filled[: len(given)] = given
+    step = _FILL_BYTES // given.itemsize
+    for start in range(len(given), count, step):
+        filled[start : start + step] = last
+        yield
+    return filled
+
+
+def _strings(name: str, values: Sequence[bytes], count: int, allowance: Allowance) -> Steps[Array]:
+    """Strings one by one; the last one stands for those that are missing, an empty one for all."""
+    given, missing = len(values), count - len(values)
+    last = values[-1] if given else b""
+    if missing:
+        allowance.values(missing, name)
+        allowance.expanded(missing * (_POINTER_BYTES + len(last)), name)
+    allowance.hold(TEXT_BYTES * given)
+    strings = yield from gathering(values)
+    return (yield from _filled(strings, last, count)) if missing else strings
 
 
 def _datatype_name(number: int) -> str:
@@ -75,17 +132,10 @@ def _datatype_name(number: int) -> str:
 def _shape(name: str, proto: protos.Message) -> tuple[int, ...]:
     if proto.unknown_rank:
         raise InvalidRequest("expected a shape, got one of unknown rank; say all sizes", field=name)
-    if len(proto.dim) > _MOST_DIMENSIONS:  # also keeps their product cheap
-        raise InvalidRequest(
-            f"expected at most {_MOST_DIMENSIONS} dimensions, got {len(proto.dim)}", field=name
-        )
-    shape = tuple([dimension.size for dimension in proto.dim])
-    if shape and min(shape) < 0:
-        raise InvalidRequest(
-            f"expected sizes of 0 or more in the shape, got {list(shape)}; -1 stands in metadata only",
-            field=name,
-        )
-    return shape
+    dimensions = proto.dim
+    if len(dimensions) > MOST_DIMENSIONS:  # not one object for each
+        return wire_shape(name, range(len(dimensions)))
+    return wire_shape(name, [dimension.size for dimension in dimensions])
 
 
 def _content(name: str, datatype: str, content: bytes, used: list[str]) -> bytes:
@@ -96,32 +146,38 @@ def _content(name: str, datatype: str, content: bytes, used: list[str]) -> bytes
     return content
 
 
-def _values(name: str, datatype: str, values: protos.Message, count: int) -> bytes | list[bytes]:
-    """The values one by one; the last one stands for those that are missing, and zero for none at all."""
-    given = len(values)
-    if given > count:
-        raise InvalidRequest(f"expected {count} values for its shape, got {given}", field=name)
-    if datatype == BYTES:
-        strings = list(values)
-        return strings + (strings[-1:] or [b""]) * (count - given)
-    try:
-        numbers = array.array(_CODES[datatype], values)
-    except OverflowError as error:
-        raise InvalidRequest(f"a value does not fit in {datatype}", field=name) from error
-    missing = (numbers[-1:] or array.array(numbers.typecode, [0])) * (count - given)
-    return (numbers + missing).tobytes()
-
-
 def write_tensor(tensor: Array) -> protos.Message:
     """Write an output, its values one by one, as TensorFlow Serving does: clients read those fields."""
+    proto, field, tensor = _written_head(tensor)
+    values = tensor.ravel().tolist()
+    if tensor.dtype == STRING:
+        values = list(map(as_bytes, values))
+    getattr(proto, field).extend(values)
+    return proto
+
+
+def writing_tensor(tensor: Array, allowance: Allowance) -> Steps[list[bytes]]:
+    """What ``write_tensor`` gives, serialized, in pieces that are made in small steps.
+
+    Args:
+        tensor: The output.
+        allowance: Holds what is written.
+
+    Raises:
+        Overloaded: All requests together would hold too many bytes.
+    """
+    proto, field, tensor = _written_head(tensor)
+    number = field_number(TensorProto, field)
+    values = yield from field_of(number, tensor, allowance)
+    return [proto.SerializeToString(), *values]
+
+
+def _written_head(tensor: Array) -> tuple[protos.Message, str, Array]:
+    """An output's message without values, the field for those, and the values as that field wants them."""
     datatype = BY_DTYPE[tensor.dtype]
     proto = TensorProto(dtype=datatype.tensorflow)
     for size in tensor.shape:
         proto.tensor_shape.dim.add(size=size)
     if tensor.dtype == np.float16:
         tensor = np.ascontiguousarray(tensor).view(np.uint16)
-    values = tensor.ravel().tolist()
-    if tensor.dtype == STRING:
-        values = [value if isinstance(value, bytes) else str(value).encode() for value in values]
-    getattr(proto, VALUE_FIELDS[datatype.oip]).extend(values)
-    return proto
+    return proto, VALUE_FIELDS[datatype.oip], tensor

@@ -7,6 +7,7 @@ application it answers below its ``root_path``.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import re
@@ -14,6 +15,7 @@ import time
 import zlib
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, MutableMapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
@@ -23,6 +25,7 @@ from headrace.config import Limits
 from headrace.errors import HeadraceError, InvalidRequest, NotFound, Refused, Unsupported
 from headrace.frontends.calls import (
     JSON_HEADERS,
+    Account,
     GrpcCall,
     GrpcMethod,
     Headers,
@@ -32,14 +35,17 @@ from headrace.frontends.calls import (
     StreamHandler,
     UnaryHandler,
 )
+from headrace.frontends.error_counts import METHOD_NOT_ALLOWED, ErrorCounts
+from headrace.frontends.lane import Lane
 from headrace.frontends.status import codes
-from headrace.frontends.transport.bodies import Bodies, Receive
+from headrace.frontends.transport.bodies import Bodies, Receive, announced_bytes
 from headrace.frontends.transport.grpc_framing import (
     MessageReader,
-    decompress,
+    Opening,
     error_headers,
     frame,
     one_message,
+    opening,
     plain_message,
     timeout_seconds,
 )
@@ -55,18 +61,32 @@ _GRPC_ENCODINGS = (b"grpc-accept-encoding", b"identity,gzip,deflate")
 _GRPC_START = {"type": "http.response.start", "status": 200, "headers": _GRPC_HEADERS, "trailers": True}
 _GRPC_OK = {"type": "http.response.trailers", "headers": [(b"grpc-status", b"0")], "more_trailers": False}
 _NO_BODY = {"type": "http.response.body", "body": b"", "more_body": False}
-_PLAIN_CALL = GrpcCall()
+# What smaller bodies are parsed to is within what each open request counts with anyway.
+_COUNTED_FROM_BYTES = 16_384
 _TIMEOUT_HEADER = b"x-request-timeout-ms"
+# HTTP/2 says it in a frame of the server's under the application, which drops this header there.
+_CLOSE = ((b"connection", b"close"),)
 _GZIP_FROM_BYTES = 8192
+_GZIP_AT_ONCE_BYTES = 65_536
 _GZIP_UNWANTED = re.compile(rb"gzip\s*;\s*q=0(\.0*)?\s*(,|$)")
 _INTERNAL = "internal error; the server's log says more"
 
 
 class Application:
-    """The ASGI application over the codecs' routes and methods."""
+    """The ASGI application over the codecs' routes and methods.
+
+    Attributes:
+        bodies: Reads bodies, under limits for all of them together.
+        errors: Counts what is answered with an error.
+    """
 
     def __init__(
-        self, routes: Iterable[HttpRoute], methods: Iterable[GrpcMethod], limits: Limits | None = None
+        self,
+        routes: Iterable[HttpRoute],
+        methods: Iterable[GrpcMethod],
+        limits: Limits | None = None,
+        errors: ErrorCounts | None = None,
+        lane: Lane | None = None,
     ) -> None:
         """Serve these routes and methods.
 
@@ -74,12 +94,42 @@ class Application:
             routes: The REST APIs; the first that matches answers.
             methods: The gRPC services' methods.
             limits: What bodies may cost.
+            errors: Counts what is answered with an error.
+            lane: Where large bodies are opened, and large answers compressed; the codecs' own.
         """
         self._router = Router(routes)
         served = list(methods)
         self._unary_methods = {method.path: method.unary for method in served if method.unary is not None}
         self._stream_methods = {method.path: method.stream for method in served if method.stream is not None}
-        self._bodies = Bodies(limits or Limits())
+        self.bodies = Bodies(limits or Limits())
+        self.errors = errors or ErrorCounts()
+        self._lane = lane or Lane()
+        self._plain_call = GrpcCall(budget=self.bodies)
+        self._closing: tuple[tuple[bytes, bytes], ...] = ()
+        self._holding: asyncio.Event | None = None
+
+    def drain(self) -> None:
+        """From now on say in each answer over HTTP/1.1 that its connection ends with it, and let it end."""
+        self._closing = _CLOSE
+
+    @asynccontextmanager
+    async def holding_answers(self, seconds: float) -> AsyncIterator[None]:
+        """Hold answers back, for a moment before and a moment after what is done meanwhile.
+
+        For telling HTTP/2 clients that the connection ends: one that waits for an answer sends nothing that
+        could cross the word on its way, and the connection cannot end before the answer.
+
+        Args:
+            seconds: Each of the moments.
+        """
+        self._holding = asyncio.Event()
+        try:
+            await asyncio.sleep(seconds)
+            yield
+            await asyncio.sleep(seconds)
+        finally:
+            self._holding.set()
+            self._holding = None
 
     @property
     def stream_paths(self) -> tuple[str, ...]:
@@ -112,30 +162,39 @@ class Application:
     # --- gRPC ---
 
     async def _unary(self, handler: UnaryHandler, headers: Headers, receive: Receive, send: Send) -> None:
-        bodies = self._bodies
+        bodies = self.bodies
         held = 0
+        account = None
+        if not bodies.open():
+            await self._send_grpc_error(send, bodies.full())
+            return
         try:
-            call, encoding = _grpc_call(headers)
+            call, encoding = _grpc_call(headers, self._plain_call)
             event = await receive()
             message = plain_message(event.get("body", b""))
             if message is None:
                 body = await bodies.read(event, receive)
-                held = len(body)
-                message = one_message(body, encoding, bodies.limits.max_message_bytes)
-                held = bodies.grow(held, len(message))
+                account = Account(bodies.hold_of_stream, len(body))
+                call = GrpcCall(call.deadline, len(body), account)
+                message = await self._opened(one_message(body, encoding, bodies.limits), account)
             else:
                 bodies.hold(len(message))
                 held = len(message)
+                if held > _COUNTED_FROM_BYTES:
+                    account = Account(bodies.hold_of_stream)
+                    call = GrpcCall(call.deadline, 0, account)
             reply = await handler(message, call)
         except HeadraceError as error:
-            await _send_grpc_error(send, error)
+            await self._send_grpc_error(send, error)
             return
         except Exception:  # noqa: BLE001 - the boundary to the network: a bug fails its own call only
             _log.exception("a gRPC call failed unexpectedly")
-            await _send_grpc_error(send, HeadraceError(_INTERNAL))
+            await self._send_grpc_error(send, HeadraceError(_INTERNAL))
             return
         finally:
-            bodies.release(held)
+            bodies.close(held if account is None else held + account.held)
+        if self._holding is not None:
+            await self._holding.wait()
         await send(_GRPC_START)
         await send({"type": "http.response.body", "body": frame(reply), "more_body": False})
         await send(_GRPC_OK)
@@ -143,53 +202,81 @@ class Application:
     async def _stream(self, handler: StreamHandler, headers: Headers, receive: Receive, send: Send) -> None:
         started = False
         trailers = [(b"grpc-status", b"0")]
-        unanswered: deque[int] = deque()
+        unanswered: deque[Account] = deque()
+        if not self.bodies.open():
+            await self._send_grpc_error(send, self.bodies.full())
+            return
         try:
-            call, encoding = _grpc_call(headers)
+            call, encoding = _grpc_call(headers, self._plain_call)
             async for reply in handler(self._messages(receive, encoding, unanswered), call):
                 if unanswered:
-                    self._bodies.release(unanswered.popleft())
+                    self.bodies.release(unanswered.popleft().held)
                 if not started:
                     await send(_GRPC_START)
                     started = True
                 await send({"type": "http.response.body", "body": frame(reply), "more_body": True})
         except HeadraceError as error:
-            trailers = error_headers(error)
+            trailers = self._error_trailers(error)
         except Exception:  # noqa: BLE001 - the same boundary
             _log.exception("a gRPC stream failed unexpectedly")
-            trailers = error_headers(HeadraceError(_INTERNAL))
+            trailers = self._error_trailers(HeadraceError(_INTERNAL))
         finally:
-            self._bodies.release(sum(unanswered))
+            self.bodies.close(sum(account.held for account in unanswered))
         if not started:
             await send(_GRPC_START)
         await send(_NO_BODY)
         await send({"type": "http.response.trailers", "headers": trailers, "more_trailers": False})
 
     async def _messages(
-        self, receive: Receive, encoding: bytes, unanswered: deque[int]
+        self, receive: Receive, encoding: bytes, unanswered: deque[Account]
     ) -> AsyncIterator[bytes]:
         """The messages of a stream; each counts as held, as large as it opens, until it has been answered.
 
         Args:
             receive: Gives ASGI's events.
             encoding: The value of ``grpc-encoding``, or empty.
-            unanswered: Gets the size of each message that is handed out, in order.
+            unanswered: Gets what each message that is handed out holds, in order.
         """
-        bodies, held = self._bodies, 0
-        reader = MessageReader(encoding, bodies.limits.max_message_bytes)
+        bodies, held = self.bodies, 0
+        reader = MessageReader(encoding, bodies.limits)
         try:
-            async for chunk in bodies.chunks(receive):
+            async for chunk in bodies.chunks(receive, lambda: reader.begun):
                 bodies.hold_of_stream(len(chunk))
                 held += len(chunk)
-                for message in reader.feed(chunk):
-                    bodies.hold_of_stream(len(message))
-                    unanswered.append(len(message))
+                for opening_message in reader.feed(chunk):
+                    unanswered.append(Account(bodies.hold_of_stream))
+                    message = await self._opened(opening_message, unanswered[-1])
                     yield message
                 bodies.release(held - reader.buffered_bytes)
                 held = reader.buffered_bytes
             reader.finish()
         finally:
             bodies.release(held)
+
+    async def _opened(self, steps: Opening, account: Account) -> bytes:
+        """Open a message, with others answered in between if that is long; it counts as it grows."""
+        bodies = self.bodies
+        try:
+            bodies.grow(account, next(steps))
+            bodies.grow(account, next(steps))
+            async with self._lane as lane:
+                while True:
+                    bodies.grow(account, next(steps))
+                    await lane.breathe()
+        except StopIteration as end:
+            opened: bytes = end.value
+            bodies.grow(account, len(opened))
+            return opened
+
+    async def _send_grpc_error(self, send: Send, error: HeadraceError) -> None:
+        """Answer with an error only: what gRPC calls a trailers-only response."""
+        headers = [*_GRPC_HEADERS, _GRPC_ENCODINGS, *self._error_trailers(error)]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send(_NO_BODY)
+
+    def _error_trailers(self, error: HeadraceError) -> list[tuple[bytes, bytes]]:
+        self.errors.count_grpc(error)
+        return error_headers(error)
 
     # --- REST ---
 
@@ -202,50 +289,83 @@ class Application:
             path = path.removeprefix(root)
         match = self._router.match(method, path)
         if match.handler is None and method == "POST" and _is_grpc(scope["headers"]):
-            await _send_grpc_error(send, Unsupported(f"method {path} is not served here"))
+            await self._send_grpc_error(send, Unsupported(f"method {path} is not served here"))
             return
-        bodies, held = self._bodies, 0
+        bodies, held = self.bodies, 0
+        call = HttpCall(method, path, match.parameters, scope["headers"])
+        call.budget = bodies
+        call.query = scope["query_string"]
+        if not bodies.open():
+            reply = error_reply(bodies.full())
+            self.errors.count_rest(reply.status)
+            await self._send_reply(reply, scope, send)
+            return
         try:
             if match.handler is None:
                 reply = _no_route(path, method, match.allowed)
+                self.errors.count_rest(reply.status)
             else:
-                call = HttpCall(method, path, match.parameters, scope["headers"])
-                call.query = scope["query_string"]
                 if method == "POST":
-                    compressed, length = _read_headers(call)
-                    bodies.check(length)
-                    event = await receive()
-                    call.body = event.get("body", b"")
-                    if len(call.body) == length:
-                        bodies.hold(length)
-                    else:
-                        call.body = await bodies.read(event, receive)
-                    held = len(call.body)
-                    if compressed:
-                        call.body = decompress(call.body, bodies.limits.max_message_bytes)
-                        held = bodies.grow(held, len(call.body))
+                    held = await self._read_body(call, receive)
                 reply = await match.handler(call)
         except HeadraceError as error:
             reply = error_reply(error)
+            self.errors.count_rest(reply.status)
         except Exception:  # noqa: BLE001 - the boundary to the network: a bug fails its own request only
             _log.exception("an HTTP request failed unexpectedly", extra={"path": path})
             reply = error_reply(HeadraceError(_INTERNAL))
+            self.errors.count_rest(reply.status)
         finally:
-            bodies.release(held)
-        await _send_reply(reply, scope, send)
+            bodies.close(held if call.account is None else call.account.held)
+        if self._holding is not None:
+            await self._holding.wait()
+        await self._send_reply(reply, scope, send)
 
+    async def _read_body(self, call: HttpCall, receive: Receive) -> int:
+        """Read a call's body, and open it.
 
-async def _send_reply(reply: HttpReply, scope: Scope, send: Send) -> None:
-    body = reply.body
-    headers = [*reply.headers, (b"content-length", b"%d" % len(body))]
-    if len(body) >= _GZIP_FROM_BYTES and _accepts_gzip(scope["headers"]):
-        body = _gzipped(body)
-        headers[-1] = (b"content-length", b"%d" % len(body))
-        headers += [(b"content-encoding", b"gzip"), (b"vary", b"accept-encoding")]
-    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
-    if scope["method"] == "HEAD":
-        body = b""
-    await send({"type": "http.response.body", "body": body, "more_body": False})
+        Returns:
+            What is held for it, if it has no account.
+        """
+        bodies = self.bodies
+        compressed, length = _read_headers(call)
+        bodies.check(length)
+        event = await receive()
+        body: bytes = event.get("body", b"")
+        if len(body) == length:
+            bodies.hold(length)
+        else:
+            body = await bodies.read(event, receive)
+        call.body = body
+        if compressed or len(body) > _COUNTED_FROM_BYTES:
+            call.account = Account(bodies.hold_of_stream, len(body))
+            if compressed:
+                call.wire_bytes = len(body)
+                call.body = await self._opened(opening(body, bodies.limits), call.account)
+        return len(body)
+
+    async def _send_reply(self, reply: HttpReply, scope: Scope, send: Send) -> None:
+        body = reply.body
+        headers = [*reply.headers, *self._closing, (b"content-length", b"%d" % len(body))]
+        if len(body) >= _GZIP_FROM_BYTES and _accepts_gzip(scope["headers"]):
+            body = await self._gzipped(body)
+            headers[-1] = (b"content-length", b"%d" % len(body))
+            headers += [(b"content-encoding", b"gzip"), (b"vary", b"accept-encoding")]
+        await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+        if scope["method"] == "HEAD":
+            body = b""
+        await send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def _gzipped(self, body: bytes) -> bytes:
+        packer = zlib.compressobj(1, wbits=16 + zlib.MAX_WBITS)
+        if len(body) <= _GZIP_AT_ONCE_BYTES:
+            return packer.compress(body) + packer.flush()
+        parts = []
+        async with self._lane as lane:
+            for start in range(0, len(body), _GZIP_AT_ONCE_BYTES):
+                parts.append(packer.compress(body[start : start + _GZIP_AT_ONCE_BYTES]))
+                await lane.breathe()
+        return b"".join([*parts, packer.flush()])
 
 
 def _read_headers(call: HttpCall) -> tuple[bool, int]:
@@ -256,8 +376,8 @@ def _read_headers(call: HttpCall) -> tuple[bool, int]:
     """
     compressed, length = False, -1
     for name, value in call.headers:
-        if name == b"content-length" and value.isdigit():
-            length = int(value)
+        if name == b"content-length":
+            length = announced_bytes(value)
         elif name == b"content-encoding" and value.lower() not in {b"", b"identity"}:
             if value.lower() not in {b"gzip", b"x-gzip", b"deflate"}:
                 raise Unsupported(f"content-encoding {value.decode('latin-1')!r} is not supported; use gzip")
@@ -274,11 +394,11 @@ def _is_grpc(headers: Headers) -> bool:
     return False
 
 
-def _grpc_call(headers: Headers) -> tuple[GrpcCall, bytes]:
-    call, encoding = _PLAIN_CALL, b""
+def _grpc_call(headers: Headers, plain: GrpcCall) -> tuple[GrpcCall, bytes]:
+    call, encoding = plain, b""
     for name, value in headers:
         if name == b"grpc-timeout":
-            call = GrpcCall(_deadline(timeout_seconds(value)))
+            call = GrpcCall(_deadline(timeout_seconds(value)), budget=plain.budget)
         elif name == b"grpc-encoding":
             encoding = value
     return call, encoding
@@ -312,11 +432,6 @@ def _accepts_gzip(headers: Headers) -> bool:
     )
 
 
-def _gzipped(body: bytes) -> bytes:
-    packer = zlib.compressobj(1, wbits=16 + zlib.MAX_WBITS)
-    return packer.compress(body) + packer.flush()
-
-
 def error_reply(error: HeadraceError) -> HttpReply:
     """An error as both REST APIs write it: ``{"error": "…"}``."""
     headers: tuple[tuple[bytes, bytes], ...] = JSON_HEADERS
@@ -332,16 +447,9 @@ def _no_route(path: str, method: str, allowed: tuple[str, ...]) -> HttpReply:
     if not allowed:
         return error_reply(NotFound(f"no such path: {path:.200}"))
     reply = error_reply(InvalidRequest(f"{path:.200} takes {', '.join(allowed)}, not {method:.20}"))
-    reply.status = 405
+    reply.status = METHOD_NOT_ALLOWED
     reply.headers = (*reply.headers, (b"allow", ", ".join(allowed).encode()))
     return reply
-
-
-async def _send_grpc_error(send: Send, error: HeadraceError) -> None:
-    """Answer with an error only: what gRPC calls a trailers-only response."""
-    headers = [*_GRPC_HEADERS, _GRPC_ENCODINGS, *error_headers(error)]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
-    await send(_NO_BODY)
 
 
 async def _live(receive: Receive, send: Send) -> None:

@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from typing import Any
 
 from headrace.config import Limits
 from headrace.errors import Cancelled, DeadlineExceeded, Overloaded, TooLarge
+from headrace.frontends.calls import Account
 
 Event = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Event]]
+
+
+_DIGITS_OF_63_BITS = 19
+
+
+def announced_bytes(content_length: bytes) -> int:
+    """What a body's ``content-length`` says; -1 for what is no number, the largest for what is too long."""
+    if not content_length.isdigit():
+        return -1
+    return int(content_length) if len(content_length) < _DIGITS_OF_63_BITS else sys.maxsize
+
+
+CALL_BYTES = 12 * 1024
+"""What an open call counts with in the byte budget, besides its body: 50,000 of them took 540 MB."""
 
 
 class Bodies:
@@ -20,6 +36,33 @@ class Bodies:
         """Start with nothing held."""
         self.limits = limits
         self.held_bytes = 0
+        self.call_bytes = CALL_BYTES
+        self._calls_bytes = 0
+
+    def open(self) -> bool:
+        """Count a call as open, before anything of its body has come; ``close`` ends it.
+
+        Returns:
+            Whether there is room for it.
+        """
+        taken = self._calls_bytes + self.call_bytes
+        if taken + self.held_bytes > self.limits.max_inflight_bytes and self._calls_bytes:
+            return False
+        self._calls_bytes = taken
+        return True
+
+    def close(self, held: int) -> None:
+        """Count a call as ended, and the bytes that it held as given back."""
+        self._calls_bytes -= self.call_bytes
+        self.held_bytes -= held
+
+    def full(self) -> Overloaded:
+        """The error for a call for which there is no room."""
+        return Overloaded(
+            f"{self._calls_bytes // self.call_bytes} requests are open, each of which counts with "
+            f"{self.call_bytes} bytes; one more would pass max_inflight_bytes = "
+            f"{self.limits.max_inflight_bytes}"
+        )
 
     async def read(self, event: Event, receive: Receive) -> bytes:
         """Read a whole body; the caller gives its bytes back with ``release`` when the request is answered.
@@ -71,22 +114,20 @@ class Bodies:
                 f"this server takes at most {self.limits.max_message_bytes}"
             )
 
-    def grow(self, held: int, size: int) -> int:
-        """Count a body as large as it has become, decompressed.
+    def grow(self, account: Account, size: int) -> None:
+        """Count a body as large as it has become by now, decompressed.
 
         Args:
-            held: What is held for it.
+            account: What its call holds.
             size: Its bytes now.
 
-        Returns:
-            What is held for it now.
-
         Raises:
+            TooLarge: They are more than one body may have.
             Overloaded: All bodies together would have too many.
         """
-        if size > held:
-            self.hold(size - held, held)
-        return max(size, held)
+        self.check(size)
+        if size > account.held:
+            account.hold(size - account.held)
 
     def hold_of_stream(self, size: int) -> None:
         """Count bytes of a stream as held: a stream has no end, its messages are limited one by one.
@@ -94,9 +135,10 @@ class Bodies:
         Raises:
             Overloaded: All bodies together would have too many.
         """
-        if self.held_bytes + size > self.limits.max_inflight_bytes and self.held_bytes:
+        held = self.held_bytes + self._calls_bytes
+        if held + size > self.limits.max_inflight_bytes and self.held_bytes:
             raise Overloaded(
-                f"requests of {self.held_bytes} bytes are being answered; {size} more would pass "
+                f"requests of {held} bytes are being answered; {size} more would pass "
                 f"max_inflight_bytes = {self.limits.max_inflight_bytes}"
             )
         self.held_bytes += size
@@ -135,14 +177,27 @@ class Bodies:
             if not complete:
                 self.release(size)
 
-    async def chunks(self, receive: Receive) -> AsyncIterator[bytes]:
-        """The chunks of a body that may go on for as long as its sender likes.
+    async def chunks(self, receive: Receive, message: Callable[[], int | None]) -> AsyncIterator[bytes]:
+        """The chunks of a stream, which may be silent for as long as its sender likes, but within no message.
+
+        Args:
+            receive: Gives ASGI's events.
+            message: Says which message has come in part, by its number; None for none.
 
         Raises:
             Cancelled: The client left.
+            DeadlineExceeded: A message took too long to arrive.
         """
+        seconds, loop = self.limits.body_timeout_seconds, asyncio.get_running_loop()
+        begun, until = None, 0.0
         while True:
-            event = await receive()
+            if (now := message()) != begun:
+                begun, until = now, loop.time() + seconds
+            try:
+                async with asyncio.timeout_at(None if begun is None else until):
+                    event = await receive()
+            except TimeoutError:
+                raise DeadlineExceeded(f"a message had not arrived {seconds:g} s after it began") from None
             if event["type"] == "http.disconnect":
                 raise Cancelled("the client left within its stream")
             if chunk := event.get("body", b""):

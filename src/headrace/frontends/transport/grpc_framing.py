@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from urllib.parse import quote
 
+from headrace.config import Limits
 from headrace.errors import HeadraceError, InvalidRequest, TooLarge, Unsupported
 from headrace.frontends.status import codes
 
@@ -24,6 +25,13 @@ _LONGEST_ENCODED_MESSAGE = 4096
 _TWELVE_BYTES_A_CHARACTER = 12
 _PLAIN = " !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
 _GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
+_STEP_BYTES = 64 * 1024
+
+Opening = Generator[int, None, bytes]
+"""A message that opens step by step: how many bytes there are by now, and at the end all of them."""
+
+ALWAYS_OPENED_BYTES = 1024 * 1024
+"""What any compressed message may open to, however small it came: small bodies may compress well."""
 
 Header = tuple[bytes, bytes]
 
@@ -45,13 +53,16 @@ def plain_message(body: bytes) -> bytes | None:
     return None
 
 
-def one_message(body: bytes, encoding: bytes, max_bytes: int) -> bytes:
-    """The message of a unary call, decompressed.
+def one_message(body: bytes, encoding: bytes, limits: Limits) -> Opening:
+    """Open the message of a unary call.
 
     Args:
         body: The whole body of the request.
         encoding: The value of ``grpc-encoding``, or empty.
-        max_bytes: The most bytes a message may have, decompressed.
+        limits: What a message may have.
+
+    Returns:
+        The message, which opens step by step.
 
     Raises:
         InvalidRequest: The body is not exactly one message.
@@ -63,30 +74,38 @@ def one_message(body: bytes, encoding: bytes, max_bytes: int) -> bytes:
     compressed, length = _PREFIX.unpack_from(body)
     if length != len(body) - PREFIX_BYTES:
         raise InvalidRequest(f"expected one gRPC message of {length} bytes, got {len(body) - PREFIX_BYTES}")
-    return _opened(compressed, body[PREFIX_BYTES:], encoding, max_bytes)
+    return (yield from _opened(compressed, body[PREFIX_BYTES:], encoding, limits))
 
 
 class MessageReader:
     """Cuts a stream of bytes into messages; fed chunk by chunk, in any sizes."""
 
-    def __init__(self, encoding: bytes, max_bytes: int) -> None:
+    def __init__(self, encoding: bytes, limits: Limits) -> None:
         """Start at the beginning of a stream.
 
         Args:
             encoding: The value of ``grpc-encoding``, or empty.
-            max_bytes: The most bytes a message may have, decompressed.
+            limits: What a message may have.
         """
         self._encoding = encoding
-        self._max_bytes = max_bytes
+        self._limits = limits
         self._buffer = bytearray()
+        self._complete = 0
+
+    @property
+    def begun(self) -> int | None:
+        """Which message has come in part, counted from 0; None while none has."""
+        return self._complete if self._buffer else None
 
     @property
     def buffered_bytes(self) -> int:
         """How much of a message that is not complete is kept."""
         return len(self._buffer)
 
-    def feed(self, chunk: bytes) -> Iterator[bytes]:
+    def feed(self, chunk: bytes) -> Iterator[Opening]:
         """Take a chunk, and give the messages that it completes one by one: those before a wrong one, too.
+
+        Each opens step by step.
 
         Raises:
             TooLarge: A message announces more bytes than are allowed; it is not waited for.
@@ -95,14 +114,15 @@ class MessageReader:
         self._buffer += chunk
         while len(self._buffer) >= PREFIX_BYTES:
             compressed, length = _PREFIX.unpack_from(self._buffer)
-            if length > self._max_bytes:
-                raise _too_large(length, self._max_bytes)
+            if length > self._limits.max_message_bytes:
+                raise _too_large(length, self._limits.max_message_bytes)
             end = PREFIX_BYTES + length
             if len(self._buffer) < end:
                 break
             payload = bytes(memoryview(self._buffer)[PREFIX_BYTES:end])
             del self._buffer[:end]
-            yield _opened(compressed, payload, self._encoding, self._max_bytes)
+            self._complete += 1
+            yield _opened(compressed, payload, self._encoding, self._limits)
 
     def finish(self) -> None:
         """Check that the stream did not end within a message.
@@ -114,38 +134,71 @@ class MessageReader:
             raise InvalidRequest(f"the stream ended within a gRPC message, {len(self._buffer)} bytes into it")
 
 
-def _opened(compressed: int, payload: bytes, encoding: bytes, max_bytes: int) -> bytes:
+def _opened(compressed: int, payload: bytes, encoding: bytes, limits: Limits) -> Opening:
     if compressed == 0:
-        if len(payload) > max_bytes:
-            raise _too_large(len(payload), max_bytes)
+        if len(payload) > limits.max_message_bytes:
+            raise _too_large(len(payload), limits.max_message_bytes)
         return payload
     if encoding not in {b"gzip", b"deflate"}:
         known = encoding.decode("latin-1")
-        raise Unsupported(f"grpc-encoding {known!r} is not supported; use identity, gzip or deflate")
-    return decompress(payload, max_bytes)
+        raise Unsupported(f"grpc-encoding {known!r:.40} is not supported; use identity, gzip or deflate")
+    return (yield from opening(payload, limits))
 
 
-def decompress(payload: bytes, max_bytes: int) -> bytes:
-    """Open gzip or zlib data, never holding more than ``max_bytes`` of it.
+def opening(payload: bytes, limits: Limits) -> Opening:
+    """Open gzip or zlib data, never holding more of it than the limits allow.
+
+    Returns:
+        What it opens to. On the way there each step, which takes less than a millisecond, says how many bytes
+        there are by now.
 
     Raises:
         InvalidRequest: It is not gzip or zlib, it is cut short, or something follows it.
-        TooLarge: It opens to more than ``max_bytes``.
+        TooLarge: It opens to more than a message may have, or to more than so few bytes may.
     """
+    allowed = min(limits.max_message_bytes, max(ALWAYS_OPENED_BYTES, limits.max_expansion * len(payload)))
     opener = zlib.decompressobj(_GZIP_OR_ZLIB)
-    try:
-        opened = opener.decompress(payload, max_bytes + 1)
-    except zlib.error as error:
-        raise InvalidRequest("the body says it is compressed, but is neither gzip nor zlib") from error
-    if len(opened) > max_bytes:
-        raise TooLarge(
-            f"the body decompresses to more than {max_bytes} bytes, the most that this server takes"
-        )
+    parts: list[bytes] = []
+    size, taken, rest = 0, 0, b""
+    while not opener.eof and (rest or taken < len(payload) or (parts and len(parts[-1]) == _STEP_BYTES)):
+        if not rest:
+            rest = payload[taken : taken + _STEP_BYTES]
+            taken += len(rest)
+        try:
+            parts.append(opener.decompress(rest, _STEP_BYTES))
+        except zlib.error as error:
+            raise InvalidRequest("the body says it is compressed, but is neither gzip nor zlib") from error
+        rest = opener.unconsumed_tail
+        size += len(parts[-1])
+        if size > allowed:
+            raise _opens_too_far(len(payload), allowed, limits)
+        yield size
     if not opener.eof:
         raise InvalidRequest("the compressed body is cut short")
-    if opener.unused_data:
+    if opener.unused_data or taken < len(payload):
         raise InvalidRequest("the compressed body goes on after its end; send it as one gzip member")
-    return opened
+    return b"".join(parts)
+
+
+def at_once(steps: Opening) -> bytes:
+    """Open a message in one go."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            opened: bytes = end.value
+            return opened
+
+
+def _opens_too_far(came: int, allowed: int, limits: Limits) -> TooLarge:
+    if allowed == limits.max_message_bytes:
+        return TooLarge(
+            f"the body decompresses to more than {allowed} bytes, the most that this server takes"
+        )
+    return TooLarge(
+        f"the body came as {came} bytes and decompresses to more than {allowed}; expected at most "
+        f"{limits.max_expansion} times as many (limits.max_expansion), or 1 MiB; send it uncompressed"
+    )
 
 
 def _too_large(length: int, max_bytes: int) -> TooLarge:
@@ -166,12 +219,17 @@ def timeout_seconds(value: bytes) -> float:
     return int(digits) * _TIMEOUT_UNITS[unit]
 
 
+def short_message(error: HeadraceError) -> str:
+    """As much of an error's message as clients accept in trailers."""
+    message = error.message[:_LONGEST_MESSAGE]
+    if len(quote(message, _PLAIN, errors="replace")) > _LONGEST_ENCODED_MESSAGE:
+        return message[: _LONGEST_ENCODED_MESSAGE // _TWELVE_BYTES_A_CHARACTER]
+    return message
+
+
 def error_headers(error: HeadraceError) -> list[Header]:
     """The trailers that say what went wrong."""
-    message = quote(error.message[:_LONGEST_MESSAGE], _PLAIN, errors="replace")
-    if len(message) > _LONGEST_ENCODED_MESSAGE:
-        shortened = error.message[: _LONGEST_ENCODED_MESSAGE // _TWELVE_BYTES_A_CHARACTER]
-        message = quote(shortened, _PLAIN, errors="replace")
+    message = quote(short_message(error), _PLAIN, errors="replace")
     headers = [
         (b"grpc-status", str(codes(error).grpc).encode()),
         (b"grpc-message", message.encode()),

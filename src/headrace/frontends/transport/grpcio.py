@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Sequence
 
 from headrace.batching.request import NO_DEADLINE
 from headrace.config import ServerConfig
-from headrace.errors import ConfigError, HeadraceError
-from headrace.frontends.calls import GrpcCall, GrpcMethod
+from headrace.errors import ConfigError, DeadlineExceeded, HeadraceError, InvalidRequest
+from headrace.frontends.calls import Account, Budget, GrpcCall, GrpcMethod, UnaryHandler
+from headrace.frontends.error_counts import ErrorCounts
 from headrace.frontends.status import codes
+from headrace.frontends.transport.asgi import Application
+from headrace.frontends.transport.grpc_framing import short_message
 
 try:
     import grpc
@@ -21,6 +26,9 @@ except ImportError as error:
 
 _log = logging.getLogger(__name__)
 
+# How long no call may have come before the server stops, and how often that is waited for at the most.
+_QUIET_SECONDS = 0.1
+_QUIET_ATTEMPTS = 10
 _STATUS = {code.value[0]: code for code in grpc.StatusCode}
 _INTERNAL = HeadraceError("internal error; the server's log says more")
 
@@ -28,21 +36,32 @@ _INTERNAL = HeadraceError("internal error; the server's log says more")
 class GrpcioTransport:
     """The gRPC methods on one port."""
 
-    def __init__(self, methods: Sequence[GrpcMethod], listener: socket.socket, config: ServerConfig) -> None:
+    def __init__(
+        self,
+        application: Application,
+        methods: Sequence[GrpcMethod],
+        listener: socket.socket,
+        config: ServerConfig,
+    ) -> None:
         """Prepare to serve.
 
         Args:
+            application: What answers REST; its budget of bytes and its counts of errors are for both.
             methods: What answers.
             listener: Bound and listening; its port is taken over, because grpcio opens its own sockets.
             config: The server's settings.
         """
-        self._drain_seconds = config.drain_seconds
+        self._drain_seconds = config.drain_seconds - config.lead_seconds
         self._listener = listener
-        self._methods = {method.path: method for method in methods}
-        most = config.limits.max_message_bytes
+        self._methods = _Methods(methods, application)
+        limits = config.limits
         self._server = aio.server(
-            handlers=[_Methods(self._methods)],
-            options=[("grpc.max_receive_message_length", most), ("grpc.max_send_message_length", -1)],
+            handlers=[self._methods],
+            options=[
+                ("grpc.max_receive_message_length", limits.max_message_bytes),
+                ("grpc.max_send_message_length", -1),
+                ("grpc.max_concurrent_streams", limits.max_streams_per_connection),
+            ],
         )
 
     async def start(self) -> None:
@@ -54,56 +73,129 @@ class GrpcioTransport:
 
     async def stop(self) -> None:
         """Accept nothing more; return when what was accepted is answered, or the drain time is over."""
-        await self._server.stop(self._drain_seconds)
+        # What has arrived but was not handed to a method yet would be cancelled. So answers are held back for
+        # a moment: a caller that waits for one sends nothing new, and then hears that the server goes.
+        self._methods.answering.clear()
+        await self._methods.until_quiet()
+        stopping = asyncio.ensure_future(self._server.stop(self._drain_seconds))
+        await asyncio.sleep(_QUIET_SECONDS)
+        self._methods.answering.set()
+        await stopping
 
 
 class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has no types
-    """Finds the handler of a call by its path; messages stay bytes."""
+    """Finds the handler of a call by its path; messages stay bytes.
 
-    def __init__(self, methods: dict[str, GrpcMethod]) -> None:
-        self._methods = methods
+    Attributes:
+        answering: Not set while answers are held back.
+    """
+
+    def __init__(self, methods: Sequence[GrpcMethod], application: Application) -> None:
+        self._methods = {method.path: method for method in methods}
+        self._application = application
+        self.answering = asyncio.Event()
+        self.answering.set()
+        self._calls = 0
+
+    async def until_quiet(self) -> None:
+        """Wait until no call has come for a moment, or that has taken too long."""
+        for _ in range(_QUIET_ATTEMPTS):
+            before = self._calls
+            await asyncio.sleep(_QUIET_SECONDS)
+            if self._calls == before:
+                return
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
+        self._calls += 1
         method = self._methods.get(details.method)
         if method is None:
             return None
         if method.unary is not None:
-            return grpc.unary_unary_rpc_method_handler(_unary(method))
-        return grpc.stream_stream_rpc_method_handler(_stream(method))
+            # As a stream of one message: only so there is a moment in which it has not arrived yet.
+            unary = _Unary(method.path, method.unary, self._application, self.answering)
+            return grpc.stream_unary_rpc_method_handler(unary.answer)
+        return grpc.stream_stream_rpc_method_handler(_stream(method, self._application))
 
 
-def _unary(method: GrpcMethod) -> object:
-    async def answer(message: bytes, context: aio.ServicerContext) -> bytes:
+class _Unary:
+    """The handler of one call of a unary method."""
+
+    def __init__(
+        self, path: str, handler: UnaryHandler, application: Application, answering: asyncio.Event
+    ) -> None:
+        self._path = path
+        self._handler = handler
+        self._application = application
+        self._answering = answering
+
+    async def answer(self, messages: AsyncIterator[bytes], context: aio.ServicerContext) -> bytes:
+        bodies = self._application.bodies
+        account = Account(bodies.hold_of_stream)
+        if not bodies.open():
+            await _abort(context, bodies.full(), self._application.errors)
         try:
-            return await method.unary(message, _call(context))  # type: ignore[misc]  # the caller has checked
+            message = await self._arrived(messages, bodies.limits.body_timeout_seconds)
+            account.hold(len(message))
+            reply = await self._handler(message, _call(context, account))
+            await self._answering.wait()
+            return reply
         except HeadraceError as error:
-            await _abort(context, error)
+            await _abort(context, error, self._application.errors)
         except Exception:  # noqa: BLE001 - the boundary to the network: a bug fails its own call only
-            _log.exception("a gRPC call failed unexpectedly", extra={"path": method.path})
-            await _abort(context, _INTERNAL)
+            _log.exception("a gRPC call failed unexpectedly", extra={"path": self._path})
+            await _abort(context, _INTERNAL, self._application.errors)
+        finally:
+            bodies.close(account.held)
         raise AssertionError("abort always raises")
 
-    return answer
-
-
-def _stream(method: GrpcMethod) -> object:
-    async def answer(messages: AsyncIterator[bytes], context: aio.ServicerContext) -> AsyncIterator[bytes]:
+    @staticmethod
+    async def _arrived(messages: AsyncIterator[bytes], seconds: float) -> bytes:
         try:
-            async for reply in method.stream(messages, _call(context)):  # type: ignore[misc]  # as above
+            async with asyncio.timeout(seconds):
+                async for message in messages:
+                    return message
+        except TimeoutError:
+            raise DeadlineExceeded(f"the message had not arrived after {seconds:g} s") from None
+        raise InvalidRequest("expected one gRPC message, got none")
+
+
+def _stream(method: GrpcMethod, application: Application) -> object:
+    bodies, errors = application.bodies, application.errors
+
+    async def answer(messages: AsyncIterator[bytes], context: aio.ServicerContext) -> AsyncIterator[bytes]:
+        unanswered: deque[int] = deque()
+
+        async def counted() -> AsyncIterator[bytes]:
+            async for message in messages:
+                bodies.hold_of_stream(len(message))
+                unanswered.append(len(message))
+                yield message
+
+        try:
+            async for reply in method.stream(counted(), _call(context, budget=bodies)):  # type: ignore[misc]  # the caller has checked
+                if unanswered:
+                    bodies.release(unanswered.popleft())
                 yield reply
         except HeadraceError as error:
-            await _abort(context, error)
+            await _abort(context, error, errors)
         except Exception:  # noqa: BLE001 - the same boundary
             _log.exception("a gRPC stream failed unexpectedly", extra={"path": method.path})
-            await _abort(context, _INTERNAL)
+            await _abort(context, _INTERNAL, errors)
+        finally:
+            bodies.release(sum(unanswered))
 
     return answer
 
 
-def _call(context: aio.ServicerContext) -> GrpcCall:
+def _call(
+    context: aio.ServicerContext, account: Account | None = None, budget: Budget | None = None
+) -> GrpcCall:
     left = context.time_remaining()
-    return GrpcCall(NO_DEADLINE if left is None else time.monotonic() + left * 0.98)
+    deadline = NO_DEADLINE if left is None else time.monotonic() + left * 0.98
+    return GrpcCall(deadline, account=account, budget=budget)
 
 
-async def _abort(context: aio.ServicerContext, error: HeadraceError) -> None:
-    await context.abort(_STATUS[codes(error).grpc], error.message)
+async def _abort(context: aio.ServicerContext, error: HeadraceError, errors: ErrorCounts) -> None:
+    errors.count_grpc(error)
+    message = short_message(error).encode("utf-8", "replace").decode()
+    await context.abort(_STATUS[codes(error).grpc], message)

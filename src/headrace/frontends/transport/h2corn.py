@@ -11,13 +11,14 @@ from h2corn import Config, RequestPolicy, Server
 
 from headrace.config import ServerConfig
 from headrace.frontends.transport.asgi import Application
+from headrace.frontends.transport.listening import IDLE_SECONDS
 
 # Small windows bound what a client can make the server hold: with these, 30 unread answers of 8 MB took 67 MB
 # of memory instead of 361.
 _STREAM_WINDOW_BYTES = 256 * 1024
 _CONNECTION_WINDOW_BYTES = 1024 * 1024
-_STREAMS_PER_CONNECTION = 1024
 _RESPONSE_STALL_SECONDS = 60.0
+_HELD_SECONDS = 0.1
 # Descriptors that are not connections: models, logs, listening sockets, the event loop's own.
 _SPARE_DESCRIPTORS = 64
 
@@ -35,6 +36,7 @@ class H2cornTransport:
             sockets: Bound and listening; they stay the caller's.
             config: The server's settings.
         """
+        self._application = application
         limits = config.limits
         self._server = Server(
             application.answer,
@@ -45,11 +47,15 @@ class H2cornTransport:
                 lifespan="off",
                 access_log=False,
                 log_format=config.log_format,
-                max_concurrent_streams=_STREAMS_PER_CONNECTION,
+                max_concurrent_streams=limits.max_streams_per_connection,
                 limit_connections=limits.max_connections or _connections_within_file_limit(),
                 h2_initial_stream_window_size=_STREAM_WINDOW_BYTES,
                 h2_initial_connection_window_size=_CONNECTION_WINDOW_BYTES,
-                timeout_graceful_shutdown=config.drain_seconds,
+                timeout_keep_alive=IDLE_SECONDS,
+                # The smaller of both holds for a kept HTTP/1.1 connection. For heads this is the longest
+                # silence, not the longest time: who sends a byte now and then was never cut off by it.
+                timeout_request_header=IDLE_SECONDS,
+                timeout_graceful_shutdown=config.drain_seconds - config.lead_seconds,
                 request_policies=(
                     *(
                         RequestPolicy(
@@ -85,9 +91,13 @@ class H2cornTransport:
 
     async def stop(self) -> None:
         """Accept nothing more; return when what was accepted is answered, or the drain time is over."""
-        if self._serving is not None:
+        if self._serving is None:
+            return
+        # It closes a connection with its GOAWAY as soon as nothing is being answered on it, and what the
+        # client has sent meanwhile makes that a reset.
+        async with self._application.holding_answers(_HELD_SECONDS):
             self._server.shutdown()
-            await self._serving
+        await self._serving
 
 
 def _connections_within_file_limit() -> int:

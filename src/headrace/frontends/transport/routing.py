@@ -8,7 +8,11 @@ from typing import NamedTuple
 
 from headrace.frontends.calls import HttpHandler, HttpRoute
 
-_PATHS_KEPT = 1024
+PATHS_KEPT = 1024
+"""How many paths are remembered before those that nobody has asked for again are forgotten."""
+
+# Longer than the path of any model that can be: what is longer is no client's usual path.
+_LONGEST_PATH_KEPT = 256
 
 
 class Match(NamedTuple):
@@ -31,7 +35,10 @@ class Router:
     def __init__(self, routes: Iterable[HttpRoute]) -> None:
         """Compile the routes; the first that matches answers."""
         self._routes = [(route.method, _compiled(route.pattern), route.handler) for route in routes]
-        self._seen: dict[tuple[str, str], Match] = {}
+        # Two halves: what was asked for since the last turn, and before it. Paths that clients make up push
+        # out one another, and never one that is in use.
+        self._recent: dict[tuple[str, str], Match] = {}
+        self._older: dict[tuple[str, str], Match] = {}
 
     def match(self, method: str, path: str) -> Match:
         """Find the handler of a request.
@@ -40,14 +47,17 @@ class Router:
             method: The HTTP method.
             path: The decoded path, without the query.
         """
-        found = self._seen.get((method, path))
+        found = self._recent.get((method, path))
         if found is None:
-            found = self._search(method, path)
-            if (
-                found.handler is not None and len(self._seen) < _PATHS_KEPT
-            ):  # unknown paths are not worth remembering
-                self._seen[method, path] = found
+            found = self._older.get((method, path)) or self._search(method, path)
+            if found.handler is not None and len(path) <= _LONGEST_PATH_KEPT:  # unknown ones are not worth it
+                self._remember((method, path), found)
         return found
+
+    def _remember(self, asked: tuple[str, str], found: Match) -> None:
+        if len(self._recent) >= PATHS_KEPT:
+            self._older, self._recent = self._recent, {}
+        self._recent[asked] = found
 
     def _search(self, method: str, path: str) -> Match:
         allowed = []

@@ -9,7 +9,8 @@ import time
 from headrace.config import Limits, ServerConfig
 from headrace.errors import ConfigError, DeadlineExceeded, TooLarge
 from headrace.frontends.transport.asgi import Application, Scope, Send
-from headrace.frontends.transport.bodies import Event, Receive
+from headrace.frontends.transport.bodies import Event, Receive, announced_bytes
+from headrace.frontends.transport.listening import IDLE_SECONDS
 
 try:
     import uvicorn
@@ -36,7 +37,8 @@ class UvicornTransport:
                 access_log=False,
                 lifespan="off",
                 limit_concurrency=config.limits.max_connections or None,
-                timeout_graceful_shutdown=max(1, round(config.drain_seconds)),
+                timeout_keep_alive=IDLE_SECONDS,
+                timeout_graceful_shutdown=max(1, round(config.drain_seconds - config.lead_seconds)),
             )
         )
         self._serving: asyncio.Task[None] | None = None
@@ -75,7 +77,8 @@ class _Body:
         self._limits = limits
         self._until = time.monotonic() + limits.body_timeout_seconds
         self._announced = max(
-            (int(value) for name, value in scope["headers"] if name == b"content-length"), default=0
+            (announced_bytes(value) for name, value in scope["headers"] if name == b"content-length"),
+            default=0,
         )
         self._arrived = False
 

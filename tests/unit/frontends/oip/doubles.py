@@ -11,8 +11,12 @@ import numpy as np
 from headrace.batching.joining import join
 from headrace.batching.request import NO_DEADLINE, Answer, BatchOutputs, Timings
 from headrace.batching.statistics import VersionStatistics
-from headrace.config import ModelConfig
+from headrace.config import Limits, ModelConfig
 from headrace.errors import FailedPrecondition, NotFound
+from headrace.frontends.error_counts import ErrorCounts
+from headrace.frontends.json_cost import at_once_bytes
+from headrace.frontends.lane import Lane
+from headrace.frontends.tensorflow_metrics import TensorFlowMetrics
 from headrace.lifecycle.state import State, VersionStatus
 from headrace.servable import CheckedInputs, Signature, TensorSpec
 from headrace.tensors import BY_OIP, Tensors
@@ -44,13 +48,16 @@ class ServiceDouble:
     name = "headrace"
     version = "0.0.0"
     draining = False
-    max_json_depth = 64
-    max_message_bytes = 1 << 26
+    limits = Limits()
 
     def __init__(self, *versions: LoadedDouble, admin: bool = False) -> None:
         self.versions = {(one.name, one.version): one for one in versions}
         self.admin = admin
+        self.at_once_bytes = at_once_bytes(self.limits)
         self.is_ready = True
+        self.errors = ErrorCounts()
+        self.lane = Lane()
+        self.tensorflow_metrics: TensorFlowMetrics | None = None
         self.deadlines: list[float] = []
         self.asked: list[tuple[str, str]] = []
 

@@ -15,8 +15,9 @@ from headrace.frontends import protos
 from headrace.frontends.calls import GrpcCall, GrpcMethod
 from headrace.frontends.oip.grpc import grpc_methods
 from headrace.frontends.oip.messages import InferRequest, InferResponse
-from headrace.servable import CheckedInputs
-from tests.unit.frontends.oip.doubles import LoadedDouble, ServiceDouble, ctr, echo, run
+from headrace.servable import CheckedInputs, Signature
+from headrace.tensors import BY_OIP
+from tests.unit.frontends.oip.doubles import LoadedDouble, ServiceDouble, ctr, echo, run, spec
 
 StreamResponse = protos.message("inference.ModelStreamInferResponse")
 
@@ -57,6 +58,50 @@ def test_a_request_is_answered_and_its_deadline_passed_on() -> None:
         assert (response.model_name, response.model_version, response.id) == ("echo", "3", "abc")
         assert list(response.raw_output_contents) == [np.float32(0.5).tobytes()]
     assert service.deadlines == [5.0, NO_DEADLINE]
+
+
+@pytest.mark.parametrize("raw", [False, True], ids=["typed", "raw"])
+@pytest.mark.parametrize(("datatype", "contents"), [("INT64", "int64_contents"), ("BYTES", "bytes_contents")])
+def test_a_large_answer_is_written_in_pieces_with_others_in_between(
+    datatype: str, contents: str, raw: bool
+) -> None:
+    many = np.full((1, 1 << 18), b"text" if datatype == "BYTES" else -1, BY_OIP[datatype].dtype)
+    signature = Signature("serving_default", (spec("x", "FP32"),), (spec("y", datatype, None),))
+    service = ServiceDouble(LoadedDouble(signature, lambda _: {"y": many}, name="many"))
+    request = InferRequest(model_name="many", id="abc")
+    request.inputs.add(name="x", datatype="FP32", shape=[1], contents={"fp32_contents": [] if raw else [1]})
+    if raw:
+        request.inputs[0].ClearField("contents")
+        request.raw_input_contents.append(bytes(4))
+    turns = 0
+
+    async def tick() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def both() -> Any:
+        ticking = asyncio.create_task(tick())
+        handler = method(service, "ModelInfer").unary
+        assert handler is not None
+        answer = await handler(request.SerializeToString(), GrpcCall())
+        ticking.cancel()
+        return InferResponse.FromString(answer)
+
+    response = asyncio.run(both())
+    if raw and datatype == "INT64":  # bytes as they are
+        assert list(response.raw_output_contents) == [many.tobytes()]
+        return
+    assert turns > 8
+    (output,) = response.outputs
+    assert (response.id, output.name, output.datatype, list(output.shape)) == (
+        "abc", "y", datatype, [1, 1 << 18],
+    )  # fmt: skip
+    if raw:
+        assert response.raw_output_contents[0] == (b"\4\0\0\0text") * (1 << 18)
+    else:
+        assert list(getattr(output.contents, contents)) == many[0].tolist()
 
 
 def test_the_server_says_whether_it_lives_and_is_ready() -> None:
@@ -174,12 +219,14 @@ def test_a_stream_answers_every_request_in_order_and_survives_errors() -> None:
     messages = [number(value, str(value)) for value in range(200)]
     messages[7] = number(0, "7", model="other")
     messages[9] = b"\xff"
-    responses = run(stream(ServiceDouble(echo("FP32")), messages))
+    service = ServiceDouble(echo("FP32"))
+    responses = run(stream(service, messages))
     assert len(responses) == 200
     assert [one.infer_response.id for one in responses] == [str(i) if i != 9 else "" for i in range(200)]
     failed = [index for index, one in enumerate(responses) if one.error_message]
     assert failed == [7, 9]
     assert "model 'other'" in responses[7].error_message
+    assert (service.errors.grpc["NOT_FOUND"], service.errors.grpc["INVALID_ARGUMENT"]) == (1, 1)
     assert responses[8].infer_response.raw_output_contents[0] == np.float32(8).tobytes()
 
 

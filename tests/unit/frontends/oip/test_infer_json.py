@@ -12,14 +12,15 @@ import pytest
 
 from headrace.batching.request import Answer, BatchOutputs, Timings
 from headrace.errors import HeadraceError, InvalidRequest, Unsupported
-from headrace.frontends.oip.infer_json import JSON_LENGTH_HEADER, JsonInference, decode_body, encode_answer
+from headrace.frontends.oip.infer_json import JSON_LENGTH_HEADER, JsonInference, encode_answer, recognise
 from headrace.servable import Signature
 from headrace.tensors import Array
+from tests.unit.frontends.decoding import decode_body
 from tests.unit.frontends.oip.doubles import LoadedDouble, echo, spec
 
 
 def decode(loaded: LoadedDouble, body: bytes, json_length: bytes | None = None) -> JsonInference:
-    return decode_body(loaded, body, json_length, max_depth=8)
+    return decode_body(loaded, body, json_length)
 
 
 def body(datatype: str, shape: list[int], data: Any, **more: Any) -> bytes:
@@ -86,7 +87,7 @@ def test_flat_and_nested_data_are_the_same_and_come_back(datatype: str) -> None:
     [
         ("FP32", [2], [1, "2"], r"x\.data: Expected `float`, got `str` - at `\$\[1\]`"),
         ("FP32", [2], [1, True], r"x\.data: Expected `float`, got `bool`"),
-        ("FP32", [2], [1, None], r"x\.data: Expected `float`, got `null`"),
+        ("FP32", [2], [1, None], "x: row 1: got null, and nothing stands for a missing value"),
         ("INT32", [1], [1.5], r"x\.data: Expected `int`, got `float`"),
         ("INT32", [1], [1 << 31], r"x\.data: a value does not fit in INT32"),
         ("UINT8", [1], [-1], r"x\.data: a value does not fit in UINT8"),
@@ -102,9 +103,9 @@ def test_flat_and_nested_data_are_the_same_and_come_back(datatype: str) -> None:
         ("FP32", [3], [1, 2], r"x: expected 12 bytes for FP32 \[3\], got 8"),
         ("FP32", [-1], [1], "x: expected sizes of 0 or more"),
         ("FP32", [0], [], "x: expected at least one row"),
-        ("FP32", [1] * 9, [1], "x: expected at most 8 dimensions, got 9"),
+        ("FP32", [1] * 33, [1], "x: expected at most 32 dimensions, got 33"),
         ("FP32", [1], {}, r"x\.data: Expected `array`, got `object`"),
-        ("BYTES", [2], ["a"], r"x: expected 2 strings for shape \[2\], got 1"),
+        ("BYTES", [2], ["a"], r"x: expected 2 strings for its shape, got 1"),
     ],
 )
 def test_wrong_values_are_refused_with_the_reason(
@@ -142,15 +143,23 @@ def test_wrong_values_are_refused_with_the_reason(
             "unexpected end of hex escape",
         ),
         (b'{"inputs":[]} x', "body: JSON is malformed"),
-        (b'{"inputs":[],"deep":' + b"[" * 100_000, "body: the JSON nests too deep"),
+        (b'{"inputs":[],"deep":' + b"[" * 100_000, "body: expected JSON nested at most 64 deep"),
+        (b'{"inputs":[],"deep":' + b"[" * 63 + b"]" * 63 + b"}", "inputs: missing input 'x'"),
         (
             b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":' + b"[" * 100_000,
-            "body: the JSON nests too",
+            "body: expected JSON nested at most 64 deep",
         ),
         (
             b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":[1]}],"parameters":{"timeout":-1}}',
             "timeout: ",
         ),
+        (
+            b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":[1]}],"parameters":{"timeout":%s}}'
+            % (b"9" * 400),
+            "timeout: expected microseconds from 0 to 2",
+        ),
+        (b'{"inputs":[{"name":"x","datatype":"FP32","shape":[%s],"data":[1]}]}' % (b"9" * 400), "x: "),
+        (b'{"inputs":[{"name":"x","datatype":"INT64","shape":[1],"data":[%s]}]}' % (b"9" * 400), "x"),
         (
             b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":[1]}],"parameters":{"timeout":"1"}}',
             "timeout",
@@ -204,7 +213,7 @@ def test_binary_tensors_are_cut_out_in_order_the_second_time_by_template() -> No
     second = decode(loaded, head + b"456ABCDEFGH", length)
     assert first.inputs.columns == (b"abcdefgh", b"123")
     assert second.inputs.columns == (b"ABCDEFGH", b"456")
-    assert decode_body in loaded.codec_cache
+    assert recognise in loaded.codec_cache
     with pytest.raises(InvalidRequest):
         decode(loaded, head + b"456ABCDEFGH", b"%d" % (len(head) - 1))
     with pytest.raises(InvalidRequest):
@@ -345,3 +354,22 @@ def test_strings_that_are_no_text_are_refused_as_json_with_the_way_out() -> None
     inference = decode(loaded, body("BYTES", [1], ["a"]))
     with pytest.raises(InvalidRequest, match=r"y: the answer is not UTF-8 text.*binary_data"):
         encode_answer(loaded, inference, answer_of(y=np.array([b"\xff"], object)))
+
+
+def test_names_are_checked_before_values_are_decoded() -> None:
+    def many(*names: str) -> bytes:
+        return json.dumps({"inputs": [tensor | {"name": name} for name in names]}).encode()
+
+    tensor = {"datatype": "FP32", "shape": [1], "data": ["no number"]}
+    with pytest.raises(InvalidRequest, match="unknown input '0'"):
+        decode_body(echo("FP32"), many(*map(str, range(20_000)), "x", "x"), None)
+    with pytest.raises(InvalidRequest, match="input 'x' is given twice"):
+        decode_body(echo("FP32"), many("x", "x"), None)
+    with pytest.raises(InvalidRequest, match="unknown input 'z'"):
+        decode_body(echo("FP32"), many("x", "z"), None)
+
+
+def test_numbers_that_are_slow_to_parse_are_numbers() -> None:
+    body = b'{"inputs":[{"name":"x","datatype":"FP64","shape":[9],"data":[' + b"1e-320," * 8 + b"2]}]}"
+    (column,) = decode_body(echo("FP64"), body, None).inputs.columns
+    assert np.frombuffer(column).tolist() == [1e-320] * 8 + [2]

@@ -11,11 +11,15 @@ import numpy as np
 import pytest
 
 from headrace.batching.request import NO_DEADLINE, Answer, BatchOutputs, Timings
+from headrace.config import Limits
 from headrace.errors import HeadraceError, InvalidRequest, NotFound, Unsupported
 from headrace.frontends import protos
+from headrace.frontends.allowance import Allowance
 from headrace.frontends.oip.messages import InferDecoder, Inference, InferRequest, InferResponse
+from headrace.frontends.oip.tensors import run
 from headrace.servable import Signature
 from headrace.tensors import Array
+from tests.unit.frontends.decoding import infer
 from tests.unit.frontends.oip.doubles import LoadedDouble, ServiceDouble, ctr, echo, spec
 
 
@@ -56,12 +60,12 @@ def columns(inference: Inference) -> list[bytes]:
 def test_a_request_that_repeats_gives_what_parsing_it_gives(rows: int, request_id: str) -> None:
     learning, version = message(rows, id=request_id), ctr()
     fast = decoder(version)
-    fast.decode(learning.SerializeToString())
+    infer(fast, learning.SerializeToString())
     again = message(rows, id=request_id[::-1])
     again.raw_input_contents[0] = bytes(rows * 26 * 4)
     data = again.SerializeToString()
     assert fast._templates.find(data) is not None
-    quick, slow = fast.decode(data), decoder(version).decode(data)
+    quick, slow = infer(fast, data), infer(decoder(version), data)
     assert quick == slow
     assert quick.request_id == request_id[::-1]
     assert columns(quick)[0] == bytes(rows * 26 * 4)
@@ -74,7 +78,7 @@ def test_inputs_in_another_order_are_put_right() -> None:
     )
     fast = decoder()
     data = swapped.SerializeToString()
-    first, second = fast.decode(data), fast.decode(data)
+    first, second = infer(fast, data), infer(fast, data)
     assert fast._templates.find(data) is not None
     assert columns(first) == columns(second) == list(request.raw_input_contents)
 
@@ -82,30 +86,30 @@ def test_inputs_in_another_order_are_put_right() -> None:
 def test_an_id_that_is_not_utf8_is_refused_the_fast_way_too() -> None:
     fast = decoder()
     data = message(id="abc").SerializeToString()
-    fast.decode(data)
+    infer(fast, data)
     with pytest.raises(InvalidRequest, match="not one"):
-        fast.decode(data.replace(b"abc", b"a\xffc"))
+        infer(fast, data.replace(b"abc", b"a\xffc"))
 
 
 def test_a_new_version_is_checked_anew() -> None:
     data = message().SerializeToString()
     service = ServiceDouble(ctr())
     fast = InferDecoder(service.loaded)
-    fast.decode(data)
+    infer(fast, data)
     renamed = Signature("serving_default", (spec("cat", "INT32", 26),), (spec("p", "FP32", 1),))
     service.versions["ctr", 4] = LoadedDouble(renamed, lambda inputs: {}, version=4)
     with pytest.raises(InvalidRequest, match="unknown input 'dense'"):
-        fast.decode(data)
+        infer(fast, data)
     del service.versions["ctr", 4], service.versions["ctr", 3]
     with pytest.raises(NotFound):
-        fast.decode(data)
+        infer(fast, data)
 
 
 def test_what_was_learnt_does_not_keep_an_unloaded_version_alive() -> None:
     service = ServiceDouble(ctr())
     fast = InferDecoder(service.loaded)
     data = message().SerializeToString()
-    fast.decode(data)
+    infer(fast, data)
     dead = weakref.ref(service.versions.pop(("ctr", 3)))
     gc.collect()
     assert dead() is None
@@ -124,7 +128,7 @@ def test_what_is_not_the_same_each_time_is_not_learnt(change: Any) -> None:
     change(request)
     fast = decoder(ctr(), echo("FP32"))
     data = request.SerializeToString()
-    fast.decode(data)
+    infer(fast, data)
     assert fast._templates.find(data) is None
 
 
@@ -132,7 +136,7 @@ def test_strings_and_booleans_are_not_learnt() -> None:
     request = one("BOOL", [2])
     request.raw_input_contents.append(b"\2\0")
     fast = decoder(echo("BOOL"))
-    assert columns(fast.decode(request.SerializeToString())) == [b"\1\0"]
+    assert columns(infer(fast, request.SerializeToString())) == [b"\1\0"]
     assert fast._templates.find(request.SerializeToString()) is None
 
 
@@ -159,7 +163,7 @@ def parameter(**value: Any) -> Any:
 )
 def test_typed_contents_come_back_typed(datatype: str, field: str, values: list[Any]) -> None:
     loaded = echo(datatype, 2)
-    inference = decoder(loaded).decode(one(datatype, [1, 2], **{field: values}).SerializeToString())
+    inference = infer(decoder(loaded), one(datatype, [1, 2], **{field: values}).SerializeToString())
     tensor = np.array(
         [values], object if datatype == "BYTES" else loaded.signatures["serving_default"].inputs[0].dtype
     )
@@ -189,7 +193,7 @@ def test_typed_contents_come_back_typed(datatype: str, field: str, values: list[
 )
 def test_wrong_contents_are_refused(request_: Any, said: str) -> None:
     with pytest.raises(InvalidRequest, match=said):
-        decoder(echo("FP32")).decode(request_.SerializeToString())
+        infer(decoder(echo("FP32")), request_.SerializeToString())
 
 
 def _too_few(request: Any) -> None:
@@ -249,7 +253,7 @@ def _short(request: Any) -> None:
         (_shared_memory, Unsupported, "cat: shared memory is not supported"),
         (_classification, Unsupported, "p: classification is not supported"),
         (_timeout_of_text, InvalidRequest, "timeout: expected microseconds as int64_param, got string_param"),
-        (_negative_timeout, InvalidRequest, "timeout: expected microseconds, got -1"),
+        (_negative_timeout, InvalidRequest, "timeout: expected microseconds from 0 to 2.64 - 1, got -1"),
         (_unknown_model, NotFound, "model 'other' version None is not here"),
     ],
 )
@@ -259,7 +263,7 @@ def test_wrong_requests_are_refused_with_the_reason(
     request = message()
     change(request)
     with pytest.raises(error, match=said):
-        decoder().decode(request.SerializeToString())
+        infer(decoder(), request.SerializeToString())
 
 
 def test_a_timeout_is_a_deadline_but_never_later_than_the_calls_own() -> None:
@@ -267,15 +271,15 @@ def test_a_timeout_is_a_deadline_but_never_later_than_the_calls_own() -> None:
     request.parameters["timeout"].int64_param = 5_000_000
     request.parameters["ignored"].string_param = "x"
     before = time.monotonic()
-    inference = decoder().decode(request.SerializeToString())
+    inference = infer(decoder(), request.SerializeToString())
     assert before + 5 <= inference.deadline <= time.monotonic() + 5
-    assert decoder().decode(request.SerializeToString(), before).deadline == before
+    assert infer(decoder(), request.SerializeToString(), before).deadline == before
     request.parameters["timeout"].uint64_param = 0
-    assert decoder().decode(request.SerializeToString()).deadline == NO_DEADLINE
+    assert infer(decoder(), request.SerializeToString()).deadline == NO_DEADLINE
 
 
 def test_an_answer_is_the_message_that_protobuf_would_write() -> None:
-    writer = decoder().decode(message(2).SerializeToString()).writer
+    writer = infer(decoder(), message(2).SerializeToString()).writer
     values = np.array([[0.25], [0.5]], np.float32)
     expected = InferResponse(
         model_name="ctr", model_version="3", id="abc", raw_output_contents=[values.tobytes()]
@@ -296,7 +300,7 @@ def test_outputs_come_in_the_order_asked_for_strings_included() -> None:
     request.outputs.add(name="s")
     request.outputs.add(name="n")
     loaded = LoadedDouble(signature, lambda inputs: {}, name="echo")
-    writer = decoder(loaded).decode(request.SerializeToString()).writer
+    writer = infer(decoder(loaded), request.SerializeToString()).writer
     for width in (3, 200, 0):
         numbers = np.arange(width, dtype=np.int64).reshape(1, width)
         response = InferResponse.FromString(writer.write(answer_of(n=numbers, s=np.array([b"ab\0"], object))))
@@ -310,7 +314,7 @@ def test_writers_and_heads_do_not_take_endless_memory() -> None:
     fast = decoder(loaded)
     request = one("FP32", [1, 1])
     request.raw_input_contents.append(bytes(4))
-    writer = fast.decode(request.SerializeToString()).writer
+    writer = infer(fast, request.SerializeToString()).writer
     for width in range(1000):
         writer.write(answer_of(y=np.zeros((1, width), np.float32)))
     assert len(writer._parts) <= 512
@@ -319,6 +323,46 @@ def test_writers_and_heads_do_not_take_endless_memory() -> None:
 def test_half_precision_is_answered_raw_even_to_typed_requests() -> None:
     signature = Signature("serving_default", (spec("x", "FP32"),), (spec("y", "FP16"),))
     loaded = LoadedDouble(signature, lambda inputs: {}, name="echo")
-    writer = decoder(loaded).decode(one("FP32", [1], fp32_contents=[1]).SerializeToString()).writer
+    writer = infer(decoder(loaded), one("FP32", [1], fp32_contents=[1]).SerializeToString()).writer
     response = InferResponse.FromString(writer.write(answer_of(y=np.float16([0.5]))))
     assert list(response.raw_output_contents) == [np.float16(0.5).tobytes()]
+
+
+def test_a_message_of_many_fields_is_parsed_but_never_walked_for_a_template() -> None:
+    fast = decoder()
+    data = message().SerializeToString()
+    assert infer(fast, data + b"\x1a\x00" * 30_000).inputs.rows == 1
+    assert fast.recognise(data + b"\x1a\x00" * 30_000) is None
+    infer(fast, data)
+    assert fast.recognise(data) is not None
+
+
+def test_of_many_inputs_too_many_only_the_first_are_looked_at() -> None:
+    request = InferRequest(model_name="ctr")
+    for number in range(5000):
+        request.inputs.add(name=f"x{number}", datatype="nothing", shape=[1] * 100)
+    with pytest.raises(InvalidRequest, match="missing input 'cat', 'dense', unknown input 'x0', ") as refused:
+        infer(decoder(), request.SerializeToString())
+    assert "'x99'" in refused.value.message
+    assert "x200" not in refused.value.message
+
+
+def test_a_version_that_was_swapped_while_a_request_was_decoded_answers_it() -> None:
+    old, new = echo("BYTES"), echo("BYTES")
+    service = ServiceDouble(old)
+    request = one("BYTES", [5000], bytes_contents=[b"a"] * 5000)
+    steps = InferDecoder(service.loaded).parse(
+        request.SerializeToString(), NO_DEADLINE, Allowance(Limits(), 1 << 20)
+    )
+    next(steps)
+    service.versions = dict.fromkeys(service.versions, new)
+    inference = run(steps)
+    assert inference.loaded is new  # type: ignore[comparison-overlap]
+    assert inference.inputs.layout is new.signatures["serving_default"].layout(((),))
+
+
+@pytest.mark.parametrize("shape", [[1] * 33, [2] * 30_000], ids=len)
+def test_a_shape_of_many_dimensions_is_refused_before_it_is_multiplied(shape: list[int]) -> None:
+    request = one("FP32", shape, fp32_contents=[1.0])
+    with pytest.raises(InvalidRequest, match=f"x: expected at most 32 dimensions, got {len(shape)}"):
+        infer(decoder(echo("FP32")), request.SerializeToString())

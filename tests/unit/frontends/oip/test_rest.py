@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from headrace.errors import FailedPrecondition, InvalidRequest, NotFound, Unsupported
-from headrace.frontends.calls import HttpCall, HttpReply
+from headrace.config import Limits
+from headrace.errors import FailedPrecondition, InvalidRequest, NotFound, TooLarge, Unsupported
+from headrace.frontends.calls import Headers, HttpCall, HttpReply
+from headrace.frontends.oip.infer_json import JSON_LENGTH_HEADER
 from headrace.frontends.oip.rest import http_routes
 from headrace.frontends.transport.routing import Router
-from tests.unit.frontends.oip.doubles import ServiceDouble, ctr, echo, run
+from tests.unit.frontends.oip.doubles import LoadedDouble, ServiceDouble, ctr, echo, run
 
 
-def call(service: ServiceDouble, method: str, path: str, body: bytes = b"") -> HttpReply:
+def call(
+    service: ServiceDouble, method: str, path: str, body: bytes = b"", headers: Headers = ()
+) -> HttpReply:
     match = Router(http_routes(service)).match(method, path)
     assert match.handler is not None, f"no route for {method} {path}"
-    reply = run(match.handler(HttpCall(method, path, match.parameters, body=body)))
+    reply = run(match.handler(HttpCall(method, path, match.parameters, headers, body)))
     assert isinstance(reply, HttpReply)
     return reply
 
@@ -125,6 +132,13 @@ def test_a_wrong_index_request_is_refused(body: bytes) -> None:
         call(ServiceDouble(ctr()), "POST", "/v2/repository/index", body)
 
 
+def test_a_large_index_or_load_request_is_refused_before_it_is_parsed() -> None:
+    body = b'{"x":[' + b"1e-320," * 10_000 + b"1]}"
+    for path in ("/v2/repository/index", "/v2/repository/models/ctr/load"):
+        with pytest.raises(TooLarge, match="body: expected at most 65536 bytes, got 70009; leave it empty"):
+            call(ServiceDouble(ctr(), admin=True), "POST", path, body)
+
+
 def test_models_are_loaded_and_unloaded_where_the_operator_allows_it() -> None:
     service = ServiceDouble(ctr(), admin=True)
     assert call(service, "POST", "/v2/repository/models/ctr/load").status == 200
@@ -136,3 +150,150 @@ def test_models_are_loaded_and_unloaded_where_the_operator_allows_it() -> None:
         call(ServiceDouble(ctr()), "POST", "/v2/repository/models/ctr/load")
     with pytest.raises(Unsupported, match="config: models are loaded from the server's disk"):
         call(service, "POST", "/v2/repository/models/ctr/load", b'{"parameters":{"config":"{}"}}')
+
+
+# ---- Many texts in the binary form ----
+
+TEXTS = 50_000
+
+
+def binary_texts(texts: int, raw: bytes) -> tuple[bytes, Headers]:
+    tensor = {
+        "name": "x", "datatype": "BYTES", "shape": [texts], "parameters": {"binary_data_size": len(raw)},
+    }  # fmt: skip
+    head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+    return head + raw, ((JSON_LENGTH_HEADER, b"%d" % len(head)),)
+
+
+def turns_of_others(service: ServiceDouble, path: str, body: bytes, headers: Headers = ()) -> int:
+    """How many turns others had while a request was decoded: up to the moment when it was predicted."""
+    match = Router(http_routes(service)).match("POST", path)
+    assert match.handler is not None
+    turns = 0
+
+    async def answer() -> None:
+        async def others() -> None:
+            nonlocal turns
+            while not service.deadlines:
+                turns += 1
+                await asyncio.sleep(0)
+
+        beside = asyncio.create_task(others())
+        await match.handler(HttpCall("POST", path, match.parameters, headers, body))
+        await beside
+
+    run(answer())
+    return turns
+
+
+def test_others_are_answered_while_many_binary_texts_are_decoded() -> None:
+    body, headers = binary_texts(TEXTS, b"\1\0\0\0a" * TEXTS)
+    service = ServiceDouble(echo("BYTES"))
+    assert turns_of_others(service, "/v2/models/echo/infer", body, headers) > 20
+    few, headers = binary_texts(2, b"\1\0\0\0a" * 2)
+    assert turns_of_others(ServiceDouble(echo("BYTES")), "/v2/models/echo/infer", few, headers) < 5
+
+
+def test_binary_texts_count_as_values() -> None:
+    service = ServiceDouble(echo("BYTES"))
+    service.limits = Limits(max_values=1000)
+    assert call(service, "POST", "/v2/models/echo/infer", *binary_texts(1000, bytes(4000))).status == 200
+    with pytest.raises(TooLarge, match=r"x: expected at most 1000 values in a request \(limits.max_values\)"):
+        call(service, "POST", "/v2/models/echo/infer", *binary_texts(1001, bytes(4004)))
+
+
+def test_texts_for_numbers_are_refused_before_one_is_decoded() -> None:
+    cut_off = b"\xff\xff\xff\xff"
+    with pytest.raises(InvalidRequest, match=r"x: expected x FP32 \[rows\], got BYTES \[1\]; convert it"):
+        call(ServiceDouble(echo("FP32")), "POST", "/v2/models/echo/infer", *binary_texts(1, cut_off))
+    text = b'{"inputs":[{"name":"x","datatype":"BYTES","shape":[1],"data":[0]}]}'
+    with pytest.raises(InvalidRequest, match=r"x: expected x FP32 \[rows\], got BYTES \[1\]; convert it"):
+        call(ServiceDouble(echo("FP32")), "POST", "/v2/models/echo/infer", text)
+
+
+# ---- Small and large bodies ----
+
+
+@pytest.mark.parametrize("word", ["NaN", "Infinity", "-Infinity"])
+@pytest.mark.parametrize("others", [3, 30_000])
+@pytest.mark.parametrize("where", ["data", "unknown"])
+@pytest.mark.parametrize("slow", [0, 8], ids=["", "with numbers that take long"])
+def test_json_has_no_nan_and_no_infinity(word: str, others: int, where: str, slow: int) -> None:
+    numbers = f"[{word}{',1e-320' * slow}{',1.5' * others}]"
+    data = numbers if where == "data" else f"[1{',1.5' * (slow + others)}]"
+    rows = slow + others + 1
+    body = f'{{"inputs":[{{"name":"x","datatype":"FP32","shape":[{rows}],"data":{data}}}],"more":{numbers}}}'
+    for absent in (None, -5.0):
+        with pytest.raises(InvalidRequest, match=r"body: .*JSON"):
+            call(ServiceDouble(leaving_out(absent)), "POST", "/v2/models/echo/infer", body.encode())
+
+
+def leaving_out(absent: float | None, **more: Any) -> LoadedDouble:
+    """A model that answers its one input, in which values may be left out."""
+    model = echo("FP32", *more.pop("shape", ()))
+    (signature,) = model.signatures.values()
+    inputs = tuple(replace(one, absent=absent, **more) for one in signature.inputs)
+    model.signatures = {signature.name: replace(signature, inputs=inputs, _layouts={})}
+    return model
+
+
+@pytest.mark.parametrize("blanks", [0, 70_000])
+def test_short_and_long_bodies_nest_equally_deep(blanks: int) -> None:
+    for deep, said in ((62, None), (64, "body: expected JSON nested at most 64 deep")):
+        more = b',"more":' + b"[" * deep + b"]" * deep + b" " * blanks + b"}"
+        body = BODY[:-1] + more
+        if said is None:
+            assert call(ServiceDouble(echo("FP32")), "POST", "/v2/models/echo/infer", body).status == 200
+            continue
+        with pytest.raises(InvalidRequest, match=said):
+            call(ServiceDouble(echo("FP32")), "POST", "/v2/models/echo/infer", body)
+
+
+@pytest.mark.parametrize(
+    ("more", "shape", "values"),
+    [
+        ({}, [4 * TEXTS], b"1.25,"),
+        ({}, [4 * TEXTS], b"null,"),
+        ({"shape": (1,)}, [TEXTS, 1], b"[null],"),
+        ({"shape": (4,), "shorter": True}, [TEXTS, 4], b"[1.25,2.5,3.75],"),
+    ],
+    ids=["flat", "nulls", "nulls in lists", "shorter"],
+)
+def test_others_are_answered_while_many_values_that_may_be_left_out_are_decoded(
+    more: Any, shape: list[int], values: bytes
+) -> None:
+    data = (values * shape[0])[:-1]
+    body = b'{"inputs":[{"name":"x","datatype":"FP32","shape":%s,"data":[%s]}]}' % (
+        json.dumps(shape).encode(), data,
+    )  # fmt: skip
+    service = ServiceDouble(leaving_out(-5.0, **more))
+    service.limits = Limits(max_values=1 << 30)
+    assert longest_seconds(service, "/v2/models/echo/infer", body) < 0.015
+
+
+def longest_seconds(service: ServiceDouble, path: str, body: bytes) -> float:
+    """For how long nobody else had a turn, until the request was predicted; the least of some tries."""
+    match = Router(http_routes(service)).match("POST", path)
+    assert match.handler is not None
+    handler = match.handler
+
+    async def answer() -> float:
+        service.deadlines.clear()
+        longest = 0.0
+
+        async def others() -> None:
+            nonlocal longest
+            last = time.thread_time()
+            while not service.deadlines:
+                await asyncio.sleep(0)
+                now = time.thread_time()
+                longest = max(longest, now - last)
+                last = now
+
+        beside = asyncio.create_task(others())
+        await asyncio.sleep(0)
+        await handler(HttpCall("POST", path, match.parameters, body=body))
+        await beside
+        return longest
+
+    return min(run(answer()) for _ in range(3))

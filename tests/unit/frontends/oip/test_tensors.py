@@ -13,7 +13,8 @@ from headrace.frontends.oip.tensors import (
     join_strings,
     metadata_shape,
     refuse_parameters,
-    split_strings,
+    run,
+    splitting,
     version_number,
 )
 from headrace.servable import Signature
@@ -57,7 +58,7 @@ def test_the_same_shapes_give_the_same_layout_however_they_came() -> None:
         ([A._replace(shape=(1,) * 40), B], "a: expected at most 32 dimensions, got 40"),
         ([A._replace(values=bytes(7)), B], r"a: expected 8 bytes for FP32 \[1, 2\], got 7"),
         ([A._replace(values=bytes(16)), B], r"a: expected 8 bytes for FP32 \[1, 2\], got 16"),
-        ([A._replace(shape=(2, 2), values=bytes(16)), B], "b: has 1 rows where a has 2"),
+        ([A._replace(shape=(2, 2), values=bytes(16)), B], "b: has 1 row where a has 2"),
         (
             [A._replace(shape=(0, 2), values=b""), B._replace(shape=(0, 3), values=b"")],
             "a: expected at least one row",
@@ -100,19 +101,21 @@ def test_strings_keep_every_byte() -> None:
     strings = [b"", b"a\0", b"\xff", "č".encode()]
     raw = join_strings(strings)
     assert raw.startswith(b"\0\0\0\0\2\0\0\0a\0")
-    assert split_strings(raw, "x") == strings
-    for values in (raw, strings):
+    for values in (raw, strings, as_array(WireTensor("x", "BYTES", (4,), raw))):
         assert as_array(WireTensor("x", "BYTES", (2, 2), values)).ravel().tolist() == strings
 
 
-@pytest.mark.parametrize("raw", [b"\1", b"\1\0\0\0", b"\5\0\0\0abcd", b"\0\0\0\0\xff\xff\xff\xffx"])
-def test_a_string_that_is_cut_off_is_refused(raw: bytes) -> None:
+@pytest.mark.parametrize(
+    ("count", "raw"),
+    [(0, b"\1"), (1, b"\1\0\0\0"), (1, b"\5\0\0\0abcd"), (2, b"\0\0\0\0\xff\xff\xff\xffx")],
+)
+def test_a_string_that_is_cut_off_is_refused(count: int, raw: bytes) -> None:
     with pytest.raises(InvalidRequest, match=r"x: string \d is cut off: it wants \d+ bytes more"):
-        split_strings(raw, "x")
+        run(splitting("x", raw, count))
 
 
 def test_the_number_of_strings_must_fit_the_shape() -> None:
-    with pytest.raises(InvalidRequest, match=r"x: expected 3 strings for shape \[3\], got 2"):
+    with pytest.raises(InvalidRequest, match=r"x: expected 3 strings for its shape, got 2"):
         as_array(WireTensor("x", "BYTES", (3,), [b"a", b"b"]))
 
 

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import tracemalloc
 import weakref
 from typing import Any
 
 import numpy as np
 import pytest
 
-from headrace.errors import HeadraceError, InvalidRequest, NotFound
+from headrace.config import Limits
+from headrace.errors import HeadraceError, InvalidRequest, NotFound, Overloaded, TooLarge
 from headrace.frontends import protos
+from headrace.frontends.calls import GrpcCall
+from headrace.frontends.tfserving.grpc import grpc_methods
 from headrace.frontends.tfserving.messages import PredictDecoder
-from tests.unit.frontends.oip.doubles import ctr, echo, spec
+from headrace.frontends.transport.bodies import Bodies
+from headrace.servable import Signature, TensorSpec
+from headrace.tensors import BY_OIP
+from tests.unit.frontends.decoding import parsed, predict
+from tests.unit.frontends.oip.doubles import LoadedDouble, ctr, echo, spec
 from tests.unit.frontends.tfserving.doubles import ServiceDouble, call, message, rows_model
 
 DTYPES = {"FP32": 1, "FP64": 2, "INT32": 3, "UINT8": 4, "INT16": 5, "INT8": 6, "BYTES": 7, "INT64": 9}
@@ -59,9 +68,9 @@ def test_an_answer_names_the_version_and_signature_and_has_values_one_by_one() -
 
 def test_a_request_that_repeats_is_recognised_and_gives_what_parsing_gives() -> None:
     decoder = PredictDecoder(ServiceDouble(ctr()))  # type: ignore[arg-type]
-    first = decoder.decode(request(seed=1).SerializeToString())
+    first = predict(decoder, request(seed=1).SerializeToString())
     other = request(seed=2).SerializeToString()
-    fast, slow = decoder.decode(other), decoder.parse(other)
+    fast, slow = predict(decoder, other), parsed(decoder, other)
     assert fast.inputs == slow.inputs
     assert fast.inputs != first.inputs
     assert fast.writer is slow.writer
@@ -77,7 +86,7 @@ def test_inputs_may_come_in_any_order(order: tuple[str, str]) -> None:
     spec_bytes = message("PredictRequest", model_spec=whole.model_spec).SerializeToString()
     decoder = PredictDecoder(ServiceDouble(ctr()))  # type: ignore[arg-type]
     for _ in range(2):
-        columns = decoder.decode(spec_bytes + b"".join(parts)).inputs.columns
+        columns = predict(decoder, spec_bytes + b"".join(parts)).inputs.columns
         assert columns == (whole.inputs["cat"].tensor_content, whole.inputs["dense"].tensor_content)
 
 
@@ -85,13 +94,13 @@ def test_a_template_says_nothing_about_another_version() -> None:
     service = ServiceDouble(ctr())
     decoder = PredictDecoder(service)  # type: ignore[arg-type]
     data = request().SerializeToString()
-    old = weakref.ref(decoder.decode(data).loaded)
+    old = weakref.ref(predict(decoder, data).loaded)
     newer = ctr()
     newer.version = 4
     service.versions = {("ctr", 4): newer}
     gc.collect()
     assert old() is None
-    assert decoder.decode(data).loaded is newer  # type: ignore[comparison-overlap]
+    assert predict(decoder, data).loaded is newer  # type: ignore[comparison-overlap]
 
 
 def test_packed_floats_are_recognised_too() -> None:
@@ -104,9 +113,9 @@ def test_packed_floats_are_recognised_too() -> None:
         assert isinstance(data, bytes)
         return data
 
-    decoder.decode(asked(1, 2))
+    predict(decoder, asked(1, 2))
     decoder.parse = pytest.fail  # type: ignore[method-assign]
-    assert decoder.decode(asked(3, 4)).inputs.columns == (np.array([3, 4], "f4").tobytes(),)
+    assert predict(decoder, asked(3, 4)).inputs.columns == (np.array([3, 4], "f4").tobytes(),)
 
 
 @pytest.mark.parametrize("datatype", [name for name in DTYPES if name != "BYTES"])
@@ -206,8 +215,8 @@ def test_what_is_not_there_is_named(fields: Any, error: type[HeadraceError], tex
         (tensor(1, (0, 2)), "at least one row"),
         (tensor(1, (-1, 2), float_val=[1]), "sizes of 0 or more"),
         (tensor(1, (-1, -2), tensor_content=b"12345678"), "sizes of 0 or more"),
-        (tensor(1, (1 << 62, 2), float_val=[1]), "takes more than"),
-        (tensor(1, (1 << 62, 1 << 62), tensor_content=b"1"), "too large"),
+        (tensor(1, (1 << 62, 2), float_val=[1]), "max_queue_rows"),
+        (tensor(1, (1 << 62, 1 << 62), tensor_content=b"1"), "max_queue_rows"),
         (tensor(1, [1] * 40, float_val=[1]), "at most 32 dimensions"),
         (tensor(2, (1, 2), double_val=[1]), "nothing is lost silently"),
         (tensor(8, (1, 2)), "datatype 8 is not supported"),
@@ -238,4 +247,184 @@ def test_missing_and_unknown_inputs_are_named() -> None:
 
 def test_bytes_that_are_no_message_are_refused() -> None:
     with pytest.raises(InvalidRequest, match=r"expected a tensorflow\.serving\.PredictRequest"):
-        PredictDecoder(ServiceDouble(ctr())).decode(b"\xff\xff")  # type: ignore[arg-type]
+        predict(PredictDecoder(ServiceDouble(ctr())), b"\xff\xff")  # type: ignore[arg-type]
+
+
+def test_names_are_checked_before_anything_is_repeated_for_them() -> None:
+    spread = tensor(7, (8 << 20,), string_val=[b"a"])
+    asked = message(
+        "PredictRequest", model_spec={"name": "ctr"}, inputs={f"u{number}": spread for number in range(30)}
+    )
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidRequest, match="missing input 'cat', 'dense', unknown input 'u"):
+            predict(PredictDecoder(ServiceDouble(ctr())), asked.SerializeToString())  # type: ignore[arg-type]
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("one", "size"),
+    [
+        (tensor(1, (1 << 14,), float_val=[1]), 1 << 16),
+        (tensor(7, (1 << 14,), string_val=[b"x" * 56]), 1 << 20),  # a text counts with its length
+    ],
+    ids=["numbers", "texts"],
+)
+def test_what_is_repeated_is_limited_for_all_inputs_together(one: Any, size: int) -> None:
+    datatype = "FP32" if one.dtype == 1 else "BYTES"
+    inputs = tuple(spec(name, datatype) for name in "abc")
+    loaded = LoadedDouble(Signature("serving_default", inputs, ()), lambda inputs: {}, name="ctr")
+    decoder = PredictDecoder(ServiceDouble(loaded))  # type: ignore[arg-type]
+    asked = message("PredictRequest", model_spec={"name": "ctr"}, inputs=dict.fromkeys("abc", one))
+    data = asked.SerializeToString()
+    enough = Limits(max_expanded_bytes=3 * size)
+    assert predict(decoder, data, limits=enough).inputs.rows == 1 << 14
+    with pytest.raises(TooLarge, match=rf"would take {3 * size - 3 * size // (1 << 14)} bytes or more"):
+        predict(decoder, data, limits=Limits(max_expanded_bytes=3 * size - 3 * size // (1 << 14) - 1))
+
+
+def filling(*shape: int, model: Any = None) -> tuple[Any, bytes]:
+    """A service, and a message of some 32 bytes that asks it for many values."""
+    loaded = model or echo("FP32", None)
+    asked = message("PredictRequest", model_spec={"name": loaded.name}, inputs={"x": tensor(1, shape)})
+    return ServiceDouble(loaded), asked.SerializeToString()
+
+
+def handler(service: Any) -> Any:
+    return next(one.unary for one in grpc_methods(service) if one.path.endswith("/Predict"))
+
+
+@pytest.mark.parametrize(
+    ("shape", "error", "said"),
+    [
+        ((60_000_000, 1), TooLarge, "60000000 rows, and at most max_queue_rows = 16384"),
+        ((1, 60_000_000), InvalidRequest, r"expected x FP32 \[rows, 2\], got shape \[1, 60000000\]"),
+    ],
+)
+def test_what_is_refused_for_its_shape_is_not_filled_before(shape: Any, error: Any, said: str) -> None:
+    service, data = filling(*shape, model=echo("FP32", 2))
+    tracemalloc.start()
+    try:
+        with pytest.raises(error, match=said):
+            predict(PredictDecoder(service), data)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_value_for_many_is_filled_in_once() -> None:
+    service, data = filling(1, 4 << 20)
+    tracemalloc.start()
+    try:
+        (column,) = predict(PredictDecoder(service), data).inputs.columns
+        assert memoryview(column).nbytes == 16 << 20  # type: ignore[arg-type]
+        assert tracemalloc.get_traced_memory()[1] < 18 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_what_small_messages_are_filled_to_counts_until_they_are_answered() -> None:
+    bodies = Bodies(Limits(max_message_bytes=1 << 20, max_inflight_bytes=20 << 20))
+    held = []
+
+    def model(inputs: Any) -> Any:
+        held.append(bodies.held_bytes)
+        return {"y": inputs["x"][:, :1]}
+
+    service, data = filling(1, 3 << 20, model=rows_model(spec("x", "FP32", None), model=lambda _: {}))
+    service.versions["m", 3].model = lambda inputs: {"x": model(inputs)["y"]}
+
+    async def both() -> list[Any]:
+        calls = [handler(service)(data, GrpcCall(budget=bodies)) for _ in range(2)]
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    first, second = asyncio.run(both())
+    assert isinstance(first, bytes)
+    assert isinstance(second, Overloaded)  # 12 MB and 12 MB
+    assert held == [12 << 20]
+    assert bodies.held_bytes == 0
+
+
+def test_others_go_on_while_a_small_message_is_filled() -> None:
+    service, data = filling(1, 16 << 20, model=rows_model(spec("x", "FP32", None)))
+    service.versions["m", 3].model = lambda inputs: {"x": inputs["x"][:, :1]}
+    turns = 0
+
+    async def tick() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def both() -> None:
+        ticking = asyncio.create_task(tick())
+        await handler(service)(data, GrpcCall())
+        ticking.cancel()
+
+    asyncio.run(both())
+    assert turns > 8
+
+
+@pytest.mark.parametrize("datatype", ["INT64", "BYTES"])
+def test_others_go_on_while_a_large_answer_is_written_and_it_counts(datatype: str) -> None:
+    values = np.full((1, 1 << 18), b"text" if datatype == "BYTES" else -1, BY_OIP[datatype].dtype)
+    loaded = rows_model(
+        spec("x", "FP32", 1), outputs=[spec("y", datatype, None)], model=lambda _: {"y": values}
+    )
+    bodies = Bodies(Limits())
+    asked = message("PredictRequest", model_spec={"name": "m"}, inputs={"x": tensor(1, (1, 1))})
+    turns, most = 0, 0
+
+    async def tick() -> None:
+        nonlocal turns, most
+        while True:
+            turns, most = turns + 1, max(most, bodies.held_bytes)
+            await asyncio.sleep(0)
+
+    async def both() -> bytes:
+        ticking = asyncio.create_task(tick())
+        call = GrpcCall(budget=bodies)
+        answer: bytes = await handler(ServiceDouble(loaded))(asked.SerializeToString(), call)
+        ticking.cancel()
+        return answer
+
+    response = protos.message("tensorflow.serving.PredictResponse").FromString(asyncio.run(both()))
+    assert turns > 8
+    assert most > 1 << 20
+    assert bodies.held_bytes == 0
+    given = response.outputs["y"]
+    assert [size.size for size in given.tensor_shape.dim] == [1, 1 << 18]
+    assert list(given.string_val or given.int64_val) == values[0].tolist()
+
+
+def test_what_is_spread_for_many_rows_is_not_learnt() -> None:
+    inputs = (spec("row", "FP32", 1), TensorSpec("shared", np.dtype(np.float32), (100,), context=True))
+    loaded = LoadedDouble(Signature("serving_default", inputs, ()), lambda inputs: {}, name="m")
+    decoder = PredictDecoder(ServiceDouble(loaded))  # type: ignore[arg-type]
+    for rows, learnt in ((10, True), (1000, False)):
+        given = {
+            "row": tensor(1, (rows, 1), tensor_content=bytes(4 * rows)),
+            "shared": tensor(1, (1, 100), tensor_content=bytes(range(100)) * 4),
+        }
+        data = message("PredictRequest", model_spec={"name": "m"}, inputs=given).SerializeToString()
+        found = predict(decoder, data).inputs
+        assert (decoder.recognise(data) is not None) == learnt
+        (shared,) = [one for one in found.columns if memoryview(one).nbytes == 400 * rows]  # type: ignore[arg-type]
+        assert bytes(shared) == bytes(range(100)) * 4 * rows
+
+
+def test_more_outputs_than_there_are_end_at_the_first_that_is_wrong() -> None:
+    asked = request(output_filter=["p"] * 200_000)
+    with pytest.raises(InvalidRequest, match="output 'p' is asked for twice"):
+        predict(PredictDecoder(ServiceDouble(ctr())), asked.SerializeToString())  # type: ignore[arg-type]
+
+
+def test_a_message_of_many_fields_is_parsed_but_never_walked_for_a_template() -> None:
+    decoder = PredictDecoder(ServiceDouble(ctr()))  # type: ignore[arg-type]
+    data = request().SerializeToString()
+    assert predict(decoder, data + b"\x7a\x00" * 30_000).inputs.rows
+    assert decoder.recognise(data + b"\x7a\x00" * 30_000) is None
+    predict(decoder, data)
+    assert decoder.recognise(data) is not None

@@ -53,6 +53,16 @@ def test_dimensions_may_be_free_and_many() -> None:
     assert predict(echo("INT16", None, 2), {"instances": cube}) == {"predictions": cube}
 
 
+def test_the_value_of_an_input_with_one_a_row_needs_no_list_of_its_own() -> None:
+    city = echo("BYTES", 1)
+    assert predict(city, {"instances": [{"x": "rome"}, {"x": ["oslo"]}]}) == {
+        "predictions": [["rome"], ["oslo"]]
+    }
+    assert predict(city, {"inputs": ["rome", "oslo"]}) == {"outputs": [["rome"], ["oslo"]]}
+    assert predict(echo("FP32", 1), {"instances": [1, [2.5]]}) == {"predictions": [[1], [2.5]]}
+    assert predict(echo("INT64", 1), {"inputs": {"x": [1, 2]}}) == {"outputs": [[1], [2]]}
+
+
 def test_strings_are_text_or_base64() -> None:
     model = echo("BYTES")
     given = {"instances": ["é", {"b64": "YWI="}, {"b64": "/w=="}]}
@@ -167,7 +177,7 @@ def test_a_wrong_path_is_explained(path: str, error: type[HeadraceError], text: 
         (b'{"inputs": {"y": [1]}}', "missing input 'x', unknown input 'y'"),
         (b'{"instances": ["a"]}', r"x: expected x FP32 \[rows\]: Expected `float`, got `str` - at `\$\[0\]`"),
         (b'{"instances": [true]}', "Expected `float`, got `bool`"),
-        (b'{"instances": [null]}', "Expected `float`, got `null`"),
+        (b'{"instances": [null]}', "x: row 0: got null, and nothing stands for a missing value"),
         (b'{"instances": [[1]]}', "Expected `float`, got `array`"),
         (b'{"inputs": 1}', "Expected `array`, got `int`"),
     ],

@@ -240,6 +240,39 @@ def test_a_stream_may_go_on_for_longer_than_a_body_may_be() -> None:
     assert len(response.messages) == 20
 
 
+def test_a_stream_that_stops_within_a_message_ends_and_gives_its_bytes_back() -> None:
+    server = Server(Limits(max_message_bytes=1000, max_inflight_bytes=2000, body_timeout_seconds=0.02))
+
+    async def stop_within() -> None:
+        wire = Wire([part(message(b"whole") + message(b"a" * 1000)[:900])])
+        async with asyncio.timeout(10):
+            await server.application(server.scope("POST", "/x.Echo/Stream", GRPC), wire.receive, wire.send)
+        trailers = dict(wire.sent[-1]["headers"])
+        assert trailers[b"grpc-status"] == b"4"
+        assert b"0.02 s after it began" in trailers[b"grpc-message"]
+        assert not server.held_bytes
+
+    asyncio.run(stop_within())
+
+
+def test_a_stream_may_be_silent_between_messages_for_longer_than_a_body_may_take() -> None:
+    server = Server(Limits(max_message_bytes=1000, max_inflight_bytes=2000, body_timeout_seconds=0.02))
+
+    async def pause() -> None:
+        wire = Wire([part(message(b"one"))])
+        call = asyncio.create_task(
+            server.application(server.scope("POST", "/x.Echo/Stream", GRPC), wire.receive, wire.send)
+        )
+        async with asyncio.timeout(10):
+            await until(lambda: len(wire.sent) > 1)
+            done, _ = await asyncio.wait([call], timeout=0.1)
+            assert not done
+            call.cancel()
+            await asyncio.gather(call, return_exceptions=True)
+
+    asyncio.run(pause())
+
+
 def test_half_messages_of_streams_count_in_the_budget() -> None:
     server = Server(SMALL)
 
@@ -260,3 +293,17 @@ def test_half_messages_of_streams_count_in_the_budget() -> None:
             await until(lambda: not server.held_bytes)
 
     asyncio.run(crowd())
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_a_large_message_has_an_account_that_is_settled_with_it(compressed: bool) -> None:
+    server = Server(Limits())
+    server.hold = 5000
+    sent = message(b"a" * 100_000, compressed=compressed)
+    headers = {b"grpc-encoding": b"gzip", b"grpc-timeout": b"5S"}
+    assert server.grpc(body(sent), headers=headers).grpc == (0, "")
+    (call,) = server.grpc_calls
+    assert call.wire_bytes == (len(sent) if compressed else 0)
+    assert call.deadline < time.monotonic() + 5
+    assert server.most_held == 105_000
+    assert server.held_bytes == 0

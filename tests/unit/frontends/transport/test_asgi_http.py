@@ -6,15 +6,28 @@ import asyncio
 import gzip
 import json
 import logging
+import random
 import time
 import zlib
+from urllib.parse import unquote
 
 import pytest
 
 from headrace.batching.request import NO_DEADLINE
 from headrace.config import Limits
-from headrace.errors import Overloaded, Unsupported
-from tests.unit.frontends.transport.wire import LEFT, SMALL, Event, Response, Server, Wire, body, part
+from headrace.errors import InvalidRequest, Overloaded, Unsupported
+from tests.unit.frontends.transport.wire import (
+    LEFT,
+    SMALL,
+    Event,
+    Response,
+    Server,
+    Wire,
+    body,
+    message,
+    part,
+    until,
+)
 
 
 @pytest.fixture
@@ -257,6 +270,26 @@ def test_what_is_not_a_timeout_is_refused_by_its_name(server: Server, value: byt
     assert error_of(response).startswith("x-request-timeout-ms: ")
 
 
+@pytest.mark.parametrize("digits", [30, 400, 5000])
+def test_numbers_of_any_length_are_no_internal_error(server: Server, digits: int) -> None:
+    timeout = server.http("POST", "/echo/x", body(b"x"), {b"x-request-timeout-ms": b"9" * digits})
+    assert timeout.status == 200, "longer than anybody lives is no deadline"
+    length = server.http("POST", "/echo/x", body(b"x"), {b"content-length": b"9" * digits})
+    assert length.status == 413
+    grpc = server.grpc(body(message(b"x")), headers={b"grpc-timeout": b"9" * digits + b"S"})
+    assert grpc.grpc[0] == 3
+
+
+@pytest.mark.parametrize("size", [10_000, 20_000_000])
+def test_what_is_said_back_is_never_much_however_much_came(server: Server, size: int) -> None:
+    text = "\u20ac" * size
+    server.answer = InvalidRequest(f"unknown input {text!r}")
+    response = server.http("POST", "/echo/x", body(b"x"))
+    assert response.status == 400
+    assert len(response.body) < 16_000
+    assert len(server.grpc(body(message(b"x"))).trailers[b"grpc-message"]) <= 4096
+
+
 def test_an_endless_timeout_is_no_deadline(server: Server) -> None:
     server.http("POST", "/echo/x", body(b"x"), {b"x-request-timeout-ms": b"inf"})
     assert server.http_calls[0].deadline == NO_DEADLINE
@@ -303,3 +336,117 @@ def test_the_lifespan_protocol_is_answered(server: Server) -> None:
 def test_a_websocket_is_not_answered(server: Server) -> None:
     with pytest.raises(NotImplementedError, match="websocket"):
         asyncio.run(server.exchange({"type": "websocket"}, []))
+
+
+# --- what a call says of its costs ---
+
+
+def test_a_call_says_how_many_bytes_arrived_before_decompression() -> None:
+    server = Server(Limits())
+    packed = gzip.compress(b"a" * 100_000)
+    server.http("POST", "/echo/x", body(packed), {b"content-encoding": b"gzip"})
+    server.http("POST", "/echo/x", body(b"a"))
+    assert [call.wire_bytes for call in server.http_calls] == [len(packed), 0]
+
+
+def test_what_a_codec_holds_is_given_back_with_the_body() -> None:
+    server = Server(Limits())
+    server.hold = 5000
+    assert server.http("POST", "/echo/x", body(b"a" * 100_000)).status == 200
+    assert server.most_held == 105_000
+    assert server.held_bytes == 0
+
+
+@pytest.mark.parametrize("path", ["/echo/x", "/x.Echo/Unary", "/x.Echo/Stream"])
+def test_calls_without_any_body_count_in_the_budget(path: str) -> None:
+    """50 connections of 1,000 streams each that were never finished took 540 MB."""
+    server = Server(Limits(max_message_bytes=1000, max_inflight_bytes=3500), call_bytes=1000)
+    headers = [(b"content-type", b"application/grpc")] if path.startswith("/x") else []
+
+    async def crowd() -> None:
+        wires = [Wire([]) for _ in range(4)]
+        calls = []
+        for wire in wires:
+            scope = server.scope("POST", path, headers)
+            calls.append(asyncio.create_task(server.application(scope, wire.receive, wire.send)))
+        async with asyncio.timeout(10):
+            await calls[3]
+            said = str(wires[3].sent)
+            assert "max_inflight_bytes = 3500" in unquote(said)
+            assert "503" in said or "b'grpc-status', b'14'" in said
+            for call in calls[:3]:
+                call.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
+            again = Wire(body(message(b"a")))
+            await server.application(server.scope("POST", path, headers), again.receive, again.send)
+            assert "503" not in str(again.sent)
+            assert "b'14'" not in str(again.sent)
+
+    asyncio.run(crowd())
+
+
+def test_opening_and_packing_large_bodies_lets_others_go_on() -> None:
+    server = Server(Limits())
+    large = random.Random(1).randbytes(2_000_000)
+    turns = 0
+
+    async def beside() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def both() -> Response:
+        neighbour = asyncio.create_task(beside())
+        scope = server.scope(
+            "POST", "/echo/x", [(b"content-encoding", b"gzip"), (b"accept-encoding", b"gzip")]
+        )
+        response = await server.exchange(scope, body(gzip.compress(large)))
+        neighbour.cancel()
+        return response
+
+    assert gzip.decompress(asyncio.run(both()).body) == large
+    assert turns > 10
+    assert server.held_bytes == 0
+
+
+def test_a_body_that_opens_counts_while_it_grows() -> None:
+    server = Server(Limits(max_message_bytes=4_000_000, max_inflight_bytes=4_000_000))
+    server.application.bodies.held_bytes = 3_900_000  # of others
+    packed = gzip.compress(bytes(1_000_000))
+    assert server.http("POST", "/echo/x", body(packed), {b"content-encoding": b"gzip"}).status == 503
+    assert server.http_calls == []
+    assert server.held_bytes == 3_900_000
+
+
+# --- stopping ---
+
+
+def test_while_it_drains_each_answer_ends_its_connection(server: Server) -> None:
+    assert b"connection" not in server.http("POST", "/echo/x", body(b"x")).headers
+    server.application.drain()
+    for path, status in (("/echo/x", 200), ("/nowhere", 404)):
+        response = server.http("POST", path, body(b"x"))
+        assert (response.status, response.headers[b"connection"]) == (status, b"close")
+
+
+def test_answers_are_held_back_around_the_word_that_a_connection_ends(server: Server) -> None:
+    async def scenario() -> None:
+        async def asked(scope: Event, events: list[Event]) -> tuple[asyncio.Task[None], Wire]:
+            wire = Wire(events)
+            return asyncio.create_task(server.application(scope, wire.receive, wire.send)), wire
+
+        async with server.application.holding_answers(0.02):
+            http, http_wire = await asked(server.scope("POST", "/echo/x"), body(b"x"))
+            grpc, grpc_wire = await asked(server.scope("POST", "/x.Echo/Unary"), body(message(b"x")))
+            await until(lambda: server.http_calls and server.grpc_calls)
+            assert not http_wire.sent
+            assert not grpc_wire.sent
+        await asyncio.wait_for(asyncio.gather(http, grpc), 10)
+        assert Response(http_wire.sent).status == 200
+        assert Response(grpc_wire.sent).grpc == (0, "")
+        late, late_wire = await asked(server.scope("POST", "/echo/x"), body(b"x"))
+        await asyncio.wait_for(late, 10)
+        assert Response(late_wire.sent).status == 200
+
+    asyncio.run(scenario())

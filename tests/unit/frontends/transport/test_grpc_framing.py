@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import math
+import random
 import zlib
 from urllib.parse import unquote
 
@@ -11,24 +12,32 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from headrace.config import Limits
 from headrace.errors import HeadraceError, InvalidRequest, NotFound, Overloaded, TooLarge, Unsupported
 from headrace.frontends.transport.grpc_framing import (
+    ALWAYS_OPENED_BYTES,
     MessageReader,
-    decompress,
+    at_once,
     error_headers,
     frame,
     one_message,
+    opening,
     plain_message,
     timeout_seconds,
 )
 from tests.unit.frontends.transport.wire import message
 
 MOST = 100
+LIMITS = Limits(max_message_bytes=MOST)
+
+
+def opened(packed: bytes, limits: Limits) -> bytes:
+    return at_once(opening(packed, limits))
 
 
 @given(st.binary(max_size=MOST))
 def test_what_is_framed_is_one_message(payload: bytes) -> None:
-    assert one_message(frame(payload), b"", MOST) == payload
+    assert at_once(one_message(frame(payload), b"", LIMITS)) == payload
 
 
 @pytest.mark.parametrize("encoding", [b"gzip", b"deflate"])
@@ -36,11 +45,11 @@ def test_a_compressed_message_is_opened(encoding: bytes) -> None:
     payload = b"a" * MOST
     packed = gzip.compress(payload) if encoding == b"gzip" else zlib.compress(payload)
     body = b"\x01" + len(packed).to_bytes(4, "big") + packed
-    assert one_message(body, encoding, MOST) == payload
+    assert at_once(one_message(body, encoding, LIMITS)) == payload
 
 
 def test_a_message_may_be_uncompressed_although_others_are_not() -> None:
-    assert one_message(message(b"plain"), b"gzip", MOST) == b"plain"
+    assert at_once(one_message(message(b"plain"), b"gzip", LIMITS)) == b"plain"
 
 
 @pytest.mark.parametrize(
@@ -64,14 +73,14 @@ def test_a_message_may_be_uncompressed_although_others_are_not() -> None:
 )  # fmt: skip
 def test_what_is_not_one_message_is_refused(body: bytes, encoding: bytes, error: type[HeadraceError]) -> None:
     with pytest.raises(error):
-        one_message(body, encoding, MOST)
+        at_once(one_message(body, encoding, LIMITS))
 
 
 @given(st.binary(max_size=12) | st.binary(max_size=MOST).map(frame))
 def test_a_plain_message_is_what_reading_it_as_one_message_gives(body: bytes) -> None:
     found = plain_message(body)
     try:
-        assert found in {one_message(body, b"", MOST), None}
+        assert found in {at_once(one_message(body, b"", LIMITS)), None}
         assert found is not None
     except Unsupported:  # compressed: for the longer way
         assert found is None
@@ -81,12 +90,12 @@ def test_a_plain_message_is_what_reading_it_as_one_message_gives(body: bytes) ->
 
 def read(chunks: list[bytes]) -> list[bytes | type[HeadraceError]]:
     """The messages of a stream, and the error that it ended in."""
-    reader = MessageReader(b"gzip", MOST)
+    reader = MessageReader(b"gzip", LIMITS)
     found: list[bytes | type[HeadraceError]] = []
     try:
         for chunk in chunks:
             for one in reader.feed(chunk):
-                found.append(one)
+                found.append(at_once(one))
         reader.finish()
     except HeadraceError as error:
         found.append(type(error))
@@ -117,7 +126,7 @@ def test_a_stream_of_messages_gives_them_all(sent: list[bytes]) -> None:
 
 
 def test_a_message_announced_too_large_is_not_waited_for() -> None:
-    reader = MessageReader(b"", MOST)
+    reader = MessageReader(b"", LIMITS)
     with pytest.raises(TooLarge):
         list(reader.feed(b"\x00" + (MOST + 1).to_bytes(4, "big")))
 
@@ -125,8 +134,8 @@ def test_a_message_announced_too_large_is_not_waited_for() -> None:
 def test_no_more_than_the_limit_is_ever_decompressed() -> None:
     bomb = gzip.compress(b"\x00" * 10_000_000)
     with pytest.raises(TooLarge):
-        decompress(bomb, MOST)
-    assert decompress(gzip.compress(b"a" * MOST), MOST) == b"a" * MOST
+        opened(bomb, LIMITS)
+    assert opened(gzip.compress(b"a" * MOST), LIMITS) == b"a" * MOST
 
 
 @pytest.mark.parametrize(
@@ -136,7 +145,7 @@ def test_no_more_than_the_limit_is_ever_decompressed() -> None:
 )
 def test_compressed_data_is_one_whole_piece(packed: bytes) -> None:
     with pytest.raises(InvalidRequest):
-        decompress(packed, MOST)
+        opened(packed, LIMITS)
 
 
 @pytest.mark.parametrize(
@@ -174,6 +183,18 @@ def test_any_message_becomes_a_header_that_clients_accept(text: str) -> None:
     assert len(encoded) <= 4096
     assert all(0x20 <= byte <= 0x7E for byte in encoded)
     said = unquote(encoded.decode())
-    known = text.encode(errors="replace").decode()
+    known = NotFound(text).message
     assert known.startswith(said)
     assert len(said) >= min(len(known), math.floor(4096 / 12))
+
+
+def test_what_compresses_well_may_open_to_a_stated_ratio() -> None:
+    limits = Limits(max_expansion=16)
+    small = gzip.compress(bytes(ALWAYS_OPENED_BYTES))
+    assert len(opened(small, limits)) == ALWAYS_OPENED_BYTES
+    with pytest.raises(TooLarge, match=r"16 times as many \(limits\.max_expansion\), or 1 MiB"):
+        opened(gzip.compress(bytes(ALWAYS_OPENED_BYTES + 1)), limits)
+    noise = random.Random(1).randbytes(100_000)  # 100 KB on the wire may open to 1.6 MB
+    assert len(opened(gzip.compress(noise + bytes(1_400_000)), limits)) == 1_500_000
+    with pytest.raises(TooLarge, match="decompresses to more than 16"):
+        opened(gzip.compress(noise + bytes(1_700_000)), limits)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.frontends.calls import HttpCall, HttpReply, HttpRoute
-from headrace.frontends.transport.routing import Router
+from headrace.frontends.transport.routing import PATHS_KEPT, Match, Router
 
 
 async def predict(call: HttpCall) -> HttpReply:
@@ -72,9 +72,27 @@ def test_a_known_path_with_another_method_says_which_it_takes() -> None:
     assert match.allowed == ("DELETE", "GET")
 
 
-def test_what_clients_make_up_is_not_remembered_for_ever() -> None:
-    for index in range(3000):
-        assert ROUTER.match("GET", f"/v1/models/m{index}").handler is status
-        assert ROUTER.match("GET", f"/nothing/{index}").handler is None
-    assert len(ROUTER._seen) <= 1024
-    assert ROUTER.match("GET", "/v1/models/late").parameters == {"model": "late"}
+def test_what_clients_make_up_never_jams_what_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    router = Router([HttpRoute("POST", "/v1/models/{model}:predict", predict)])
+    searched: list[str] = []
+    search = router._search
+
+    def counting(method: str, path: str) -> Match:
+        searched.append(path)
+        return search(method, path)
+
+    monkeypatch.setattr(router, "_search", counting)
+    for index in range(5000):
+        assert router.match("POST", f"/v1/models/m{index}:predict").handler is predict
+        assert router.match("GET", f"/nothing/{index}").handler is None
+        assert len(router._recent) + len(router._older) <= 2 * PATHS_KEPT
+        if index >= 3000:  # a path that comes late, and then again and again, among all of them
+            assert router.match("POST", "/v1/models/late:predict").parameters == {"model": "late"}
+    assert searched.count("/v1/models/late:predict") == 1
+
+
+def test_a_path_longer_than_any_model_has_is_not_remembered() -> None:
+    router = Router([HttpRoute("GET", "/v1/models/{model}", status)])
+    name = "m" * 10_000
+    assert router.match("GET", f"/v1/models/{name}").parameters == {"model": name}
+    assert not router._recent

@@ -123,6 +123,9 @@ class Server:
     grpc_calls: list[GrpcCall] = field(default_factory=list)
     answer: bytes | Exception | None = None
     release: asyncio.Event | None = None
+    hold: int = 0
+    most_held: int = 0
+    call_bytes: int = 0
 
     def __post_init__(self) -> None:
         self.application = Application(
@@ -134,23 +137,32 @@ class Server:
             [GrpcMethod("/x.Echo/Unary", unary=self.unary), GrpcMethod("/x.Echo/Stream", stream=self.stream)],
             self.limits,
         )
+        self.application.bodies.call_bytes = self.call_bytes
 
     @property
     def held_bytes(self) -> int:
-        return self.application._bodies.held_bytes
+        return self.application.bodies.held_bytes
 
     async def echo(self, call: HttpCall) -> HttpReply:
         self.http_calls.append(call)
+        self._hold(call)
         return HttpReply(await self._outcome(call.body), headers=((b"content-type", b"text/x"),))
 
     async def unary(self, payload: bytes, call: GrpcCall) -> bytes:
         self.grpc_calls.append(call)
+        self._hold(call)
         return await self._outcome(payload)
 
     async def stream(self, payloads: AsyncIterator[bytes], call: GrpcCall) -> AsyncIterator[bytes]:
         self.grpc_calls.append(call)
         async for payload in payloads:
             yield await self._outcome(payload)
+
+    def _hold(self, call: HttpCall | GrpcCall) -> None:
+        if self.hold:
+            assert call.account is not None
+            call.account.hold(self.hold)
+            self.most_held = max(self.most_held, self.held_bytes)
 
     async def _outcome(self, given: bytes) -> bytes:
         if self.release is not None:

@@ -1,0 +1,157 @@
+"""``headrace compare ONE OTHER ROWS``: whether what was made of a model answers as the model does."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from headrace.comparison import Difference, compare
+from headrace.config import MODEL_CONFIG_FILE, parse_model_config, read_model_config
+from headrace.errors import ConfigError, NotFound
+from headrace.lifecycle.layout import version_directories
+from headrace.runtimes.options import RuntimeOptions
+from headrace.runtimes.registry import load
+from headrace.servable import Servable
+from headrace.tensors import Array
+
+_EXAMPLES = """examples:
+  headrace compare models/credit/1 models/credit/2 rows.csv         the original, and what was made of it
+  headrace compare skops onnx rows.npy --tolerance 1e-6
+
+The exit code is 1 if rows differ by more than the tolerance.
+"""
+
+_WARNING = """\
+warning: they do not answer alike. Converters round to float32: thresholds move, and so do large numbers
+(times, identifiers), and rows near them change sides. Keep such columns small before training, or serve the
+original."""
+
+
+def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the verb to the command line."""
+    parser = verbs.add_parser(
+        "compare",
+        help="check a converted model against the original",
+        description="Answer the same rows with two models, and say how much the answers differ, and in how "
+        "many rows: for a model that was converted to ONNX, quantized or exported.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("one", metavar="ONE", type=Path, help="the original: a model, or one version of it")
+    parser.add_argument("other", metavar="OTHER", type=Path, help="what was made of it, likewise")
+    parser.add_argument(
+        "rows",
+        metavar="ROWS",
+        type=Path,
+        help="rows as they will be asked for: .csv (columns by name), .npy (a matrix), .npz (inputs by name)",
+    )
+    parser.add_argument(
+        "--tolerance", type=float, default=1e-4, help="what is no difference; %(default)s if left out"
+    )
+    parser.add_argument("--allow-code", action="store_true", help="run Python models")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Compare, and print what differs."""
+    if not options.tolerance >= 0:
+        raise ConfigError(f"--tolerance: expected a number of 0 or more, got {options.tolerance}")
+    rows = _read_rows(options.rows)
+    one = _load(options.one, allow_code=options.allow_code)
+    try:
+        other = _load(options.other, allow_code=options.allow_code)
+        try:
+            found = compare(one, other, rows, options.tolerance)
+        finally:
+            other.close()
+    finally:
+        one.close()
+    print(f"{options.one} ({one.platform}) and {options.other} ({other.platform}), {found[0].rows} rows")
+    for output in found:
+        print(_line(output, options.tolerance))
+    if not any(output.differing for output in found):
+        return 0
+    print(_WARNING, file=sys.stderr)
+    return 1
+
+
+def _line(output: Difference, tolerance: float) -> str:
+    names = output.name if output.name == output.other_name else f"{output.name}, {output.other_name}"
+    beyond = "" if output.largest is None else f" by more than {tolerance:g}"
+    said = f"  {names}: {output.differing} rows differ{beyond}"
+    if output.largest is not None:
+        said += f"; the largest difference is {output.largest:.3g}"
+    if output.worst_row is not None:
+        said += f" (row {output.worst_row}: {' and '.join(map(_shown, output.example))})"
+    return said
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_shown, value))}]"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _load(directory: Path, *, allow_code: bool) -> Servable:
+    if not directory.is_dir():
+        raise NotFound(f"{directory} is not a directory")
+    versions = version_directories(directory)
+    version = versions[max(versions)] if versions else directory
+    try:
+        config = parse_model_config(read_model_config(version.parent))
+    except OSError as error:
+        raise ConfigError(f"{MODEL_CONFIG_FILE} cannot be read: {error.strerror}") from error
+    runtime = config.runtime
+    return load(
+        version,
+        RuntimeOptions(
+            kind=runtime.kind, trusted=runtime.trusted, allow_code=allow_code, options=runtime.options
+        ),
+    )
+
+
+def _read_rows(file: Path) -> Mapping[str, Array]:
+    try:
+        if file.suffix == ".csv":
+            return _read_csv(file)
+        if file.suffix not in (".npy", ".npz"):
+            raise ConfigError(f"ROWS: expected .csv, .npy or .npz, got {file.name}")
+        found = np.load(file, allow_pickle=False)
+        rows = {"rows": found} if isinstance(found, np.ndarray) else dict(found)
+    except OSError as error:
+        raise ConfigError(f"ROWS: {file} cannot be read: {error.strerror or error}") from error
+    except (ValueError, EOFError, csv.Error) as error:
+        raise ConfigError(f"ROWS: {file.name}: {error}") from error
+    if not rows or any(array.ndim == 0 for array in rows.values()):
+        raise ConfigError(f"ROWS: {file.name}: expected arrays of rows")
+    return rows
+
+
+def _read_csv(file: Path) -> dict[str, Array]:
+    """Columns by name: numbers where all are, an empty cell being NaN; texts otherwise."""
+    with file.open(newline="", encoding="utf-8") as lines:
+        names, *rows = list(csv.reader(lines)) or [[]]
+    short = next((number for number, row in enumerate(rows, 2) if len(row) != len(names)), None)
+    if short is not None:
+        raise ConfigError(
+            f"ROWS: {file.name}: line {short}: expected {len(names)} cells, as the first line has"
+        )
+    if not rows:
+        raise ConfigError(f"ROWS: {file.name}: expected a line of names, and then rows")
+    return {name: _column([row[index] for row in rows]) for index, name in enumerate(names)}
+
+
+def _column(cells: list[str]) -> Array:
+    try:
+        return np.array([int(cell) for cell in cells], np.int64)
+    except (ValueError, OverflowError):
+        pass
+    try:
+        return np.array([float(cell) if cell else np.nan for cell in cells])
+    except ValueError:
+        return np.array(cells, dtype=object)

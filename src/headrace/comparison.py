@@ -1,0 +1,166 @@
+"""Do two models answer alike? For what was converted, quantized or exported, on rows of one's own.
+
+Conversion changes numbers: from float64 to float32 a threshold or a feature is rounded, and a row that lay
+just on one side of it goes the other way, which changes its answer by a whole leaf. Averages hide that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from headrace.batching.joining import cut, join, padded_size
+from headrace.errors import InvalidRequest
+from headrace.servable import DEFAULT_SIGNATURE, Servable, Signature
+from headrace.tensors import Array, Tensors
+
+_ROWS_A_CALL = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """How one output of two models differs.
+
+    Attributes:
+        name: The output of the first model.
+        other_name: The output of the second one that was compared with it.
+        rows: How many rows were compared.
+        differing: In how many of them a number differs by more than the tolerance, or anything else at all.
+        largest: The largest difference of a number; None for texts. Infinite where one has no number.
+        worst_row: The row that differs most, counted from 0; None if none differs.
+        example: What the two models answered for that row.
+    """
+
+    name: str
+    other_name: str
+    rows: int
+    differing: int
+    largest: float | None
+    worst_row: int | None
+    example: tuple[object, object]
+
+
+def compare(one: Servable, other: Servable, rows: Mapping[str, Array], tolerance: float) -> list[Difference]:
+    """Answer the same rows with two models, and say how the answers differ.
+
+    Args:
+        one: The original.
+        other: What was made of it.
+        rows: The rows, by column, or as one matrix under any name; both models find their inputs in it.
+        tolerance: The largest difference of numbers that is none.
+
+    Returns:
+        A difference for each output that both have: by name, or the only one left on either side.
+
+    Raises:
+        InvalidRequest: The rows are not what a model takes, or the models have no output in common.
+    """
+    first, second = _answers(one, rows), _answers(other, rows)
+    return [
+        _difference(name, first[name], other_name, second[other_name], tolerance)
+        for name, other_name in _pairs(list(first), list(second))
+    ]
+
+
+def inputs_of(signature: Signature, rows: Mapping[str, Array]) -> dict[str, Array]:
+    """Find a model's inputs in rows that were not made for it alone.
+
+    Args:
+        signature: What the model takes.
+        rows: The rows, by column, or as one matrix.
+
+    Raises:
+        InvalidRequest: They do not hold what it takes.
+    """
+    names = signature.input_names
+    if all(name in rows for name in names):
+        return {name: rows[name] for name in names}
+    given = list(rows.values())
+    if len(names) == 1 and len(given) == 1:
+        return {names[0]: given[0]}
+    if len(names) == 1 and all(column.ndim == 1 for column in given):
+        return {names[0]: np.stack(given, axis=1)}
+    if len(given) == 1 and given[0].ndim > 1 and given[0].shape[1] == len(names):
+        return dict(zip(names, given[0].T, strict=True))
+    raise InvalidRequest(
+        f"expected columns named {', '.join(map(repr, names))}, or one matrix; "
+        f"got {', '.join(map(repr, rows))}",
+        field="rows",
+    )
+
+
+def _answers(model: Servable, rows: Mapping[str, Array]) -> Tensors:
+    signature = model.signatures[DEFAULT_SIGNATURE]
+    parts = [model.predict(batch) for batch in _batches(signature, rows)]
+    count = len(next(iter(rows.values())))
+    return {name: np.concatenate([part[name] for part in parts])[:count] for name in signature.output_names}
+
+
+def _batches(signature: Signature, rows: Mapping[str, Array]) -> Iterator[Tensors]:
+    layout, columns, count = signature.check(inputs_of(signature, rows))
+    size = signature.rows or _ROWS_A_CALL
+    for start in range(0, count, size):
+        stop = min(start + size, count)
+        padded = padded_size(stop - start, (signature.rows,) if signature.rows else ())
+        yield join(layout, [cut(layout, columns, start, stop)], stop - start, padded)
+
+
+def _pairs(names: list[str], others: list[str]) -> list[tuple[str, str]]:
+    same = [(name, name) for name in names if name in others]
+    left = [name for name in names if name not in others]
+    left_others = [name for name in others if name not in names]
+    if len(left) == len(left_others) == 1:
+        same.append((left[0], left_others[0]))
+    if not same:
+        raise InvalidRequest(
+            f"the models have no output in common: {', '.join(names)}; and {', '.join(others)}",
+            field="outputs",
+        )
+    return same
+
+
+def _difference(name: str, one: Array, other_name: str, other: Array, tolerance: float) -> Difference:
+    if one.size != other.size:
+        raise InvalidRequest(
+            f"is {list(one.shape)} and {list(other.shape)}", field=f"{name} and {other_name}"
+        )
+    rows = len(one)
+    one, other = one.reshape(rows, -1), other.reshape(rows, -1)
+    largest = None
+    if one.dtype.kind in "fiub" and other.dtype.kind in "fiub":
+        with np.errstate(invalid="ignore"):
+            apart = np.abs(one.astype(np.float64) - other.astype(np.float64))
+        equal = (one == other) | (np.isnan(one.astype(np.float64)) & np.isnan(other.astype(np.float64)))
+        apart = np.where(equal, 0.0, np.where(np.isnan(apart), np.inf, apart))
+        by_row = apart.max(axis=1, initial=0.0)
+        largest = float(by_row.max())
+        differs = by_row > tolerance
+    else:
+        # A label may be a number here and a text there.
+        texts = _texts(one), _texts(other)
+        differs = np.array([left != right for left, right in zip(*texts, strict=True)])
+        by_row = differs.astype(np.float64)
+    worst = int(by_row.argmax())
+    return Difference(
+        name,
+        other_name,
+        rows,
+        int(differs.sum()),
+        largest,
+        worst if by_row[worst] else None,
+        (_shown(one[worst]), _shown(other[worst])),
+    )
+
+
+def _texts(array: Array) -> list[list[str]]:
+    return [
+        [one.decode(errors="replace") if isinstance(one, bytes) else str(one) for one in row]
+        for row in array.tolist()
+    ]
+
+
+def _shown(row: Array) -> object:
+    values = [one.decode(errors="replace") if isinstance(one, bytes) else one for one in row[:4].tolist()]
+    return values[0] if len(row) == 1 else values

@@ -1,0 +1,240 @@
+"""A model's settings: ``headrace.toml`` beside its versions, or the arguments of an engine in process."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from headrace.config.checks import DAY, MINUTE, MOST_ROWS, MOST_THREADS, YEAR, one_of, seconds, whole, wrong
+from headrace.config.reading import Table, convert, merged, parse
+from headrace.disk import read_text
+
+MODEL_CONFIG_FILE = "headrace.toml"
+"""The settings beside a model's versions."""
+
+LABEL_NAME = re.compile(r"[A-Za-z0-9_]+")
+"""What a label may be called; to be matched in full."""
+
+LARGEST_VERSION = 2**63 - 1
+"""The largest number of a version that the protocols can say."""
+
+LARGEST_MODEL_CONFIG_BYTES = 2**20
+"""The largest ``headrace.toml`` that is read."""
+
+_MOST_COUNTED = 1_000_000
+
+Option = str | int | float | bool
+
+
+class BatchingPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How one model's requests are merged.
+
+    Attributes:
+        max_batch_rows: The most rows of one call of the model; larger requests are split and joined again.
+        max_batch_seconds: How long one call may be predicted to take: batches of a slow model stay below
+            ``max_batch_rows`` for it.
+        max_wait_seconds: How long the first request of a batch may be held back for more to come; 0 for not
+            at all.
+        allowed_batch_rows: The only batch sizes that the model shall see, ascending, the last one
+            ``max_batch_rows``; smaller batches are padded. Empty for any size.
+        instances: How many calls run side by side; 0 for one a core (of the cgroup's quota).
+        max_queue_rows: How many rows may wait, and the most rows of one request; requests beyond are refused.
+        inline_seconds: Batches predicted to take less run in the serving thread; None lets headrace choose.
+        threads_per_instance: How many threads one call may use; 0 lets headrace choose.
+        pad_variable_length: Whether rows of different shapes share a batch, the shorter filled up with zeros.
+    """
+
+    max_batch_rows: int = 256
+    max_batch_seconds: float = 0.05
+    max_wait_seconds: float = 0.0
+    allowed_batch_rows: tuple[int, ...] = ()
+    instances: int = 0
+    max_queue_rows: int = 16384
+    inline_seconds: float | None = None
+    threads_per_instance: int = 0
+    pad_variable_length: bool = False
+
+    def __post_init__(self) -> None:
+        """Check each setting, and that they fit together."""
+        whole("batching.max_batch_rows", self.max_batch_rows, least=1, most=MOST_ROWS)
+        seconds("batching.max_batch_seconds", self.max_batch_seconds, above_zero=True, most=DAY)
+        seconds("batching.max_wait_seconds", self.max_wait_seconds, most=MINUTE)
+        whole("batching.instances", self.instances, most=MOST_THREADS)
+        whole("batching.max_queue_rows", self.max_queue_rows, least=1, most=MOST_ROWS)
+        whole("batching.threads_per_instance", self.threads_per_instance, most=MOST_THREADS)
+        if self.inline_seconds is not None:
+            seconds("batching.inline_seconds", self.inline_seconds, most=DAY)
+        self._check_allowed_rows()
+
+    def _check_allowed_rows(self) -> None:
+        allowed = self.allowed_batch_rows
+        for rows in allowed:
+            whole("batching.allowed_batch_rows", rows, least=1, most=MOST_ROWS)
+        ascending = all(low < high for low, high in itertools.pairwise(allowed))
+        if allowed and not (ascending and allowed[-1] == self.max_batch_rows):
+            raise wrong(
+                "batching.allowed_batch_rows",
+                f"ascending sizes, the last one max_batch_rows = {self.max_batch_rows}",
+                list(allowed),
+            )
+
+
+class VersionPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which versions of a model are served, and how one takes over from another.
+
+    Attributes:
+        policy: ``latest``, the ``count`` highest numbers; ``all``; or ``specific``, those in ``numbers``.
+        count: How many versions ``latest`` serves.
+        numbers: The versions that ``specific`` serves.
+        transition: ``availability`` loads the new version before it unloads the old one; ``resource`` unloads
+            first, for models of which only one fits into memory.
+        labels: Names that point at versions; a label moves when its version is ready.
+        load_attempts: How often loading a version is tried before it stays failed; what the system is short
+            of is waited for without end.
+        load_retry_seconds: The longest pause between attempts; the first is at most a second, then it
+            doubles.
+        load_timeout_seconds: How long loading and warming up a version may take together. Then it has failed;
+            its thread, which cannot be ended, is left alone, and what it brings is thrown away.
+        max_age_seconds: The staleness objective: how long ago the version that is served may have been
+            published before the metric ``headrace_model_stale`` says 1; 0 for no objective.
+    """
+
+    policy: Literal["latest", "all", "specific"] = "latest"
+    count: int = 1
+    numbers: tuple[int, ...] = ()
+    transition: Literal["availability", "resource"] = "availability"
+    labels: dict[str, int] = {}
+    load_attempts: int = 5
+    load_retry_seconds: float = 60.0
+    load_timeout_seconds: float = 300.0
+    max_age_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check each setting, and that they fit together."""
+        one_of("versions.policy", self.policy, ("latest", "all", "specific"))
+        one_of("versions.transition", self.transition, ("availability", "resource"))
+        whole("versions.count", self.count, least=1, most=_MOST_COUNTED)
+        whole("versions.load_attempts", self.load_attempts, least=1, most=_MOST_COUNTED)
+        seconds("versions.load_retry_seconds", self.load_retry_seconds, most=DAY)
+        seconds("versions.load_timeout_seconds", self.load_timeout_seconds, above_zero=True, most=YEAR)
+        seconds("versions.max_age_seconds", self.max_age_seconds, most=YEAR)
+        for number in self.numbers:
+            whole("versions.numbers", number, most=LARGEST_VERSION)
+        if (self.policy == "specific") != bool(self.numbers):
+            raise wrong("versions.numbers", 'numbers exactly when policy = "specific"', list(self.numbers))
+        for label, number in self.labels.items():
+            if not LABEL_NAME.fullmatch(label):
+                raise wrong("versions.labels", "names of letters, digits and _", label)
+            whole(f"versions.labels.{label}", number, most=LARGEST_VERSION)
+
+
+class WarmUpPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The requests that a version answers before it is ready.
+
+    Attributes:
+        enabled: Whether versions are warmed up at all.
+        requests: Files of recorded requests, relative to the version directory or else the model's; empty for
+            those that are found by their well-known names.
+        max_requests: The most requests that are replayed.
+    """
+
+    enabled: bool = True
+    requests: tuple[str, ...] = ()
+    max_requests: int = 1000
+
+    def __post_init__(self) -> None:
+        """Check each setting."""
+        whole("warm_up.max_requests", self.max_requests, most=_MOST_COUNTED)
+        for name in self.requests:
+            if not name or Path(name).is_absolute() or ".." in Path(name).parts:
+                raise wrong("warm_up.requests", "file names below the version or model directory", name)
+
+
+class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What loads a model's versions.
+
+    Attributes:
+        kind: ``onnx``, ``sklearn``, ``python``, ``ctr`` or ``tensorflow``; empty to find it from the files.
+        trusted: Type names that a skops file may hold beyond what skops trusts by itself.
+        options: Settings of that runtime, listed in docs/runtimes.md.
+    """
+
+    kind: Literal["", "onnx", "sklearn", "python", "ctr", "tensorflow"] = ""
+    trusted: tuple[str, ...] = ()
+    options: dict[str, Option] = {}
+
+    def __post_init__(self) -> None:
+        """Check the kind; the options are the runtime's to check."""
+        one_of("runtime.kind", self.kind, ("", "onnx", "sklearn", "python", "ctr", "tensorflow"))
+
+
+class SignatureConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What TensorFlow Serving's Classify and Regress make of a model's outputs.
+
+    Attributes:
+        kind: Which of them the model answers, besides Predict.
+        scores: The output that holds the scores, or the regression's value; empty for the only one that can.
+        classes: The output that holds the classes' names; empty for none.
+        labels: The classes' names, where no output holds them, in the order of the scores.
+    """
+
+    kind: Literal["predict", "classify", "regress"] = "predict"
+    scores: str = ""
+    classes: str = ""
+    labels: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check each setting, and that they fit together."""
+        one_of("signature.kind", self.kind, ("predict", "classify", "regress"))
+        if self.classes and self.labels:
+            raise wrong("signature.labels", "either classes (an output) or labels (names)", "both")
+
+
+class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything that can be set for one model: one field a section of ``headrace.toml``.
+
+    Attributes:
+        versions: Which versions are served.
+        batching: How requests are merged.
+        warm_up: What a version answers before it is ready.
+        runtime: What loads it.
+        signature: What Classify and Regress make of it.
+    """
+
+    versions: VersionPolicy = msgspec.field(default_factory=VersionPolicy)
+    batching: BatchingPolicy = msgspec.field(default_factory=BatchingPolicy)
+    warm_up: WarmUpPolicy = msgspec.field(default_factory=WarmUpPolicy)
+    runtime: RuntimeConfig = msgspec.field(default_factory=RuntimeConfig)
+    signature: SignatureConfig = msgspec.field(default_factory=SignatureConfig)
+
+
+def read_model_config(model_directory: Path) -> str:
+    """The content of a model's ``headrace.toml``; "" without one.
+
+    Raises:
+        OSError: There is one, but it cannot be read, is no ordinary file, too large, or not UTF-8.
+    """
+    try:
+        return read_text(model_directory / MODEL_CONFIG_FILE, LARGEST_MODEL_CONFIG_BYTES)
+    except FileNotFoundError:
+        return ""
+
+
+def parse_model_config(
+    text: str, overrides: Table | None = None, where: str = MODEL_CONFIG_FILE
+) -> ModelConfig:
+    """Read a ``headrace.toml``.
+
+    Args:
+        text: Its content; empty for a model without one.
+        overrides: Sections that win over it.
+        where: What to call it in errors.
+
+    Raises:
+        ConfigError: It is not TOML, or a setting is unknown or wrong.
+    """
+    return convert(merged(parse(text, where), overrides or {}), ModelConfig, where)

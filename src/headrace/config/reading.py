@@ -1,0 +1,126 @@
+"""TOML to settings: tables laid over one another, and errors in the words of whoever wrote the file."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Mapping
+from typing import TypeVar, get_args, get_type_hints
+
+import msgspec
+
+from headrace.errors import ConfigError
+
+Table = Mapping[str, object]
+_StructT = TypeVar("_StructT", bound=msgspec.Struct)
+
+
+def parse(text: str, where: str) -> dict[str, object]:
+    """Parse TOML.
+
+    Args:
+        text: The file's content.
+        where: What to call it in errors.
+
+    Raises:
+        ConfigError: It is not TOML, or nests deeper than any settings do.
+    """
+    if _TOO_DEEP.search(text):  # before it is read: time and memory grow with the square of a key's parts
+        raise ConfigError(f"{where}: expected names of at most {_MOST_PARTS} parts with dots between")
+    try:
+        table = tomllib.loads(text)
+    except RecursionError:
+        raise ConfigError(f"{where}: lists or tables nest too deep") from None
+    except ValueError as error:  # not only TOMLDecodeError: a number of 5,000 digits is a plain one
+        raise ConfigError(f"{where}: not TOML: {error}") from error
+    if _is_deeper(table, _MOST_PARTS):
+        raise ConfigError(f"{where}: expected tables and lists that nest at most {_MOST_PARTS} deep")
+    return table
+
+
+_MOST_PARTS = 32
+_PART = r"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+"""
+_TOO_DEEP = re.compile(rf"(?<![\w-])(?:{_PART}\.[ \t]*+){{{_MOST_PARTS}}}")
+
+
+def _is_deeper(value: object, most: int) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return any(most == 0 or _is_deeper(one, most - 1) for one in inner)
+
+
+def merged(below: Table, above: Table) -> dict[str, object]:
+    """Lay one table over another; where both hold tables, key by key."""
+    result = dict(below)
+    for key, value in above.items():
+        under = result.get(key)
+        if isinstance(under, dict) and isinstance(value, dict):
+            result[key] = merged(under, value)
+        else:
+            result[key] = value
+    return result
+
+
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`")
+_LITERAL = re.compile(r"Invalid enum value (.*)")
+
+
+def convert(table: Table, kind: type[_StructT], where: str) -> _StructT:
+    """Make settings of a table.
+
+    Args:
+        table: The settings by name.
+        kind: What they are settings of.
+        where: What to call the table in errors.
+
+    Raises:
+        ConfigError: A setting is unknown or wrong.
+    """
+    try:
+        return msgspec.convert(table, kind)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{where}: {explained(error, kind)}") from error
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error.message}") from error
+
+
+def explained(error: msgspec.ValidationError, kind: type[msgspec.Struct]) -> str:
+    """Turn msgspec's words into which key, what was expected and what came.
+
+    Args:
+        error: What msgspec raised.
+        kind: What it was to make.
+    """
+    said, _, at = str(error).partition(" - at `$")
+    path = at.rstrip("`").lstrip(".")
+    if unknown := _UNKNOWN.fullmatch(said):
+        key = unknown[1]
+        known = list(_fields(_at(kind, path)))
+        near = difflib.get_close_matches(key, known, 1)
+        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
+        return f"{f'{path}.' if path else ''}{key}: unknown setting; {hint}"
+    if literal := _LITERAL.fullmatch(said):
+        allowed = ", ".join(repr(value) for value in get_args(_at(kind, path)))
+        return f"{path}: expected one of {allowed}, got {literal[1]}"
+    said = said.replace("`object`", "a table").replace("`array`", "a list")
+    return f"{path}: {said[:1].lower()}{said[1:]}" if path else said
+
+
+def _at(kind: object, path: str) -> object:
+    """The type of the setting at a path such as ``batching.instances`` or ``fields[1].role``."""
+    for step in re.findall(r"\[.*?\]|[^.\[]+", path):
+        kind = _inside(kind) if step[0] == "[" else _fields(kind).get(step)
+    return kind
+
+
+def _inside(kind: object) -> object:
+    """The type of what a list, a tuple or a table of any names holds."""
+    held = [one for one in get_args(kind) if one is not ...]
+    return held[-1] if held else None
+
+
+def _fields(kind: object) -> dict[str, object]:
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        hints = get_type_hints(kind)
+        return {name: hints[name] for name in kind.__struct_fields__}
+    return {}

@@ -1,0 +1,218 @@
+"""A server's settings: ``headrace serve --config FILE``, and what its command line says over it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from headrace.config.checks import DAY, MOST_THREADS, one_of, seconds, whole, wrong
+from headrace.config.model import ModelConfig
+from headrace.config.reading import convert, parse
+from headrace.disk import read_text
+from headrace.errors import ConfigError
+
+MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+"""What a model may be called; to be matched in full."""
+
+_MOST_PORTS = 65535
+_MOST_CONNECTIONS = 2**20
+_MOST_MESSAGE_BYTES = 2**31 - 1  # what protobuf can hold
+_MOST_BYTES = 2**48  # more than processors can address
+_MOST_JSON_DEPTH = 512  # deeper, and decoders that call themselves give up
+
+_LARGEST_FILE_BYTES = 2**24
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one client, or all together, may take of the server.
+
+    Attributes:
+        max_message_bytes: The largest request, decompressed.
+        max_inflight_bytes: What all requests that are being received or answered may hold together.
+        body_timeout_seconds: How long a request's body may take to arrive.
+        max_connections: How many connections may be open; 0 derives it from the process's file limit.
+        max_json_depth: How deep JSON may nest.
+        max_values: How many values (numbers, texts, lists, members, features, inputs) a request may have that
+            are decoded one by one; raw tensors are bytes only.
+        max_expanded_bytes: What a request may take once that is repeated or spread which came once for many
+            rows.
+        max_expansion: How many times its size on the wire a compressed message may open to; every one may
+            open to 1 MiB.
+        max_streams_per_connection: How many requests one HTTP/2 connection may have open at a time.
+    """
+
+    max_message_bytes: int = 64 * 1024 * 1024
+    max_inflight_bytes: int = 512 * 1024 * 1024
+    body_timeout_seconds: float = 30.0
+    max_connections: int = 0
+    max_json_depth: int = 64
+    max_values: int = 1_048_576
+    max_expanded_bytes: int = 256 * 1024 * 1024
+    max_expansion: int = 16
+    max_streams_per_connection: int = 256
+
+    def __post_init__(self) -> None:
+        """Check each setting, and that they fit together."""
+        whole("limits.max_message_bytes", self.max_message_bytes, least=1, most=_MOST_MESSAGE_BYTES)
+        whole("limits.max_inflight_bytes", self.max_inflight_bytes, least=1, most=_MOST_BYTES)
+        whole("limits.max_connections", self.max_connections, most=_MOST_CONNECTIONS)
+        whole("limits.max_json_depth", self.max_json_depth, least=1, most=_MOST_JSON_DEPTH)
+        whole("limits.max_values", self.max_values, least=1, most=_MOST_MESSAGE_BYTES)
+        whole("limits.max_expanded_bytes", self.max_expanded_bytes, least=1, most=_MOST_BYTES)
+        whole("limits.max_expansion", self.max_expansion, least=1, most=_MOST_MESSAGE_BYTES)
+        whole(
+            "limits.max_streams_per_connection",
+            self.max_streams_per_connection,
+            least=1,
+            most=_MOST_CONNECTIONS,
+        )
+        seconds("limits.body_timeout_seconds", self.body_timeout_seconds, above_zero=True, most=DAY)
+        if self.max_inflight_bytes < self.max_message_bytes:
+            expected = f"at least max_message_bytes = {self.max_message_bytes}"
+            raise wrong("limits.max_inflight_bytes", expected, self.max_inflight_bytes)
+
+
+class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """What the server's own settings say about one model.
+
+    Attributes:
+        path: Its directory, which holds the versions; None for the one of its name in the served directory.
+        overrides: Sections of ``headrace.toml`` that win over the ones beside the model.
+    """
+
+    path: Path | None = None
+    overrides: dict[str, object] = {}
+
+
+class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything that can be set for a server.
+
+    Attributes:
+        host: The address to listen on.
+        http_port: The port for REST; 0 for any free one.
+        grpc_port: The port for gRPC; 0 for any free one.
+        http_server: What serves REST.
+        grpc_server: What serves gRPC.
+        poll_seconds: How often the model directories are looked at; 0 for once, at the start.
+        load_threads: How many models load at the same time; those that have taken ten seconds do not count.
+        allow_code: Whether models that are Python code may be loaded.
+        admin: Whether clients may load and unload models (the repository API).
+        limits: What clients may take.
+        drain_seconds: How long a stopping server may take to answer the requests that it has accepted.
+        drain_lead_seconds: How much of that it goes on to accept, while it says in each answer that it goes.
+        log_format: ``text`` for people, ``json`` for machines.
+        log_level: The least severe level that is logged.
+        tensorflow_metrics: Whether metrics also go by TensorFlow Serving's names.
+        triton_metrics: Whether metrics also go by Triton's names.
+        models: What is set per model, by name.
+    """
+
+    host: str = "127.0.0.1"
+    http_port: int = 8501
+    grpc_port: int = 8500
+    http_server: Literal["h2corn", "uvicorn"] = "h2corn"
+    grpc_server: Literal["h2corn", "grpcio"] = "h2corn"
+    poll_seconds: float = 1.0
+    load_threads: int = 1
+    allow_code: bool = False
+    admin: bool = False
+    limits: Limits = msgspec.field(default_factory=Limits)
+    drain_seconds: float = 30.0
+    drain_lead_seconds: float = 2.0
+    log_format: Literal["text", "json"] = "text"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    tensorflow_metrics: bool = False
+    triton_metrics: bool = False
+    models: dict[str, ModelEntry] = {}
+
+    def __post_init__(self) -> None:
+        """Check each setting."""
+        if not self.host:
+            raise wrong("host", "an address or a host name", self.host)
+        whole("http_port", self.http_port, most=_MOST_PORTS)
+        whole("grpc_port", self.grpc_port, most=_MOST_PORTS)
+        one_of("http_server", self.http_server, ("h2corn", "uvicorn"))
+        one_of("grpc_server", self.grpc_server, ("h2corn", "grpcio"))
+        seconds("poll_seconds", self.poll_seconds, most=DAY)
+        whole("load_threads", self.load_threads, least=1, most=MOST_THREADS)
+        seconds("drain_seconds", self.drain_seconds, most=DAY)
+        seconds("drain_lead_seconds", self.drain_lead_seconds, most=DAY)
+        one_of("log_format", self.log_format, ("text", "json"))
+        one_of("log_level", self.log_level, ("debug", "info", "warning", "error"))
+
+    @property
+    def lead_seconds(self) -> float:
+        """``drain_lead_seconds``, but no more than half of ``drain_seconds``: the rest is for answering."""
+        return min(self.drain_lead_seconds, self.drain_seconds / 2)
+
+    def model(self, name: str) -> ModelEntry:
+        """What is set here for a model; nothing, if it is not named."""
+        return self.models.get(name, _NO_ENTRY)
+
+
+_NO_ENTRY = ModelEntry()
+
+
+def parse_server_config(text: str, where: str, base: Path) -> ServerConfig:
+    """Read a server's settings.
+
+    Args:
+        text: The content of the file.
+        where: What to call it in errors.
+        base: What relative model paths start from.
+
+    Raises:
+        ConfigError: It is not TOML, or a setting is unknown or wrong, those under ``[models]`` included.
+    """
+    table = parse(text, where)
+    models = table.pop("models", {})
+    if not isinstance(models, dict):
+        raise ConfigError(f"{where}: {wrong('models', 'one table a model', models)}")
+    entries = {name: _entry(name, entry, where, base) for name, entry in models.items()}
+    return msgspec.structs.replace(convert(table, ServerConfig, where), models=entries)
+
+
+def read_server_config(file: Path) -> ServerConfig:
+    """Read a server's settings from a file; relative model paths start from where it lies.
+
+    Raises:
+        ConfigError: It cannot be read, or a setting is unknown or wrong.
+    """
+    try:
+        text = read_text(file, _LARGEST_FILE_BYTES, ordinary=False)
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read: {error.strerror}") from error
+    return parse_server_config(text, str(file), file.absolute().parent)
+
+
+def with_flags(config: ServerConfig, **flags: object) -> ServerConfig:
+    """Let command line flags win over a file.
+
+    Args:
+        config: What the file says, or the defaults.
+        **flags: Values by the names of ``ServerConfig``; None for a flag that was not given.
+
+    Raises:
+        ConfigError: A value is wrong.
+    """
+    return msgspec.structs.replace(
+        config, **{name: value for name, value in flags.items() if value is not None}
+    )
+
+
+def _entry(name: str, table: object, where: str, base: Path) -> ModelEntry:
+    key = f"models.{name}"
+    if not MODEL_NAME.fullmatch(name):
+        expected = "a model's name: a letter or digit, then up to 127 letters, digits, dots, _ and -"
+        raise ConfigError(f"{where}: {wrong(key, expected, name)}")
+    if not isinstance(table, dict):
+        raise ConfigError(f"{where}: {wrong(key, 'a table', table)}")
+    overrides = dict(table)
+    path = overrides.pop("path", None)
+    if path is not None and not (isinstance(path, str) and path):
+        raise ConfigError(f"{where}: {wrong(f'{key}.path', 'a directory', path)}")
+    convert(overrides, ModelConfig, f"{where}: [{key}]")
+    return ModelEntry(path=None if path is None else base / path, overrides=overrides)

@@ -1,0 +1,206 @@
+"""Reading what anybody may have put there, and writing what appears whole or not at all.
+
+Whatever a name leads to, reading ends: it takes ordinary files only, up to a size, and never waits. (A named
+pipe would be waited for, a device has no end.) What is written gets its name when it is complete, and what
+had the name before keeps it until then.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import io
+import os
+import secrets
+import shutil
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import BinaryIO
+
+_ABANDONED_SECONDS = 60.0
+_BUFFER_BYTES = 2**20
+_SORTS = (
+    (stat.S_ISDIR, errno.EISDIR, "a directory"),
+    (stat.S_ISFIFO, errno.EINVAL, "a pipe"),
+    (stat.S_ISSOCK, errno.EINVAL, "a socket"),
+    (stat.S_ISCHR, errno.EINVAL, "a device"),
+    (stat.S_ISBLK, errno.EINVAL, "a device"),
+)
+
+
+def open_file(file: Path) -> io.FileIO:
+    """Open an ordinary file for reading, without a buffer and without ever waiting.
+
+    Raises:
+        OSError: It is not there, cannot be read, or is no ordinary file.
+    """
+    try:
+        _check_ordinary(os.stat(file))  # before it is opened: opening a device may do something
+        descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except ValueError as error:  # a name with a NUL in it
+        raise OSError(errno.EINVAL, str(error)) from error
+    try:
+        _check_ordinary(os.fstat(descriptor))
+        return open(descriptor, "rb", buffering=0)
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read_file(file: Path, most_bytes: int) -> bytes:
+    """Read an ordinary file whole.
+
+    Args:
+        file: The file.
+        most_bytes: The size above which it is refused.
+
+    Raises:
+        OSError: It is not there, cannot be read, is no ordinary file, or is too large.
+    """
+    with open_file(file) as opened:
+        return _read(opened, most_bytes)
+
+
+def read_text(file: Path, most_bytes: int, *, ordinary: bool = True) -> str:
+    """Read a text in UTF-8 whole.
+
+    Args:
+        file: The file.
+        most_bytes: The size above which it is refused.
+        ordinary: Whether it must be an ordinary file; what a person names may also be a pipe.
+
+    Raises:
+        OSError: It is not there, cannot be read, is too large, or is not UTF-8.
+    """
+    with open_file(file) if ordinary else open(file, "rb", buffering=0) as opened:
+        content = _read(opened, most_bytes)
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise OSError(errno.EILSEQ, f"not UTF-8: {error.reason} at byte {error.start}") from error
+
+
+def _check_ordinary(status: os.stat_result) -> None:
+    if stat.S_ISREG(status.st_mode):
+        return
+    for is_of_sort, number, name in _SORTS:
+        if is_of_sort(status.st_mode):
+            raise OSError(number, f"expected a file, got {name}")
+    raise OSError(errno.EINVAL, "expected a file")
+
+
+def _read(opened: io.FileIO, most_bytes: int) -> bytes:
+    content = bytearray()
+    while piece := opened.read(min(_BUFFER_BYTES, most_bytes + 1 - len(content))):
+        content += piece
+    if len(content) > most_bytes:
+        raise OSError(errno.EFBIG, f"larger than the {most_bytes} bytes that are read")
+    return bytes(content)
+
+
+@contextmanager
+def whole_file(file: Path, *, synced: bool = True) -> Iterator[BinaryIO]:
+    """Write a file that gets its name when it is complete; nothing is left behind when writing fails.
+
+    Args:
+        file: Its name; what has it now is replaced.
+        synced: Whether it shall survive a power cut that comes right after.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    draft = file.with_name(f".{file.name}.{os.getpid()}-{secrets.token_hex(4)}.unfinished")
+    try:
+        with draft.open("xb", buffering=_BUFFER_BYTES) as opened:
+            yield opened
+            if synced:
+                opened.flush()
+                os.fsync(opened.fileno())
+        draft.replace(file)
+    finally:
+        draft.unlink(missing_ok=True)
+    if synced:
+        sync_directory(file.parent)
+
+
+def write_file(file: Path, content: bytes, *, synced: bool = True) -> None:
+    """Write a file's content, as ``whole_file`` does.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    with whole_file(file, synced=synced) as opened:
+        opened.write(content)
+
+
+@contextmanager
+def draft_directory(parent: Path, prefix: str) -> Iterator[Path]:
+    """A directory to be filled and then renamed; removed at the end if it is there still.
+
+    It is locked as long as somebody lives who writes to it, so that what a killed process left can be told:
+    ``is_abandoned``.
+
+    Args:
+        parent: Where it is made.
+        prefix: What its name begins with.
+
+    Raises:
+        OSError: It cannot be made.
+    """
+    draft = parent / f"{prefix}{os.getpid()}-{secrets.token_hex(4)}"
+    descriptor = -1
+    try:
+        draft.mkdir()
+        descriptor = os.open(draft, os.O_RDONLY | os.O_DIRECTORY)
+        with suppress(OSError):  # a file system without locks: then drafts are told by their age alone
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield draft
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def is_abandoned(draft: Path) -> bool:
+    """Whether nobody writes to a draft: who does holds a lock on it, and takes it at once."""
+    try:
+        descriptor = os.open(draft, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        age_seconds = datetime.now(UTC).timestamp() - os.fstat(descriptor).st_mtime
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return age_seconds > _ABANDONED_SECONDS
+
+
+def sync_tree(directory: Path) -> None:
+    """Make a directory's files, and the names in it, survive a power cut.
+
+    Raises:
+        OSError: They cannot be written to disk.
+    """
+    for folder, _, files in os.walk(directory):
+        for name in files:
+            with open_file(Path(folder, name)) as opened:
+                os.fsync(opened.fileno())
+        sync_directory(Path(folder))
+
+
+def sync_directory(directory: Path) -> None:
+    """Make the names in a directory survive a power cut.
+
+    Raises:
+        OSError: They cannot be written to disk.
+    """
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,466 @@
+"""JSON text of any size: parsed in time that is linear in its bytes, the large in slices.
+
+A large text is walked first, in pieces, by array operations: they find its brackets, commas and colons
+outside strings. So its depth and the number of its values are known before one is made, and the parser can be
+handed short parts of it, one by one.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from headrace.errors import InvalidRequest
+from headrace.frontends.allowance import Allowance
+from headrace.frontends.json_cost import has_slow_numbers
+from headrace.frontends.lane import Lane
+from headrace.frontends.names import check_name
+
+Json = Any
+"""What JSON decodes to; looked into with isinstance before it is used."""
+
+_PIECE_BYTES = 128 * 1024
+_PART_BYTES = 16 * 1024
+_PART_MARKS = 4096
+_TEXT_BYTES = 256 * 1024
+_LONGEST_ESCAPE = len(r"\ud83d\ude00")
+_TEXT_BEGINS = re.compile(rb'[ \t\n\r]*"')
+_BYTES_A_VALUE_HELD = (
+    96  # of a parsed document, on average: 8 for a small number, 230 for an object and its name
+)
+
+_COMMA, _COLON, _LIST, _OBJECT = 1, 2, 3, 4
+_END = 2  # the code of a closing bracket is its opening bracket's and this
+_QUOTED = 7
+_CODES = {
+    ",": _COMMA,
+    ":": _COLON,
+    "[": _LIST,
+    "{": _OBJECT,
+    "]": _LIST + _END,
+    "}": _OBJECT + _END,
+    '"': _QUOTED,
+}
+_MARKS = bytes(_CODES.get(chr(one), 0) for one in range(256))
+_NEITHER_BRACKETS_NOR_QUOTES = bytes({*range(256)} - {*b'[]{}"\\'})
+_USUAL_DEPTH = 4
+_BRACKETS_AND_QUOTES = bytes(0 if code in (_COMMA, _COLON) else code for code in _MARKS)
+_STEPS = np.array([0, 0, 0, 1, 1, -1, -1], np.int32)
+_BRACKETS = {_LIST: (b"[", b"]"), _OBJECT: (b"{", b"}")}
+_BACKSLASH = ord("\\")
+_SPACE = b" \t\n\r"
+
+
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+_decode = msgspec.json.Decoder().decode
+
+Integers = npt.NDArray[np.int64]
+Bytes = npt.NDArray[np.uint8]
+
+
+# ---- At once ----
+
+
+def parse_at_once(text: bytes, max_depth: int) -> Json:
+    """Parse a short or light text.
+
+    Args:
+        text: JSON, in which NaN, Infinity and -Infinity are numbers too.
+        max_depth: How deep it may nest.
+
+    Raises:
+        InvalidRequest: It is not JSON, or nests too deep.
+    """
+    check_depth(text, max_depth)
+    return decode(text)
+
+
+def check_depth(text: bytes, max_depth: int) -> None:
+    """Check how deep a short or light text nests.
+
+    Args:
+        text: JSON, or what shall be.
+        max_depth: How deep it may nest.
+
+    Raises:
+        InvalidRequest: It nests too deep.
+    """
+    # Brackets alone, and each pass takes out the innermost. What is left after some has its depth counted.
+    brackets = text.translate(None, _NEITHER_BRACKETS_NOR_QUOTES).replace(b'""', b"")
+    for _ in range(min(_USUAL_DEPTH, max_depth)):
+        if not brackets:
+            return
+        brackets = brackets.replace(b"[]", b"").replace(b"{}", b"")
+    if brackets:
+        depth = np.cumsum(_STEPS[_Scanner(_BRACKETS_AND_QUOTES).marks(text)[1]])
+        if len(depth) and depth.max() > max_depth:
+            raise _too_deep(max_depth)
+
+
+def decode(text: bytes, *, nan: bool = True) -> Json:
+    """Parse a text without looking at how deep it nests.
+
+    Args:
+        text: The text.
+        nan: Whether NaN, Infinity and -Infinity are numbers too.
+
+    Raises:
+        InvalidRequest: It is not JSON.
+    """
+    if has_slow_numbers(text):
+        return _decode_slow_numbers(text, nan)
+    try:
+        return _decode(text)
+    except RecursionError as error:
+        raise InvalidRequest("expected JSON, nested less deep", field="body") from error
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(
+            f"expected UTF-8, got {error.reason}; send bytes as base64", field="body"
+        ) from error
+    except msgspec.DecodeError as error:
+        if b"NaN" not in text and b"Infinity" not in text:
+            raise InvalidRequest(f"expected JSON: {error}", field="body") from error
+        return _decode_slow_numbers(text, nan)
+
+
+def _decode_slow_numbers(text: bytes, nan: bool) -> Json:
+    try:
+        found = json.loads(text.decode(), parse_float=_finite, parse_constant=None if nan else _no_number)
+        if _SURROGATE.search(text):  # a half of a pair is no text, which this parser does not mind
+            json.dumps(found, ensure_ascii=False).encode()
+        return found
+    except RecursionError as error:
+        raise InvalidRequest("expected JSON, nested less deep", field="body") from error
+    except ValueError as error:
+        raise InvalidRequest(f"expected JSON: {error}", field="body") from error
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError("Number out of range")
+    return number
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"it has no {text}")
+
+
+def _too_deep(max_depth: int) -> InvalidRequest:
+    return InvalidRequest(
+        f"expected JSON nested at most {max_depth} deep, got deeper (limits.max_json_depth)", field="body"
+    )
+
+
+# ---- Finding the marks ----
+
+
+class _Scanner:
+    """Finds brackets, commas and colons outside strings, in pieces of a text one after another."""
+
+    __slots__ = ("_escaped", "_in_string", "_wanted")
+
+    def __init__(self, wanted: bytes = _MARKS) -> None:
+        """Begin outside a string.
+
+        Args:
+            wanted: The code of each byte, 0 for what is passed over; quotes are always needed.
+        """
+        self._escaped = False
+        self._in_string = False
+        self._wanted = wanted
+
+    @property
+    def in_string(self) -> bool:
+        """Whether what was seen so far ends within a string."""
+        return self._in_string
+
+    def marks(self, piece: bytes) -> tuple[Integers, Bytes]:
+        """Where the marks of the next piece are in it, and which they are."""
+        coded = np.frombuffer(piece.translate(self._wanted), np.uint8)
+        if self._escaped or b"\\" in piece:
+            coded = self._without_escaped(np.frombuffer(piece, np.uint8), coded)
+        at = np.flatnonzero(coded != 0)
+        codes = coded[at]
+        quotes = codes == _QUOTED
+        if not self._in_string and not quotes.any():
+            return at, codes
+        inside = np.logical_xor.accumulate(quotes)
+        if self._in_string:
+            inside = ~inside
+        if len(inside):
+            self._in_string = bool(inside[-1])
+        outside = np.flatnonzero(~(inside | quotes))
+        return at[outside], codes[outside]
+
+    def _without_escaped(self, given: Bytes, coded: Bytes) -> Bytes:
+        """A backslash escapes what follows it, unless it is escaped itself: every other one of a run does."""
+        coded = coded.copy()
+        slashes = np.flatnonzero(given == _BACKSLASH)
+        if self._escaped and not (len(slashes) and slashes[0] == 0) and coded[0] == _QUOTED:
+            coded[0] = 0
+        if not len(slashes):
+            self._escaped = False
+            return coded
+        starts = np.flatnonzero(np.diff(slashes, prepend=-2) != 1)
+        within = np.arange(len(slashes)) - np.repeat(starts, np.diff(starts, append=len(slashes)))
+        if self._escaped and slashes[0] == 0:
+            first_run = starts[1] if len(starts) > 1 else len(slashes)
+            within[:first_run] += 1
+        escaped = slashes[within % 2 == 0] + 1
+        self._escaped = bool(len(escaped) and escaped[-1] == len(given))
+        escaped = escaped[: len(escaped) - self._escaped]
+        coded[escaped[coded[escaped] == _QUOTED]] = 0
+        return coded
+
+
+class _Structure(NamedTuple):
+    """A text's marks.
+
+    Attributes:
+        text: The whole text.
+        at: Where each mark is.
+        marks: Which it is.
+        separators: For each depth, which marks end the members of what is nested so deep: commas and closing
+            brackets.
+        nan: Whether NaN, Infinity and -Infinity are numbers too.
+    """
+
+    text: bytes
+    at: Integers
+    marks: Bytes
+    separators: dict[int, Integers]
+    nan: bool = True
+
+
+async def _structure(text: bytes, max_depth: int, allowance: Allowance, lane: Lane) -> _Structure:
+    """Find a text's marks, and check how deep it nests and how many values it has, before one is made."""
+    scanner, deep, before = _Scanner(), 0, (-1, 0)
+    found_at, found_marks = bytearray(), bytearray()  # they grow in place: nothing is joined in the end
+    separators: defaultdict[int, bytearray] = defaultdict(bytearray)
+    for start in range(0, len(text), _PIECE_BYTES):
+        at, marks = scanner.marks(text[start : start + _PIECE_BYTES])
+        if len(at):
+            at += start
+            depth = np.cumsum(_STEPS[marks], dtype=np.int32) + np.int32(deep)
+            if depth.max() > max_depth:
+                raise _too_deep(max_depth)
+            if depth.min() < 0:
+                raise InvalidRequest("expected JSON: a bracket is closed that is not open", field="body")
+            values = _values(at, marks, before)
+            allowance.values(values, "body")
+            allowance.hold(values * _BYTES_A_VALUE_HELD)
+            _add_separators(separators, marks, depth, len(found_marks))
+            found_at += at.data
+            found_marks += marks.data
+            deep, before = int(depth[-1]), (int(at[-1]), int(marks[-1]))
+        await lane.breathe()
+    if deep or scanner.in_string:
+        raise InvalidRequest("expected JSON: it ends within a string, a list or an object", field="body")
+    levels = {level: np.frombuffer(of_level, np.int64) for level, of_level in separators.items()}
+    return _Structure(text, np.frombuffer(found_at, np.int64), np.frombuffer(found_marks, np.uint8), levels)
+
+
+def _add_separators(
+    separators: defaultdict[int, bytearray], marks: Bytes, depth: npt.NDArray[np.int32], first: int
+) -> None:
+    """Tell a piece's commas and closing brackets apart by depth, so that no level is walked for another."""
+    closes = marks > _OBJECT
+    levels = ((depth + closes) * (closes | (marks == _COMMA))).astype(np.int16)  # 0 for all others
+    for level in range(max(1, int(depth.min())), int(levels.max()) + 1):
+        of_level = np.flatnonzero(levels == level)
+        if len(of_level):
+            separators[level] += (of_level + first).data
+
+
+def _values(at: Integers, marks: Bytes, before: tuple[int, int]) -> int:
+    """How many values the marks stand for: each comma, colon and bracket brings one, but an empty pair none.
+
+    Never more than half the text's bytes, nor less than a quarter of the marks: one bracket never follows
+    another that is closed, so empty pairs do not come without commas or colons.
+
+    Args:
+        at: Where the marks are.
+        marks: Which they are.
+        before: Where the mark before them is, and which.
+
+    Raises:
+        InvalidRequest: A value follows another one without a comma.
+    """
+    opens = (marks == _LIST) | (marks == _OBJECT)
+    closes = marks > _OBJECT
+    again = opens[1:] & closes[:-1]
+    if again.any() or (opens[0] and before[1] > _OBJECT):
+        place = int(at[1:][again][0]) if again.any() else int(at[0])
+        raise InvalidRequest(f"expected JSON: a comma is missing before byte {place}", field="body")
+    empty = np.count_nonzero(opens[:-1] & closes[1:] & (np.diff(at) == 1))
+    empty += bool(closes[0] and _opens(before[1]) and at[0] == before[0] + 1)
+    return int(len(marks) - np.count_nonzero(closes) - empty)
+
+
+def _opens(mark: int) -> bool:
+    return mark in (_LIST, _OBJECT)
+
+
+# ---- Parsing in slices ----
+
+
+async def parse_in_slices(
+    text: bytes, max_depth: int, allowance: Allowance, lane: Lane, *, nan: bool = True
+) -> Json:
+    """Parse a text of any size, letting others go on in between.
+
+    Args:
+        text: JSON.
+        max_depth: How deep it may nest.
+        allowance: What the request may cost.
+        lane: Held by the caller.
+        nan: Whether NaN, Infinity and -Infinity are numbers too.
+
+    Raises:
+        InvalidRequest: It is not JSON, or nests too deep.
+        TooLarge: It has too many values.
+        Overloaded: All requests together would hold too much.
+    """
+    structure = (await _structure(text, max_depth, allowance, lane))._replace(nan=nan)
+    try:
+        return await _parsed(structure, _Span(0, len(text), 0, len(structure.at), 1), lane)
+    except RecursionError as error:  # only with limits.max_json_depth in the hundreds
+        raise InvalidRequest("expected JSON, nested less deep", field="body") from error
+
+
+class _Span(NamedTuple):
+    """A part of a text.
+
+    Attributes:
+        start: Where it begins.
+        stop: Where it ends.
+        first: The first mark in it.
+        last: The mark after its last.
+        level: How deep its members are nested.
+    """
+
+    start: int
+    stop: int
+    first: int
+    last: int
+    level: int
+
+
+async def _parsed(structure: _Structure, span: _Span, lane: Lane) -> Json:
+    """Parse one value: at once if it is small or holds no others, else its members part by part."""
+    start, stop, first, last, level = span
+    text, at, marks, _, nan = structure
+    if first == last and stop - start > _TEXT_BYTES:
+        return await _long_text(structure, start, stop, lane)
+    if first == last or (stop - start <= _PART_BYTES and last - first <= _PART_MARKS):
+        return decode(text[start:stop], nan=nan)
+    kind, edges = int(marks[first]), _edges(structure, span)
+    if (
+        not _opens(kind)
+        or int(marks[last - 1]) != kind + _END
+        or text[start : at[first]].strip(_SPACE)
+        or text[at[last - 1] + 1 : stop].strip(_SPACE)
+        or (marks[edges[1:-1]] != _COMMA).any()
+    ):
+        raise InvalidRequest(f"expected JSON: the value at byte {start} is none", field="body")
+    found: Json = [] if kind == _LIST else {}
+    if last - first == 2 and not text[at[first] + 1 : at[last - 1]].strip(_SPACE):
+        return found
+    await lane.breathe()
+    for group in _groups(at[edges], edges):
+        await _add_members(found, structure, edges[group], level, lane)
+        await lane.breathe()
+    return found
+
+
+def _edges(structure: _Structure, span: _Span) -> Integers:
+    """The marks between which a value's members are."""
+    separators = structure.separators.get(span.level)
+    if separators is None:
+        return np.empty(0, np.int64)
+    first, last = np.searchsorted(separators, (span.first, span.last))
+    return np.concatenate(([span.first], separators[first:last]))
+
+
+async def _long_text(structure: _Structure, start: int, stop: int, lane: Lane) -> Json:
+    """Parse what should be one long string piece by piece; what it is not is parsed as it is."""
+    text = structure.text
+    opening = _TEXT_BEGINS.match(text, start, start + _PIECE_BYTES)
+    closing = text.rfind(b'"', start, stop)
+    if opening is None or closing < opening.end() or text[closing + 1 : stop].strip(_SPACE):
+        return decode(text[start:stop], nan=structure.nan)
+    pieces, begin = [], opening.end()
+    while begin < closing:
+        end = _cut_of_text(text, begin, closing)
+        pieces.append(decode(b'"' + text[begin:end] + b'"'))
+        begin = end
+        await lane.breathe()
+    return "".join(pieces)
+
+
+def _cut_of_text(text: bytes, begin: int, stop: int) -> int:
+    """Where a piece of a string may end: between two characters, and after no escape."""
+    end = begin + _TEXT_BYTES
+    while begin + _TEXT_BYTES // 2 < end < stop:
+        if b"\\" in text[max(begin, end - _LONGEST_ESCAPE) : end]:
+            end -= _LONGEST_ESCAPE + 1
+        elif text[end] & 0xC0 == 0x80:  # within a character of UTF-8
+            end -= 1
+        else:
+            return end
+    return stop
+
+
+def _groups(at: Integers, edges: Integers) -> Iterator[slice]:
+    """Cut members, which lie between edges, into parts that are parsed at once; a large one is one alone."""
+    current = 0
+    while current < len(edges) - 1:
+        by_bytes = int(np.searchsorted(at, at[current] + _PART_BYTES, "right")) - 1
+        by_marks = int(np.searchsorted(edges, edges[current] + _PART_MARKS, "right")) - 1
+        following = max(current + 1, min(by_bytes, by_marks))
+        yield slice(current, following + 1)
+        current = following
+
+
+async def _add_members(found: Json, structure: _Structure, edges: Integers, level: int, lane: Lane) -> None:
+    text, at = structure.text, structure.at
+    first, last = int(edges[0]), int(edges[-1])
+    start, stop = int(at[first]) + 1, int(at[last])
+    large = stop - start > _PART_BYTES or last - first > _PART_MARKS
+    if len(edges) == 2 and large:
+        await _add_large(found, structure, _Span(start, stop, first + 1, last, level + 1), lane)
+        return
+    opening, closing = _BRACKETS[_LIST if isinstance(found, list) else _OBJECT]
+    part = decode(opening + text[start:stop] + closing, nan=structure.nan)
+    if isinstance(found, list):
+        if len(part) != len(edges) - 1:
+            raise InvalidRequest(f"expected JSON: a value is missing at byte {start}", field="body")
+        found += part
+    else:
+        if not part:
+            raise InvalidRequest(f"expected JSON: a name is missing at byte {start}", field="body")
+        found.update(part)
+
+
+async def _add_large(found: Json, structure: _Structure, span: _Span, lane: Lane) -> None:
+    if isinstance(found, list):
+        found.append(await _parsed(structure, span, lane))
+        return
+    start, stop, first, last, level = span
+    colon = int(structure.at[first]) if first < last and structure.marks[first] == _COLON else -1
+    if colon >= 0:
+        check_name(colon - start, "body")
+    name = decode(structure.text[start:colon]) if colon >= 0 else None
+    if not isinstance(name, str):
+        raise InvalidRequest(f"expected JSON: a name is missing at byte {start}", field="body")
+    found[name] = await _parsed(structure, _Span(colon + 1, stop, first + 1, last, level), lane)

@@ -1,0 +1,332 @@
+"""Tensors as JSON values: flat or nested like their shape, decoded by their datatype."""
+
+from __future__ import annotations
+
+import array
+import math
+from collections.abc import Callable
+from functools import lru_cache
+from itertools import chain
+from typing import Any, cast
+
+import msgspec
+import numpy as np
+
+from headrace.absent import Expansion, pay, unexpected_null
+from headrace.errors import InvalidRequest, shown
+from headrace.frontends import slices
+from headrace.frontends.json_cost import has_slow_numbers
+from headrace.frontends.json_text import Json, decode
+from headrace.frontends.oip.tensors import ARRAY_CODES, BFLOAT16, BYTES, MOST_DIMENSIONS, Steps, WireTensor
+from headrace.servable import TensorSpec
+
+Parameters = dict[str, msgspec.Raw] | None
+"""Parameters as they came, each still text."""
+
+
+class InferInput(msgspec.Struct):
+    """One input of a body."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+    parameters: Parameters = None
+    data: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+def from_json(tensor: InferInput, spec: TensorSpec, allowance: Expansion) -> Steps[WireTensor]:
+    """Decode an input's values, which are short; in small steps where some are left out.
+
+    Args:
+        tensor: The input as it came.
+        spec: What is wanted.
+        allowance: What may be put in where values are left out.
+
+    Raises:
+        InvalidRequest: They are something else.
+        TooLarge: What is put in is too much.
+    """
+    check_given(tensor)
+    text = bytes(tensor.data)  # type: ignore[arg-type]
+    values = _typed_at_once(tensor, text)
+    if values is None:
+        return (yield from from_values(tensor, spec, decode(text, nan=False), allowance))
+    return WireTensor(tensor.name, tensor.datatype, tuple(tensor.shape), packed(tensor, values))
+
+
+def check_given(tensor: InferInput) -> None:
+    """Check that an input has values, in no more dimensions than there may be.
+
+    Raises:
+        InvalidRequest: It has none, or more.
+    """
+    if isinstance(tensor.data, msgspec.UnsetType):
+        raise InvalidRequest("expected data, or binary_data_size in its parameters", field=tensor.name)
+    if len(tensor.shape) > MOST_DIMENSIONS:
+        raise InvalidRequest(
+            f"expected at most {MOST_DIMENSIONS} dimensions, got {len(tensor.shape)}", field=tensor.name
+        )
+
+
+def from_values(
+    tensor: InferInput, spec: TensorSpec, values: Json, allowance: Expansion
+) -> Steps[WireTensor]:
+    """Take an input's values in small steps, with what was left out put in; the list is used up.
+
+    Args:
+        tensor: The input as it came.
+        spec: What is wanted.
+        values: What JSON has for it, flat or nested like its shape, or like the input's rows.
+        allowance: What may be put in.
+
+    Raises:
+        InvalidRequest: They are something else, or a null for which nothing stands.
+        TooLarge: What is put in is too much.
+    """
+    kind_of(tensor)
+    if not isinstance(values, list):
+        raise _not_of_kind(tensor, values, list)
+    sizes: tuple[int, ...] | None = None
+    if (yield from _is_nested(tensor, spec, values)):
+        sizes, values = yield from _without_lists(tensor, spec, values, allowance)
+    raw: list[Any] = []
+    first = 0
+    for part in slices.parts(values):
+        one = packed(tensor, _typed(tensor, spec, part, first, sizes))
+        raw += one if isinstance(one, list) else [one]
+        first += len(part)
+        yield
+    shape = tuple(tensor.shape if sizes is None else (tensor.shape[0], *sizes))
+    whole = raw if tensor.datatype == BYTES else b"".join(raw)
+    return WireTensor(tensor.name, tensor.datatype, shape, whole)
+
+
+def _may_lack_values(spec: TensorSpec) -> bool:
+    filled = spec.absent is not None or spec.shorter or spec.shape == (1,)
+    return filled and None not in spec.shape
+
+
+def _is_nested(tensor: InferInput, spec: TensorSpec, values: list[Json]) -> Steps[bool]:
+    if not _may_lack_values(spec):
+        return len(tensor.shape) > 1 and bool(values) and isinstance(values[0], list)
+    for start in range(0, len(values), slices.STEP):
+        if any(isinstance(one, list) for one in values[start : start + slices.STEP]):
+            return bool(tensor.shape and spec.shape)
+        yield
+    return False
+
+
+def _without_lists(
+    tensor: InferInput, spec: TensorSpec, rows: list[Json], allowance: Expansion
+) -> Steps[tuple[tuple[int, ...], list[Json]]]:
+    """The sizes of a row, and all values one behind the other."""
+    if len(rows) != tensor.shape[0]:
+        raise not_nested_so(tensor)
+    sizes, whole = tuple(tensor.shape[1:]), cast("tuple[int, ...]", spec.shape)
+    other = _may_lack_values(spec) and sizes != whole and not (yield from _are_lists_of(rows, sizes[:1]))
+    if other:  # like the input's rows, not like the shape that the client says
+        sizes = whole
+    filling = _Filling(spec, allowance) if _may_lack_values(spec) and sizes == whole else None
+    level = rows
+    for index, size in enumerate(sizes):
+        inner: list[Json] = []
+        step = max(1, slices.STEP // max(1, math.prod(sizes[index:])))
+        for came in slices.parts(level, step):
+            part = came if filling is None else filling.filled(came, size, last=index + 1 == len(sizes))
+            _check_lists(tensor, part, size)
+            inner += chain.from_iterable(part)
+            yield
+        level = inner
+    if other and filling is not None and not filling.has_filled:
+        raise not_nested_so(tensor)
+    return sizes, level
+
+
+def _are_lists_of(rows: list[Json], size: tuple[int, ...]) -> Steps[bool]:
+    for start in range(0, len(rows), slices.STEP):
+        if not size or not all(
+            isinstance(one, list) and len(one) == size[0] for one in rows[start : start + slices.STEP]
+        ):
+            return False
+        yield
+    return True
+
+
+def _check_lists(tensor: InferInput, part: list[Json], size: int) -> None:
+    for one in part:
+        if not isinstance(one, list):
+            raise _not_of_kind(tensor, one, list)
+        if len(one) != size:
+            raise not_nested_so(tensor)
+
+
+class _Filling:
+    """Puts in what was left out of lists: values, and the lists around single ones.
+
+    Attributes:
+        has_filled: Whether anything was left out.
+    """
+
+    def __init__(self, spec: TensorSpec, allowance: Expansion) -> None:
+        self.has_filled = False
+        self._spec = spec
+        self._allowance = allowance
+
+    def filled(self, part: list[Json], size: int, *, last: bool) -> list[Json]:
+        if all(isinstance(one, list) and len(one) == size for one in part):
+            return part
+        self.has_filled = True
+        return [self._whole(one, size, last) for one in part]
+
+    def _whole(self, value: Json, size: int, last: bool) -> Json:
+        spec = self._spec
+        if value is None:  # a row without any values; each null in it is looked at as one that came
+            pay(spec, size, self._allowance)
+            return [None] * size
+        if not isinstance(value, list):
+            if len(spec.shape) != 1 or not (size == 1 or spec.shorter):
+                return value
+            value = [value]
+        if last and spec.shorter and len(value) < size:
+            pay(spec, size - len(value), self._allowance)
+            return [*value, *[spec.absent] * (size - len(value))]
+        return value
+
+
+def _typed(
+    tensor: InferInput, spec: TensorSpec, part: list[Json], first: int, sizes: tuple[int, ...] | None
+) -> list[Any]:
+    """Values of the datatype's kind, with what stands for those that are null."""
+    kind: Any = list[kind_of(tensor)]  # type: ignore[misc]
+    try:
+        found: list[Any] = msgspec.convert(part, kind)
+    except msgspec.ValidationError as error:
+        wrong = error
+    else:
+        return found
+    try:
+        if None in part and spec.absent is None:
+            at = part.index(None)
+            msgspec.convert(part[:at], kind)  # what comes first is what is told
+            raise unexpected_null(spec, (first + at) // math.prod(sizes or ()))
+        if None in part:
+            found = msgspec.convert([spec.absent if one is None else one for one in part], kind)
+            return found
+    except msgspec.ValidationError as error:
+        wrong = error
+    said, _, at_index = str(wrong).partition(" - at `$[")
+    place = first + int(at_index.partition("]")[0])
+    path = [place] if sizes is None else np.unravel_index(place, (tensor.shape[0], *sizes))
+    raise _wrong_values(tensor, f"{said} - at `${''.join(f'[{one}]' for one in path)}`") from wrong
+
+
+def _not_of_kind(tensor: InferInput, value: Json, kind: type) -> InvalidRequest:
+    try:
+        msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        return _wrong_values(tensor, error)
+    return not_nested_so(tensor)
+
+
+def _wrong_values(tensor: InferInput, said: object) -> InvalidRequest:
+    return InvalidRequest(
+        f"{said}; expected {tensor.datatype} values, flat or nested like the shape",
+        field=f"{tensor.name}.data",
+    )
+
+
+_KINDS: dict[str, type] = {
+    **dict.fromkeys(ARRAY_CODES, int),
+    **dict.fromkeys(("FP16", "FP32", "FP64"), float),
+    "BOOL": bool,
+    BYTES: str,
+}
+
+
+def _nested_list(kind: type, depth: int) -> Any:
+    nested: Any = kind
+    for _ in range(depth):
+        nested = list[nested]
+    return nested
+
+
+@lru_cache(maxsize=256)
+def _list_decoder(kind: type, depth: int) -> Callable[[bytes], list[Any]]:
+    found: Callable[[bytes], list[Any]] = msgspec.json.Decoder(_nested_list(kind, depth)).decode
+    return found
+
+
+def kind_of(tensor: InferInput) -> type:
+    """What a datatype's values are in JSON.
+
+    Raises:
+        InvalidRequest: It has no JSON form.
+    """
+    kind = _KINDS.get(tensor.datatype)
+    if kind is None:
+        way_out = (
+            "send it as binary data"
+            if tensor.datatype == BFLOAT16
+            else f"expected one of {', '.join(_KINDS)}"
+        )
+        raise InvalidRequest(
+            f"datatype {shown(tensor.datatype)} has no JSON form; {way_out}", field=tensor.name
+        )
+    return kind
+
+
+def _typed_at_once(tensor: InferInput, text: bytes) -> list[Any] | None:
+    """Decode ``data``, flat or nested like its shape, by its datatype; None where it is something else."""
+    kind = kind_of(tensor)
+    is_nested = len(tensor.shape) > 1 and text[1:].lstrip()[:1] == b"["
+    if has_slow_numbers(text):
+        return None
+    try:
+        values = _list_decoder(kind, len(tensor.shape) if is_nested else 1)(text)
+    except msgspec.ValidationError as error:
+        if "out of range" in str(error):
+            raise _wrong_values(tensor, error) from error
+        return None
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise _wrong_values(tensor, error) from error
+    return _flattened(tensor, values) if is_nested else values
+
+
+def not_nested_so(tensor: InferInput) -> InvalidRequest:
+    """The error for lists that do not fit the shape."""
+    return InvalidRequest(
+        f"expected lists nested like the shape {tensor.shape[:MOST_DIMENSIONS]}, got one of another length",
+        field=f"{tensor.name}.data",
+    )
+
+
+def _flattened(tensor: InferInput, values: list[Any]) -> list[Any] | None:
+    level = [values]
+    for size in tensor.shape:
+        if any(len(one) != size for one in level):
+            return None
+        level = list(chain.from_iterable(level))
+    return level
+
+
+def packed(tensor: InferInput, values: list[Any]) -> bytes | list[bytes]:
+    """An input's values in raw form; strings as a list.
+
+    Raises:
+        InvalidRequest: One does not fit in the datatype.
+    """
+    datatype = tensor.datatype
+    if datatype == BYTES:
+        try:
+            return [text.encode() for text in values]
+        except UnicodeEncodeError as error:  # half a surrogate pair
+            raise InvalidRequest(f"expected text: {error.reason}", field=f"{tensor.name}.data") from error
+    if datatype == "BOOL":
+        return bytes(values)
+    if datatype == "FP16":
+        with np.errstate(over="ignore"):  # too large is infinity, as for FP32
+            return np.array(values, np.float16).tobytes()
+    try:
+        return array.array(ARRAY_CODES[datatype], values).tobytes()
+    except OverflowError as error:
+        raise InvalidRequest(f"a value does not fit in {datatype}", field=f"{tensor.name}.data") from error

@@ -1,0 +1,125 @@
+"""Large JSON bodies of ``/infer``, and large answers: in slices, with others answered in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from headrace.batching.request import Answer
+from headrace.frontends import slices
+from headrace.frontends.allowance import Allowance
+from headrace.frontends.calls import HttpCall
+from headrace.frontends.json_text import Json, parse_in_slices
+from headrace.frontends.lane import Lane
+from headrace.frontends.names import check_name
+from headrace.frontends.oip import infer_json
+from headrace.frontends.oip.infer_json import JsonInference
+from headrace.frontends.oip.json_values import InferInput, check_given, from_values
+from headrace.frontends.oip.tensors import Steps, WireTensor
+from headrace.frontends.wire_fields import in_steps
+from headrace.servable import TensorSpec
+
+if TYPE_CHECKING:
+    from headrace.frontends.service import Service
+    from headrace.loaded import LoadedVersion
+
+
+async def decode(
+    service: Service,
+    find: Callable[[], LoadedVersion],
+    call: HttpCall,
+    json_bytes: int,
+    allowance: Allowance,
+) -> tuple[LoadedVersion, JsonInference]:
+    """Decode a request whose JSON is large.
+
+    Args:
+        service: The door.
+        find: Gives the loaded version that is meant; asked again in the turn in which it is used.
+        call: The call.
+        json_bytes: How much of its body is JSON.
+        allowance: What the request may cost.
+
+    Raises:
+        InvalidRequest: The request is wrong.
+        TooLarge: It has too many values.
+        Unsupported: It asks for shared memory or classification.
+    """
+    body = call.body
+    async with service.lane as lane:
+        text = body if json_bytes == len(body) else body[:json_bytes]
+        max_depth = service.limits.max_json_depth
+        document = await parse_in_slices(text, max_depth, allowance, lane, nan=False)
+        data = _take_data(document)
+        _check_names(document)
+        request = infer_json.parsed(msgspec.json.encode(document))
+        specs = infer_json.input_specs(find(), request)
+        spans = infer_json.binary_spans(request.inputs, json_bytes, len(body))
+        tensors = [
+            await in_steps(infer_json.from_binary(one, specs[one.name], body[slice(*span)], allowance), lane)
+            if span
+            else await in_steps(_from_values(one, specs[one.name], came, allowance), lane)
+            for one, span, came in zip(request.inputs, spans, data, strict=True)
+        ]
+        del document, data
+    loaded = find()
+    return loaded, infer_json.finished(loaded, request, tensors, call.deadline, allowance)
+
+
+def _check_names(document: Json) -> None:
+    """Refuse long texts in what is left of a body without its data: it is looked at all at once."""
+    left = [document]
+    while left:
+        one = left.pop()
+        if isinstance(one, str):
+            check_name(len(one), "body")
+        elif isinstance(one, dict | list):
+            left += one.values() if isinstance(one, dict) else one
+
+
+def _take_data(document: Json) -> list[Json]:
+    """Take the inputs' values out of a body, leaving empty lists; the rest of it is small."""
+    inputs = document.get("inputs") if isinstance(document, dict) else None
+    data = []
+    for one in inputs if isinstance(inputs, list) else []:
+        has_data = isinstance(one, dict) and "data" in one
+        data.append(one["data"] if has_data else None)
+        if has_data:
+            one["data"] = []
+    return data
+
+
+def _from_values(
+    tensor: InferInput, spec: TensorSpec, values: Json, allowance: Allowance
+) -> Steps[WireTensor]:
+    check_given(tensor)
+    return (yield from from_values(tensor, spec, values, allowance))
+
+
+# ---- Answers ----
+
+
+async def print_values(answer: Answer, inference: JsonInference, lane: Lane) -> dict[str, msgspec.Raw]:
+    """Print the outputs that are asked for as JSON, in slices.
+
+    Args:
+        answer: What the model gave.
+        inference: The request.
+        lane: Held by the caller.
+
+    Raises:
+        InvalidRequest: Strings that are not text were asked for as JSON.
+    """
+    printed = {}
+    for spec, is_binary in inference.outputs:
+        if is_binary:
+            continue
+        flat, parts = answer.tensor(spec.name).ravel(), []
+        for cut in slices.row_slices(flat):
+            values = infer_json.json_values(spec, flat[cut].tolist())
+            parts.append(msgspec.json.encode(values)[1:-1])
+            await lane.breathe()
+        printed[spec.name] = msgspec.Raw(b"[" + b",".join(parts) + b"]")
+    return printed

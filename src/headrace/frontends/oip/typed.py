@@ -1,0 +1,51 @@
+"""Typed contents of the Open Inference Protocol: which field holds a datatype, and large ones written."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headrace.frontends import protos
+from headrace.frontends.oip.tensors import Steps, datatype_name
+from headrace.frontends.packing import field_of
+from headrace.frontends.wire_fields import field_number, length_prefix
+from headrace.servable import TensorSpec
+from headrace.tensors import Array
+
+if TYPE_CHECKING:
+    from headrace.frontends.allowance import Allowance
+
+_Output = protos.message("inference.ModelInferResponse.InferOutputTensor")
+_Contents = protos.message("inference.InferTensorContents")
+
+_OUTPUTS = 5  # ModelInferResponse.outputs
+_OUTPUT_CONTENTS = 5  # ModelInferResponse.InferOutputTensor.contents
+
+CONTENTS = {
+    "BOOL": "bool_contents",
+    "INT8": "int_contents", "INT16": "int_contents", "INT32": "int_contents", "INT64": "int64_contents",
+    "UINT8": "uint_contents", "UINT16": "uint_contents", "UINT32": "uint_contents",
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents", "FP64": "fp64_contents",
+    "BYTES": "bytes_contents",
+}  # fmt: skip
+"""By datatype, the field of InferTensorContents that holds it; halves have none."""
+
+
+def writing_output(spec: TensorSpec, tensor: Array, allowance: Allowance) -> Steps[list[bytes]]:
+    """An output with typed contents, as the response's field for it, in pieces that are made in small steps.
+
+    Args:
+        spec: The output, of a datatype that has contents.
+        tensor: Its values.
+        allowance: Holds what is written.
+
+    Raises:
+        Overloaded: All requests together would hold too many bytes.
+    """
+    datatype = datatype_name(spec)
+    head: bytes = _Output(name=spec.name, datatype=datatype, shape=tensor.shape).SerializeToString()
+    number = field_number(_Contents, CONTENTS[datatype])
+    values = yield from field_of(number, tensor, allowance)
+    size = sum(map(len, values))
+    before = length_prefix(_OUTPUT_CONTENTS, size)
+    return [length_prefix(_OUTPUTS, len(head) + len(before) + size), head, before, *values]

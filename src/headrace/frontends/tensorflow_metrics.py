@@ -1,0 +1,191 @@
+"""TensorFlow Serving's own metrics, so that the boards and alerts that read them go on working.
+
+Names, labels, values and buckets are those of its source (``servables/tensorflow/util.cc``, where they are
+declared and counted; ``util/prometheus_exporter.cc``, which writes them), and so is what counts: requests of
+its own API only, latencies of those that were answered. What differs: a model that is not here is not counted
+under the name that the caller made up. Counted only where the operator asks for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from bisect import bisect_right
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from headrace.batching.request import NO_DEADLINE, Answer
+from headrace.errors import HeadraceError
+from headrace.frontends.status import OK, codes
+
+if TYPE_CHECKING:
+    from headrace.frontends.service import Service
+    from headrace.loaded import LoadedVersion
+    from headrace.servable import CheckedInputs
+
+ReplyT = TypeVar("ReplyT")
+
+BUCKETS = tuple(10 * 1.8**power for power in range(33))
+"""Microseconds; a latency that equals a limit counts in the next bucket, as there."""
+
+_RUNTIME = "TF1"  # the value of its own server, whatever runs the model here
+_MICROSECONDS = 1e6
+
+
+class _Latencies:
+    """One histogram."""
+
+    __slots__ = ("counts", "sum")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(BUCKETS) + 1)
+        self.sum = 0
+
+    def add(self, seconds: float) -> None:
+        microseconds = int(seconds * _MICROSECONDS)
+        self.counts[bisect_right(BUCKETS, microseconds)] += 1
+        self.sum += microseconds
+
+
+class TensorFlowMetrics:
+    """The counters, which grow for as long as the server runs, whatever becomes of versions."""
+
+    def __init__(self, known: Callable[[str], bool]) -> None:
+        """Start at nothing.
+
+        Args:
+            known: Whether there is a model of a name.
+        """
+        self._known = known
+        self._requests: dict[tuple[str, str], int] = {}
+        self._request_latency: dict[tuple[str, str, str], _Latencies] = {}
+        self._runtime_latency: dict[tuple[str, str, str], _Latencies] = {}
+
+    def measured(
+        self,
+        handler: Callable[..., Awaitable[ReplyT]],
+        model_of: Callable[[Any], str],
+        api: str,
+        entrypoint: str,
+    ) -> Callable[..., Awaitable[ReplyT]]:
+        """A handler whose requests are counted.
+
+        Args:
+            handler: Answers.
+            model_of: Reads the model's name from the handler's first argument.
+            api: ``Predict``, or as REST has it in its path, ``predict``.
+            entrypoint: ``GRPC`` or ``REST``.
+        """
+
+        async def handle(given: object, *more: object) -> ReplyT:
+            started = time.monotonic()
+            status = "INTERNAL"
+            try:
+                reply = await handler(given, *more)
+                status = OK.name
+            except HeadraceError as error:
+                status = codes(error).name
+                raise
+            except asyncio.CancelledError:
+                status = "CANCELLED"
+                raise
+            finally:
+                self._count(model_of(given), api, entrypoint, status, time.monotonic() - started)
+            return reply
+
+        return handle
+
+    def _count(self, model: str, api: str, entrypoint: str, status: str, seconds: float) -> None:
+        if (model, status) not in self._requests and not self._known(model):
+            return
+        self._requests[model, status] = self._requests.get((model, status), 0) + 1
+        if status == OK.name:
+            self._request_latency.setdefault((model, api, entrypoint), _Latencies()).add(seconds)
+
+    def watching(self, service: Service, api: str) -> Service:
+        """The same door, with the time of its predictions measured.
+
+        Args:
+            service: The door.
+            api: ``Predict``, ``Classify`` or ``Regress``.
+        """
+        return cast("Service", _Watched(service, api, self._runtime_latency))
+
+    def text(self) -> str:
+        """The metrics as its exporter writes them."""
+        return "\n".join(self._lines()) + "\n"
+
+    def _lines(self) -> Iterator[str]:
+        yield "# TYPE :tensorflow:serving:request_count counter"
+        for (model, status), count in self._requests.items():
+            labels = f'model_name="{_escaped(model)}",status="{status}"'
+            yield f":tensorflow:serving:request_count{{{labels}}} {count}"
+        yield from _histogram("request_latency", "entrypoint", self._request_latency)
+        yield from _histogram("runtime_latency", "runtime", self._runtime_latency)
+
+
+def _histogram(name: str, last: str, measured: dict[tuple[str, str, str], _Latencies]) -> Iterator[str]:
+    name = f":tensorflow:serving:{name}"
+    yield f"# TYPE {name} histogram"
+    limits = [*(f"{limit:g}" for limit in BUCKETS), "+Inf"]
+    for (model, api, value), latencies in measured.items():
+        labels = f'model_name="{_escaped(model)}",API="{api}",{last}="{value}"'
+        totals = list(accumulate(latencies.counts))
+        for limit, total in zip(limits, totals, strict=True):
+            yield f'{name}_bucket{{{labels},le="{limit}"}} {total}'
+        yield f"{name}_sum{{{labels}}} {latencies.sum}"
+        yield f"{name}_count{{{labels}}} {totals[-1]}"
+
+
+def _escaped(label: str) -> str:
+    return label.replace("\\", "\\\\").replace('"', '\\"')
+
+
+class _Watched:
+    """A Service whose predictions are measured; everything else is handed through."""
+
+    def __init__(self, service: Service, api: str, measured: dict[tuple[str, str, str], _Latencies]) -> None:
+        self._service = service
+        self._api = api
+        self._measured = measured
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._service, name)
+
+    def predict(
+        self, loaded: LoadedVersion, inputs: CheckedInputs, deadline: float = NO_DEADLINE
+    ) -> asyncio.Future[Answer]:
+        """Hand over at once, as the door itself does; what is measured comes later."""
+        answer = asyncio.ensure_future(self._service.predict(loaded, inputs, deadline))
+        answer.add_done_callback(partial(self._measure, loaded.name, time.monotonic()))
+        return answer
+
+    def _measure(self, model: str, started: float, answer: asyncio.Future[Answer]) -> None:
+        if not answer.cancelled() and answer.exception() is None:
+            key = model, self._api, _RUNTIME
+            self._measured.setdefault(key, _Latencies()).add(time.monotonic() - started)
+
+
+_MODEL_SPEC = _NAME = b"\x0a"  # field 1 of each request that is measured, and field 1 of that
+_VARINT = 0x80
+
+
+def model_name(message: bytes) -> str:
+    """The model that a Predict, Classify or Regress message names; "" if it does not begin with that."""
+    spec = _embedded(message, _MODEL_SPEC)
+    name = _embedded(spec, _NAME)
+    return name.decode(errors="replace")
+
+
+def _embedded(message: bytes, tag: bytes) -> bytes:
+    """What the first field holds, up to 16 KiB of it."""
+    if len(message) < 2 or message[:1] != tag:
+        return b""
+    size, start = message[1], 2
+    if size & _VARINT:
+        if len(message) < 3 or message[2] & _VARINT:
+            return b""
+        size, start = size & 0x7F | message[2] << 7, 3
+    return message[start : start + size]

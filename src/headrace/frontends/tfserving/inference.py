@@ -1,0 +1,216 @@
+"""Classify, Regress and MultiInference over gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from headrace.batching.request import Answer
+from headrace.errors import InvalidRequest, Unsupported
+from headrace.frontends import protos
+from headrace.frontends.allowance import Allowance
+from headrace.frontends.calls import GrpcCall, UnaryHandler
+from headrace.frontends.oip.tensors import Steps, run
+from headrace.frontends.tfserving import descriptions, examples, results
+from headrace.frontends.tfserving.specs import ModelChoice, answered, choice, find, find_signature
+from headrace.frontends.tfserving.wire_examples import find_examples, read_columns
+from headrace.frontends.wire_fields import AT_ONCE_BYTES, in_steps, length_prefix
+from headrace.servable import CheckedInputs, Signature
+from headrace.tensors import Array
+
+if TYPE_CHECKING:
+    from headrace.config import SignatureConfig
+    from headrace.frontends.service import Service
+    from headrace.loaded import LoadedVersion
+
+_Message = protos.Message
+
+_InferenceResult = protos.message("tensorflow.serving.InferenceResult")
+
+_RESULT = 1  # of a ClassificationResponse or RegressionResponse
+_RESULTS_OF_TASKS = 1  # of a MultiInferenceResponse
+
+CLASSIFY, REGRESS = descriptions.METHODS["classify"], descriptions.METHODS["regress"]
+_TASK_RESULTS = {CLASSIFY: 2, REGRESS: 3}  # of an InferenceResult
+
+
+class Task(NamedTuple):
+    """One thing that a request asks of a model.
+
+    Attributes:
+        chosen: The model, version and signature.
+        method: ``CLASSIFY`` or ``REGRESS``.
+    """
+
+    chosen: ModelChoice
+    method: str
+
+
+class _Ready(NamedTuple):
+    """A task whose inputs are checked."""
+
+    signature: Signature
+    method: str
+    inputs: CheckedInputs
+
+
+def inferring(
+    service: Service,
+    request_name: str,
+    tasks_of: Callable[[_Message], list[Task]],
+    response_of: _Response,
+) -> UnaryHandler:
+    """The handler of a method that takes examples.
+
+    Args:
+        service: The door.
+        request_name: The request message's name.
+        tasks_of: What a request asks, of one model and version.
+        response_of: Makes the response of each task's signature, method and result.
+    """
+    request_class = protos.message(f"tensorflow.serving.{request_name}")
+
+    async def handle(message: bytes, call: GrpcCall) -> bytes:
+        with Allowance.of(service.limits, call, message) as allowance:
+            return await answer(message, call, allowance)
+
+    async def answer(message: bytes, call: GrpcCall, allowance: Allowance) -> bytes:
+        steps = decode(message, allowance)
+        # Handed over in one turn of the event loop: the version stays loaded until the last is answered.
+        if len(message) > AT_ONCE_BYTES:
+            async with service.lane as lane:
+                loaded, ready = await in_steps(steps, lane)
+                answers = [service.predict(loaded, one.inputs, call.deadline) for one in ready]
+        else:
+            loaded, ready = run(steps)
+            answers = [service.predict(loaded, one.inputs, call.deadline) for one in ready]
+        found = [
+            _RESULTS[method](answer, signature, loaded.config.signature)
+            for (signature, method, _), answer in zip(ready, await asyncio.gather(*answers), strict=True)
+        ]
+        writing = _written(ready, found)
+        if results.needs_slices(*found):
+            async with service.lane as lane:
+                return response_of(loaded, await in_steps(writing, lane))
+        return response_of(loaded, run(writing))
+
+    def decode(message: bytes, allowance: Allowance) -> Steps[tuple[LoadedVersion, list[_Ready]]]:
+        given = yield from find_examples(message, allowance)
+        tasks = tasks_of(protos.parse(request_class, given.request))
+        loaded = find(service, tasks[0].chosen)
+        allowance.most_rows = loaded.config.batching.max_queue_rows
+        allowance.rows(len(given.spans), "input")
+        columns: dict[str, dict[str, Array]] = {}
+        for signature, _ in _signatures(loaded, tasks):
+            if signature.name not in columns:
+                columns[signature.name] = yield from read_columns(signature, message, given, allowance)
+        loaded = find(service, tasks[0].chosen)  # in the turn in which it is used: another may serve by now
+        ready = [
+            _Ready(signature, method, signature.check(columns[signature.name], allowance=allowance))
+            for signature, method in _signatures(loaded, tasks)
+        ]
+        return loaded, ready
+
+    return handle
+
+
+def _signatures(loaded: LoadedVersion, tasks: Sequence[Task]) -> list[tuple[Signature, str]]:
+    """The signature of each task, if it can be answered: said before anything is read or computed."""
+    found: dict[tuple[str, str], tuple[Signature, str]] = {}
+    for chosen, method in tasks:
+        if method not in _CHECKS:
+            raise Unsupported(
+                f"tasks: method {method!r:.60} is not supported; expected {' or '.join(_CHECKS)}"
+            )
+        signature = find_signature(loaded, chosen.signature)
+        if (signature.name, method) in found:
+            raise InvalidRequest(f"signature {signature.name!r} is asked for twice", field="tasks")
+        _CHECKS[method](signature, loaded)
+        found[signature.name, method] = signature, method
+    return list(found.values())
+
+
+class _Written(NamedTuple):
+    """What a task resulted in."""
+
+    signature: Signature
+    method: str
+    result: bytes
+
+
+def _written(ready: list[_Ready], found: list[results.Result]) -> Steps[list[_Written]]:
+    written = []
+    for (signature, method, _), result in zip(ready, found, strict=True):
+        written.append(_Written(signature, method, (yield from results.serialized(result))))
+    return written
+
+
+_Response = Callable[["LoadedVersion", list[_Written]], bytes]
+
+
+# ---- What tells the tasks apart ----
+
+
+def _check_classify(signature: Signature, loaded: LoadedVersion) -> None:
+    examples.check_kind(signature, "classify")
+    examples.class_outputs(signature, loaded.config.signature)
+
+
+def _check_regress(signature: Signature, loaded: LoadedVersion) -> None:
+    examples.check_kind(signature, "regress")
+    examples.value_output(signature, loaded.config.signature)
+
+
+_CHECKS = {CLASSIFY: _check_classify, REGRESS: _check_regress}
+_RESULTS: dict[str, Callable[[Answer, Signature, SignatureConfig], results.Result]] = {
+    CLASSIFY: examples.classes_of,
+    REGRESS: examples.values_of,
+}
+
+
+# ---- What tells the methods apart ----
+
+
+def one_task(method: str) -> Callable[[_Message], list[Task]]:
+    """What a request of one task asks."""
+    return lambda request: [Task(choice(request), method)]
+
+
+def tasks_of(request: _Message) -> list[Task]:
+    """What a MultiInferenceRequest asks.
+
+    Raises:
+        InvalidRequest: Nothing, or something of several models.
+    """
+    if not request.tasks:
+        raise InvalidRequest("expected at least one task, got none", field="tasks")
+    tasks = [Task(choice(task), task.method_name) for task in request.tasks]
+    if len({task.chosen[:3] for task in tasks}) > 1:
+        raise InvalidRequest("all tasks must mean the same model and version", field="tasks")
+    return tasks
+
+
+def one_response(
+    name: str,
+) -> _Response:
+    """Makes the response of one task, of a message that is called so."""
+    response_class = protos.message(f"tensorflow.serving.{name}")
+
+    def response_of(loaded: LoadedVersion, written: list[_Written]) -> bytes:
+        ((signature, _, result),) = written
+        rest = response_class(model_spec=answered(loaded, signature.name)).SerializeToString()
+        return b"".join((length_prefix(_RESULT, len(result)), result, rest))
+
+    return response_of
+
+
+def response_of_tasks(loaded: LoadedVersion, written: list[_Written]) -> bytes:
+    """Make the MultiInferenceResponse."""
+    parts = []
+    for signature, method, result in written:
+        spec = _InferenceResult(model_spec=answered(loaded, signature.name)).SerializeToString()
+        prefix = length_prefix(_TASK_RESULTS[method], len(result))
+        size = len(spec) + len(prefix) + len(result)
+        parts += [length_prefix(_RESULTS_OF_TASKS, size), spec, prefix, result]
+    return b"".join(parts)

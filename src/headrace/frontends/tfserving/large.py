@@ -1,0 +1,301 @@
+"""Large JSON bodies and answers: what ``bodies`` does at once, in slices, with others answered in between."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import codecs
+import math
+import secrets
+from itertools import chain
+from typing import NamedTuple, cast
+
+import numpy as np
+
+from headrace.absent import complete
+from headrace.errors import InvalidRequest
+from headrace.frontends import slices
+from headrace.frontends.allowance import Allowance
+from headrace.frontends.json_text import Json
+from headrace.frontends.lane import Lane
+from headrace.frontends.tfserving import bodies
+from headrace.servable import Signature, TensorSpec
+from headrace.tensors import STRING, Array
+
+_BASE64_STEP = 256 * 1024  # characters: a multiple of four
+_BREATH_CHARACTERS = 4096
+_LONG_BYTES = 192 * 1024  # a multiple of three
+
+
+# ---- Requests ----
+
+
+async def columns_of(
+    document: dict[str, Json], signature: Signature, allowance: Allowance, lane: Lane
+) -> tuple[dict[str, Array], bool]:
+    """The inputs in a body, and whether they came as rows; the body is used up.
+
+    Args:
+        document: The body.
+        signature: The inputs that are wanted.
+        allowance: What the request may cost.
+        lane: Held by the caller.
+
+    Raises:
+        InvalidRequest: The body has not exactly one of ``instances`` and ``inputs``, or a value is wrong.
+        TooLarge: With what is absent put in, it is more than a request may have.
+    """
+    by_row = bodies.is_by_row(document)
+    if by_row:
+        given = await _columns_of_rows(document["instances"], signature, lane)
+    else:
+        given = bodies.columns_in(document["inputs"], signature)
+        signature.check_names(given)
+    columns = {
+        spec.name: await _as_array(spec, given[spec.name], allowance, lane) for spec in signature.inputs
+    }
+    return columns, by_row
+
+
+async def _columns_of_rows(rows: Json, signature: Signature, lane: Lane) -> dict[str, Json]:
+    named = bodies.is_named(rows, signature)
+    columns: dict[str, list[Json]] = {name: [] for name in signature.input_names}
+    first = 0
+    async for part in slices.used_up(rows, lane):
+        bodies.check_rows(part, first, named, signature)
+        first += len(part)
+        for name, column in columns.items():
+            column.extend([row[name] for row in part] if named else part)
+    return columns
+
+
+async def _as_array(spec: TensorSpec, value: Json, allowance: Allowance, lane: Lane) -> Array:
+    shape: list[int] = []
+    flat: list[Json] = [value]
+    for level in range(len(spec.shape) + 1):
+        inner: list[Json] = []
+        sizes: set[int] = set()
+        step = _rows_a_step(spec) if level == 1 else slices.STEP
+        async for came in slices.used_up(flat, lane, step):
+            part = _complete(spec, came, allowance) if level == 1 else came
+            sizes.update([len(one) if isinstance(one, list) else -1 for one in part])
+            if len(sizes) != 1 or -1 in sizes:
+                raise InvalidRequest(
+                    f"expected {spec}, got a list that is ragged or not as deep", field=spec.name
+                )
+            inner += part[0] if len(part) == 1 else chain.from_iterable(part)
+        shape.append(sizes.pop())
+        flat = inner
+        if not flat:
+            break
+    filled = np.empty(len(flat), spec.dtype)
+    first = 0
+    async for part in slices.used_up(flat, lane):
+        whole = part if spec.shape else _complete(spec, part, allowance)
+        filled[first : first + len(part)] = await _elements(spec, whole, first, lane)
+        first += len(part)
+    return filled.reshape(shape)
+
+
+def _rows_a_step(spec: TensorSpec) -> int:
+    """How many rows are looked at at once: fewer where each may be filled up to many values."""
+    if spec.absent is None:
+        return slices.STEP
+    return max(1, slices.STEP // max(1, math.prod(size or 1 for size in spec.shape)))
+
+
+def _complete(spec: TensorSpec, rows: list[Json], allowance: Allowance) -> list[Json]:
+    """Put in what was left out of some rows; most rows are only looked at, in little time."""
+    if len(spec.shape) > 1:
+        needed = spec.absent is not None
+    elif not spec.shape:
+        needed = None in rows
+    elif spec.shorter or spec.absent is not None or spec.shape == (1,):
+        size = (spec.shape[0] or 0) if spec.shorter else 0
+        needed = any(not isinstance(row, list) or len(row) < size or None in row for row in rows)
+    else:
+        needed = False
+    return cast("list[Json]", complete(spec, rows, allowance)) if needed else rows
+
+
+async def _elements(spec: TensorSpec, part: list[Json], first: int, lane: Lane) -> Array:
+    if spec.dtype != STRING:
+        return bodies.numbers(spec, part, first)
+    texts = np.empty(len(part), STRING)
+    short = _short_texts(part)
+    if short is not None:
+        texts[:] = short
+        return texts
+    for index, one in enumerate(part):
+        texts[index] = await _as_bytes(one, spec.name, lane)
+    return texts
+
+
+def _short_texts(part: list[Json]) -> list[bytes] | None:
+    """The commonest elements, strings that are encoded at once; None for others."""
+    try:
+        if sum(map(len, part)) <= _BASE64_STEP:
+            return [one.encode() for one in part]
+    except (TypeError, AttributeError, UnicodeEncodeError):
+        pass
+    return None
+
+
+async def _as_bytes(value: Json, field: str, lane: Lane) -> bytes:
+    text = value.get(bodies.BASE64) if isinstance(value, dict) else None
+    if not isinstance(text, str) or len(text) <= _BASE64_STEP or len(value) != 1:
+        if isinstance(value, str) and len(value) > _BREATH_CHARACTERS:
+            await lane.breathe()
+        return bodies.as_bytes(value, field)
+    parts = []
+    for start in range(0, len(text), _BASE64_STEP):
+        part = text[start : start + _BASE64_STEP]
+        if "=" in part and start + _BASE64_STEP < len(text):
+            raise InvalidRequest("expected base64: padding within the text", field=field)
+        try:
+            parts.append(base64.b64decode(part, validate=True))
+        except (binascii.Error, ValueError) as error:
+            raise InvalidRequest(f"expected base64: {error}", field=field) from error
+        await lane.breathe()
+    return b"".join(parts)
+
+
+async def examples_of(
+    document: dict[str, Json], signature: Signature, allowance: Allowance, lane: Lane
+) -> list[dict[str, list[Json]]]:
+    """The examples of a body for classify or regress; the body is used up. See ``bodies.examples_of``."""
+    given = bodies.list_of_examples(document)
+    shared = bodies.shared_features(document, len(given), signature, allowance)
+    found: list[dict[str, list[Json]]] = []
+    async for part in slices.used_up(given, lane):
+        for one in part:
+            found.append({**shared, **await _features(one, f"examples[{len(found)}]", lane)})
+            await lane.breathe()
+    return found
+
+
+async def _features(example: Json, field: str, lane: Lane) -> dict[str, list[Json]]:
+    if not isinstance(example, dict) or sum(map(_length, example.values())) <= slices.STEP:
+        return bodies.features(example, field)
+    found: dict[str, list[Json]] = {}
+    for name, values in example.items():
+        if _length(values) <= slices.STEP:
+            found.update(bodies.features({name: values}, field))
+        else:
+            long = found[name] = []
+            async for part in slices.used_up(values, lane):
+                long += bodies.features({name: part}, field)[name]
+        await lane.breathe()
+    return found
+
+
+def _length(values: Json) -> int:
+    return len(values) if isinstance(values, list) else 1
+
+
+# ---- Answers ----
+
+
+async def print_predictions(tensors: list[tuple[str, Array]], *, by_row: bool, lane: Lane) -> bytes:
+    """Print Predict's answer in slices of rows; see ``bodies.print_predictions``."""
+    texts = _LongTexts(by_row=by_row)
+    tensors = [(name, texts.taken_out(name, tensor)) for name, tensor in tensors]
+    if by_row:
+        costliest = max((tensor for _, tensor in tensors), key=slices.printing_cost)
+        parts = []
+        for rows in slices.row_slices(costliest):
+            cut = [(name, tensor[rows]) for name, tensor in tensors]
+            parts.append(_within(bodies.print_predictions(cut, by_row=True)))
+            await lane.breathe()
+        return await texts.put_back(_joined(b'{"predictions":[', parts, b"]}"), lane)
+    printed = [(name, await _print_tensor(name, tensor, lane)) for name, tensor in tensors]
+    if len(printed) == 1:
+        whole = b'{"outputs":' + printed[0][1] + b"}"
+    else:
+        members = [bodies.print_json(name) + b":" + one for name, one in printed]
+        whole = b'{"outputs":{' + b",".join(members) + b"}}"
+    return await texts.put_back(whole, lane)
+
+
+class _LongText(NamedTuple):
+    row: int
+    number: int
+    mark: bytes
+    value: bytes
+    as_base64: bool
+
+
+class _LongTexts:
+    """Texts too long to be printed at once: each leaves a mark, and is printed there in pieces."""
+
+    def __init__(self, *, by_row: bool) -> None:
+        self._mark = secrets.token_hex(16).encode()
+        self._by_row = by_row
+        self._texts: list[_LongText] = []
+
+    def taken_out(self, name: str, tensor: Array) -> Array:
+        """The tensor without its long texts."""
+        if tensor.dtype != STRING or not any(len(one) > _LONG_BYTES for one in tensor.flat):
+            return tensor
+        short = tensor.copy()
+        flat, a_row = short.reshape(-1), max(1, tensor.size // len(tensor)) if tensor.ndim else 1
+        for index in [index for index, one in enumerate(flat) if len(one) > _LONG_BYTES]:
+            row = index // a_row if self._by_row else 0
+            mark, as_base64 = b"%s-%d-" % (self._mark, len(self._texts)), name.endswith(bodies.BYTES_SUFFIX)
+            self._texts.append(_LongText(row, len(self._texts), mark, flat[index], as_base64))
+            flat[index] = mark
+        return short
+
+    async def put_back(self, printed: bytes, lane: Lane) -> bytes:
+        """What was printed, with the long texts in it."""
+        start, parts = 0, list[bytes]()
+        for one in sorted(self._texts):  # as they were printed: row by row, or output by output
+            mark = bodies.print_json(bodies.printed_text(one.mark, as_base64=one.as_base64))
+            at = printed.index(mark, start)
+            parts.append(printed[start:at])
+            parts += await _print_long(one.value, lane, as_base64=one.as_base64)
+            start = at + len(mark)
+        return b"".join([*parts, printed[start:]]) if parts else printed
+
+
+async def _print_long(value: bytes, lane: Lane, *, as_base64: bool) -> list[bytes]:
+    pieces = [value[start : start + _LONG_BYTES] for start in range(0, len(value), _LONG_BYTES)]
+    if not as_base64:
+        decoder, parts = codecs.getincrementaldecoder("utf-8")(), []
+        try:
+            for piece in (*pieces, b""):
+                parts.append(bodies.print_json(decoder.decode(piece, final=not piece))[1:-1])
+                await lane.breathe()
+        except UnicodeDecodeError:
+            pass
+        else:
+            return [b'"', *parts, b'"']
+    parts = []
+    for piece in pieces:
+        parts.append(base64.b64encode(piece))
+        await lane.breathe()
+    return [b'{"%s":"' % bodies.BASE64.encode(), *parts, b'"}']
+
+
+async def _print_tensor(name: str, tensor: Array, lane: Lane) -> bytes:
+    if not tensor.ndim:
+        return bodies.print_json(bodies.json_values(name, tensor))
+    parts = []
+    for rows in slices.row_slices(tensor):
+        parts.append(bodies.print_json(bodies.json_values(name, tensor[rows]))[1:-1])
+        await lane.breathe()
+    return _joined(b"[", parts, b"]")
+
+
+def _within(printed: bytes) -> bytes:
+    """What lies between the brackets of ``{"predictions":[…]}``."""
+    return printed[printed.index(b"[") + 1 : -2]
+
+
+def _joined(start: bytes, parts: list[bytes], end: bytes) -> bytes:
+    """Join parts by commas, copying them once only."""
+    if not parts:
+        return start + end
+    parts[0] = start + parts[0]
+    parts[-1] += end
+    return b",".join(parts)

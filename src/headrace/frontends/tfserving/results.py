@@ -1,0 +1,78 @@
+"""What Classify and Regress answer, in JSON and in protobuf: written part by part, so that others go on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from headrace.frontends import protos, slices
+from headrace.frontends.oip.tensors import Steps
+from headrace.frontends.slices import printing_cost
+from headrace.frontends.tfserving import bodies
+from headrace.frontends.tfserving.examples import Classes
+from headrace.tensors import Array
+
+_ClassificationResult = protos.message("tensorflow.serving.ClassificationResult")
+_RegressionResult = protos.message("tensorflow.serving.RegressionResult")
+
+Result = Classes | Array
+"""Classes, or a value for each row."""
+
+_CLASS_COST = 4  # in numbers: an object of its own
+
+
+def cost(result: Result) -> int:
+    """What writing a result costs, in numbers."""
+    if isinstance(result, Classes):
+        return _CLASS_COST * result.scores.size + printing_cost(result.names)
+    return int(result.size)
+
+
+def needs_slices(*results: Result) -> bool:
+    """Whether writing takes so long that it is done in the lane."""
+    return sum(map(cost, results)) > slices.PRINTED_AT_ONCE
+
+
+def print_result(result: Result) -> Steps[bytes]:
+    """Print REST's answer: pairs of a name and a score, or values."""
+    parts = []
+    for rows in _parts(result):
+        if isinstance(result, Classes):
+            scores = bodies.json_values("", result.scores[rows])
+            names = result.texts(rows)
+            printed = bodies.print_json(
+                [list(zip(*pair, strict=True)) for pair in zip(names, scores, strict=True)]
+            )
+        else:
+            printed = bodies.print_json(bodies.json_values("", result[rows]))
+        parts.append(printed[1:-1])
+        yield
+    return b'{"results":[' + b",".join(parts) + b"]}"
+
+
+def serialized(result: Result) -> Steps[bytes]:
+    """Write the ClassificationResult or RegressionResult: its parts, one behind the other, are the whole."""
+    parts = []
+    for rows in _parts(result):
+        if isinstance(result, Classes):
+            written = _classification(result, rows)
+        else:
+            written = _RegressionResult(regressions=[{"value": value} for value in result[rows].tolist()])
+        parts.append(written.SerializeToString())
+        yield
+    return b"".join(parts)
+
+
+def _parts(result: Result) -> Iterator[slice]:
+    count = len(result.scores) if isinstance(result, Classes) else len(result)
+    step = max(1, slices.PRINTED_AT_ONCE * count // max(1, cost(result)))
+    for start in range(0, count, step):
+        yield slice(start, start + step)
+
+
+def _classification(result: Classes, rows: slice) -> protos.Message:
+    written = _ClassificationResult()
+    for names, scores in zip(result.texts(rows), result.scores[rows].tolist(), strict=True):
+        classes = written.classifications.add().classes
+        for name, score in zip(names, scores, strict=True):
+            classes.add(label=name, score=score)
+    return written

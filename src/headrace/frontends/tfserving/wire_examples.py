@@ -1,0 +1,181 @@
+"""Examples as they lie in a message: read one after the other, never all parsed at once.
+
+A message of Examples is large where it is used most, and what is not an input of the model costs as much to
+parse as what is. So only the outermost fields are walked, each Example is parsed and dropped again, and what
+the context says is repeated as a column, never copied into examples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from headrace.errors import InvalidRequest
+from headrace.frontends import protos
+from headrace.frontends.oip.tensors import TEXT_BYTES, Steps
+from headrace.frontends.tfserving.columns import Column
+from headrace.frontends.wire_fields import (
+    AT_ONCE_BYTES,
+    LENGTH_DELIMITED,
+    MESSAGE_VALUES,
+    Field,
+    counted,
+    fields,
+    form_of,
+    malformed,
+)
+from headrace.servable import Signature
+from headrace.tensors import STRING, Array
+
+if TYPE_CHECKING:
+    from headrace.frontends.allowance import Allowance
+
+_INPUT = 2  # of each request that has examples
+_LIST, _LIST_WITH_CONTEXT = 1, 2  # of an Input
+_EXAMPLES, _CONTEXT = 1, 2  # of either list
+_FIELDS_A_STEP = 256
+
+_Example = protos.message("tensorflow.Example")
+_FORM = form_of(_Example)
+
+
+class Examples(NamedTuple):
+    """Where a request's examples lie in its message.
+
+    Attributes:
+        request: The message without them.
+        spans: Where each begins and ends.
+        context: A serialized Example that holds for each of them; empty for none.
+    """
+
+    request: bytes
+    spans: list[tuple[int, int]]
+    context: bytes
+
+
+def find_examples(message: bytes, allowance: Allowance) -> Steps[Examples]:
+    """Find a request's examples, in small steps; parts that come twice are merged, as protobuf has it.
+
+    Args:
+        message: A serialized request for Classify, Regress or MultiInference.
+        allowance: What the request may cost.
+
+    Raises:
+        InvalidRequest: It is no message, or has no examples.
+        TooLarge: It has more than it may have.
+    """
+    steps = _Steps(allowance)
+    kind, before = 0, 0
+    spans: list[tuple[int, int]] = []
+    context: list[bytes] = []
+    rest: list[bytes] = []
+    try:
+        for part in fields(message):
+            if part.number != _INPUT or part.wire_type != LENGTH_DELIMITED:
+                rest.append(message[before : part.stop])
+            else:
+                for one in fields(message, part.start, part.stop):
+                    if one.wire_type != LENGTH_DELIMITED or one.number not in (_LIST, _LIST_WITH_CONTEXT):
+                        yield from steps.walked()
+                        continue
+                    if one.number != kind:  # the last kind counts
+                        kind, spans, context = one.number, [], []
+                    for inner in fields(message, one.start, one.stop):
+                        yield from steps.walked(inner)
+                        if inner.wire_type != LENGTH_DELIMITED:
+                            continue
+                        if inner.number == _EXAMPLES:
+                            spans.append((inner.start, inner.stop))
+                        elif inner.number == _CONTEXT and kind == _LIST_WITH_CONTEXT:
+                            context.append(message[inner.start : inner.stop])
+            before = part.stop
+            yield from steps.walked()
+    except ValueError as error:
+        raise malformed(message, before) from error
+    if not spans:
+        raise InvalidRequest("expected at least one example, got none", field="input")
+    return Examples(b"".join(rest), spans, b"".join(context))
+
+
+class _Steps:
+    """Counts fields that are walked, and pays for them a step at a time."""
+
+    def __init__(self, allowance: Allowance) -> None:
+        self._allowance = allowance
+        self._walked = self._values = 0
+
+    def walked(self, field: Field | None = None) -> Steps[None]:
+        self._walked += 1
+        self._values += 1 if field is None else MESSAGE_VALUES
+        if self._walked >= _FIELDS_A_STEP:
+            self._allowance.values(self._values, "input")
+            self._walked = self._values = 0
+            yield
+
+
+def read_columns(
+    signature: Signature, message: bytes, given: Examples, allowance: Allowance
+) -> Steps[dict[str, Array]]:
+    """Make columns of examples; features that are no inputs are left out, as in TensorFlow.
+
+    Args:
+        signature: The inputs that are wanted.
+        message: Where the examples lie.
+        given: The examples.
+        allowance: What the request may cost.
+
+    Raises:
+        InvalidRequest: A feature is missing, or of the wrong kind or number.
+        TooLarge: There are more values than a request may have, or what is repeated takes too much.
+    """
+    if signature.examples:
+        return {signature.inputs[0].name: (yield from _serialized(message, given, allowance))}
+    columns = [Column(spec, allowance) for spec in signature.inputs]
+    for index, (start, stop) in enumerate(given.spans):
+        features = yield from _parse(message[start:stop], allowance)
+        said = [_values(features, column.spec.name) for column in columns]
+        allowance.values(sum([1 if values is None else len(values) for values in said]), "input")
+        for column, values in zip(columns, said, strict=True):
+            column.add(index, values)
+        yield
+    shared = yield from _parse(given.context, allowance)
+    arrays = {
+        column.spec.name: column.array(len(given.spans), _values(shared, column.spec.name))
+        for column in columns
+    }
+    allowance.hold(sum(array.nbytes + TEXT_BYTES * array.size for array in arrays.values()))
+    return arrays
+
+
+def _parse(example: bytes, allowance: Allowance) -> Steps[Mapping[str, protos.Message]]:
+    """The features of an Example, which is counted first if it is large."""
+    if len(example) > AT_ONCE_BYTES:
+        for values in counted(example, _FORM):
+            allowance.values(values, "input")
+            yield
+    features: Mapping[str, protos.Message] = protos.parse(_Example, example, counted=True).features.feature
+    return features
+
+
+def _serialized(message: bytes, given: Examples, allowance: Allowance) -> Steps[Array]:
+    """Examples as they are, for models that read them; the context goes before each, and so does not win."""
+    count = len(given.spans)
+    allowance.expanded(len(given.context) * count, "context")
+    allowance.hold(len(message))
+    yield from _parse(given.context, allowance)
+    rows = np.empty(count, STRING)
+    for index, (start, stop) in enumerate(given.spans):
+        example = message[start:stop]
+        yield from _parse(example, allowance)  # or what is no Example would fail its neighbours' batch
+        rows[index] = given.context + example
+        yield
+    return rows
+
+
+def _values(features: Mapping[str, protos.Message], name: str) -> Any:
+    """The values of a feature, or None if it is not there or says nothing; asking must not make it."""
+    feature = features.get(name)
+    kind = None if feature is None else feature.WhichOneof("kind")
+    return None if kind is None else getattr(feature, kind).value

@@ -1,0 +1,212 @@
+"""What a fitted estimator takes: numbers, documents, or columns of texts and numbers; and a row of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from sklearn.compose import ColumnTransformer
+from sklearn.impute import SimpleImputer
+from sklearn.pipeline import FeatureUnion, Pipeline
+
+from headrace.errors import InvalidRequest, NotLoadable
+from headrace.runtimes.options import RuntimeOptions
+from headrace.runtimes.sklearn_parts import Estimator, positions
+from headrace.servable import TensorSpec
+from headrace.tensors import BY_OIP, STRING, Array, Tensors
+
+_Value = float | str
+_WRAPPED = ("best_estimator_", "estimator_", "regressor_", "estimator", "_preprocessor")
+"""Where estimators that wrap another one, fitted on the same columns, keep it."""
+_WRAPPED_LISTS = ("estimators_", "calibrated_classifiers_")
+_NUMBERS = (int, float, np.number, np.bool_)
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """How the inputs become what the estimator is given.
+
+    Attributes:
+        specs: The inputs.
+        sample: One row that the estimator can answer.
+        documents: Whether the estimator takes a list of documents.
+    """
+
+    specs: tuple[TensorSpec, ...]
+    sample: Tensors
+    documents: bool = False
+
+    def join(self, inputs: Tensors) -> Array | list[str]:
+        """Make a matrix, or a list of documents.
+
+        Args:
+            inputs: The inputs.
+
+        Raises:
+            InvalidRequest: A text is not UTF-8.
+        """
+        columns = [_decoded(spec, inputs[spec.name]) for spec in self.specs]
+        if self.documents:
+            return list(columns[0])
+        if len(columns) == 1 and columns[0].ndim > 1:
+            return columns[0]
+        if len({column.dtype for column in columns}) == 1:
+            return np.stack(columns, axis=1)
+        matrix = np.empty((len(columns[0]), len(columns)), object)
+        for index, column in enumerate(columns):
+            matrix[:, index] = column
+        return matrix
+
+
+def find_features(estimator: Estimator, options: RuntimeOptions) -> Features:
+    """Find what an estimator takes, before its parts forget their columns' names.
+
+    Args:
+        estimator: A fitted estimator.
+        options: The operator's settings.
+
+    Raises:
+        NotLoadable: A setting is wrong, or columns are to be named that have no names.
+    """
+    datatype = str(options.options.get("datatype", "FP64"))
+    if datatype not in ("FP32", "FP64"):
+        raise NotLoadable(f"runtime.options.datatype: expected FP32 or FP64, got {datatype!r}")
+    count = getattr(estimator, "n_features_in_", None)
+    if count is None:
+        return Features(
+            (TensorSpec("text", STRING, ()),), {"text": np.array([b""], dtype=object)}, documents=True
+        )
+    names = getattr(estimator, "feature_names_in_", None)
+    known = _known(estimator)
+    values = [known.get(index, 0.0) for index in range(count)]
+    dtypes = [STRING if isinstance(value, str) else BY_OIP[datatype].dtype for value in values]
+    apart = bool(options.options.get("columns", False))
+    if apart and names is None:
+        raise NotLoadable(
+            "runtime.options.columns: the estimator was fitted without column names (feature_names_in_); "
+            "fit it on a data frame, or leave the option out and send 'features'"
+        )
+    if not apart and len(set(dtypes)) == 1:
+        spec = TensorSpec("features", dtypes[0], (int(count),))
+        return Features((spec,), {"features": _sample(values, dtypes[0])[None]})
+    if names is None:  # x0, x1, …: scikit-learn's own names for columns without one
+        names = [f"x{index}" for index in range(count)]
+    specs = tuple(TensorSpec(str(name), dtype, ()) for name, dtype in zip(names, dtypes, strict=True))
+    return Features(
+        specs, {spec.name: _sample([value], spec.dtype) for spec, value in zip(specs, values, strict=True)}
+    )
+
+
+def with_missing(features: Features, predict: Callable[[Any], Any]) -> Features:
+    """Say of which inputs numbers may be missing: those with whose NaN the estimator answers.
+
+    What it was fitted with does not tell: some impute, some split by it, and most refuse it.
+
+    Args:
+        features: What the estimator takes.
+        predict: What answers.
+    """
+
+    def answers(*specs: TensorSpec) -> bool:
+        tried = {spec.name: np.full_like(features.sample[spec.name], np.nan) for spec in specs}
+        try:
+            answer = np.asarray(predict(features.join({**features.sample, **tried})))
+        except Exception:  # noqa: BLE001 - the boundary to the estimator's own code, asked about made-up data
+            return False
+        return answer.dtype.kind != "f" or bool(np.isfinite(answer).all())
+
+    numbers = [spec for spec in features.specs if spec.dtype != STRING]
+    if not numbers:
+        return features
+    able = set(numbers if answers(*numbers) else [spec for spec in numbers if answers(spec)])
+    return replace(
+        features,
+        specs=tuple(replace(spec, absent=np.nan) if spec in able else spec for spec in features.specs),
+    )
+
+
+def _sample(values: list[_Value], dtype: np.dtype[Any]) -> Array:
+    return np.array([value.encode() if isinstance(value, str) else value for value in values], dtype=dtype)
+
+
+def _decoded(spec: TensorSpec, column: Array) -> Array:
+    if spec.dtype != STRING:
+        return column
+    try:
+        return np.array([text.decode() for text in column.flat], dtype=object).reshape(column.shape)
+    except UnicodeDecodeError as error:
+        wrong = error.object[:40]
+        raise InvalidRequest(f"expected UTF-8 text, got {wrong!r}", field=spec.name) from error
+
+
+def _known(part: Estimator) -> Mapping[int, _Value]:
+    """A value of each column, by its position, of which something is known: a category, or that it is a text.
+
+    An encoder may refuse what it was not fitted on, so zeros would not do, and only its categories tell
+    whether a column holds texts.
+    """
+    if isinstance(part, Pipeline):
+        steps = [step for _, step in part.steps if step not in (None, "passthrough")]
+        # Imputers leave columns where they are, so what follows them may know more.
+        kept = [step for step in steps if isinstance(step, SimpleImputer)]
+        first = next((step for step in steps if not isinstance(step, SimpleImputer)), None)
+        return {**(_known(kept[0]) if kept else {}), **({} if first is None else _known(first))}
+    if isinstance(part, FeatureUnion):
+        return _merged([(range(part.n_features_in_), one) for _, one in part.transformer_list])
+    if isinstance(part, ColumnTransformer):
+        every = range(part.n_features_in_)
+        return _merged(
+            [(_indices(every, positions(part, chosen)), one) for _, one, chosen in part.transformers_]
+        )
+    categories = getattr(part, "categories_", None)
+    if isinstance(categories, list):
+        return {index: _value(one) for index, one in enumerate(categories)}
+    if isinstance(part, SimpleImputer):
+        return {index: one for index, one in enumerate(part.statistics_) if isinstance(one, str)}
+    return _of_wrapped(part)
+
+
+def _of_wrapped(part: Estimator) -> Mapping[int, _Value]:
+    for name in _WRAPPED_LISTS:
+        several = getattr(part, name, None)
+        if isinstance(several, list) and several:
+            return _known(several[0])
+    for name in _WRAPPED:
+        wrapped = getattr(part, name, None)
+        if wrapped is not None:
+            return _known(wrapped)
+    return {}
+
+
+def _merged(parts: list[tuple[Any, Estimator]]) -> dict[int, _Value]:
+    merged: dict[int, _Value] = {}
+    for columns, part in parts:
+        if isinstance(columns, int | np.integer):
+            # A transformer that is given a vector takes documents, unless something is known of it.
+            merged[int(columns)] = _known(part).get(0, "")
+        elif not isinstance(part, str):
+            merged.update({int(columns[index]): value for index, value in _known(part).items()})
+    return merged
+
+
+def _indices(every: range, chosen: Any) -> Any:
+    """Positions, of a slice or a mask, too, and counted from the end."""
+    if isinstance(chosen, int | np.integer):
+        return every[chosen]
+    return np.asarray(every)[
+        chosen if isinstance(chosen, slice) else np.asarray(chosen, dtype=_index_type(chosen))
+    ]
+
+
+def _index_type(chosen: Any) -> type:
+    return bool if len(chosen) and isinstance(chosen[0], bool | np.bool_) else int
+
+
+def _value(categories: Any) -> _Value:
+    """A category that is not the missing one; a text if any is one."""
+    texts = (str(one) for one in categories if isinstance(one, str))
+    # What is missing is None, or a NaN, which is not even equal to itself.
+    numbers = (float(one) for one in categories if isinstance(one, _NUMBERS) and one == one)  # noqa: PLR0124
+    return next(texts, next(numbers, 0.0))

@@ -1,0 +1,86 @@
+"""Record batches validated fully, down to every offset and text; what batches share is validated once."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+
+class Validator:
+    """Validates the record batches of one stream.
+
+    A dictionary that many batches refer to may be larger than all of them: it is looked at when it comes.
+
+    Attributes:
+        again: Whether dictionaries lie so deep in a column that they are looked at with each batch.
+    """
+
+    def __init__(self, columns: pa.Schema) -> None:
+        """Look at the columns' types."""
+        coded = [number for number, field in enumerate(columns) if _has_dictionary(field.type)]
+        self._coded = [number for number in coded if _is_coded(columns.field(number).type)]
+        self.again = len(coded) > len(self._coded)
+
+    def validate(self, batch: pa.RecordBatch, *, new_dictionaries: bool) -> None:
+        """Validate a batch.
+
+        Args:
+            batch: The batch.
+            new_dictionaries: Whether a dictionary has come, or become longer, since the one before it.
+
+        Raises:
+            pa.ArrowInvalid: Something is wrong with it.
+        """
+        if new_dictionaries or self.again or not self._coded:
+            batch.validate(full=True)
+            return
+        columns = batch.columns
+        for number in self._coded:
+            columns[number] = _indices(columns[number])
+        for column in columns:
+            column.validate(full=True)
+
+
+def _has_dictionary(kind: pa.DataType) -> bool:
+    if pa.types.is_dictionary(kind):
+        return True
+    return any(_has_dictionary(kind.field(number).type) for number in range(kind.num_fields))
+
+
+def _is_coded(kind: pa.DataType) -> bool:
+    """Whether it is a dictionary's, or a list of such values."""
+    values = kind.value_type if _is_listed(kind) else kind
+    return bool(pa.types.is_dictionary(values)) and not _has_dictionary(values.value_type)
+
+
+def _is_listed(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def _indices(column: pa.Array) -> pa.Array:
+    """A column with the places in its dictionary for values, all of which are there."""
+    if not pa.types.is_dictionary(column.type):
+        column.validate()  # Enough to follow its pointers.
+        within = column.values
+        kind = {
+            pa.types.is_large_list: pa.large_list,
+            pa.types.is_list: pa.list_,
+            pa.types.is_fixed_size_list: lambda one: pa.list_(one, column.type.list_size),
+        }
+        listed = next(make for is_it, make in kind.items() if is_it(column.type))
+        buffers = column.buffers()[: 1 if pa.types.is_fixed_size_list(column.type) else 2]
+        return pa.Array.from_buffers(
+            listed(within.type.index_type),
+            len(column),
+            buffers,
+            offset=column.offset,
+            children=[_indices(within)],
+        )
+    found = column.indices
+    found.validate(full=True)
+    extremes = pc.min_max(found).as_py()
+    if extremes["min"] is not None and not 0 <= extremes["min"] <= extremes["max"] < len(column.dictionary):
+        raise pa.ArrowInvalid(
+            f"an index of a dictionary is {extremes['min']} or {extremes['max']}, of {len(column.dictionary)}"
+        )
+    return found

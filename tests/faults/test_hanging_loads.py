@@ -1,0 +1,64 @@
+"""Models whose loading or warm-up waits for ever: all others are served, and the server ends in time."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.faults.still_serves import does_it_still_serve
+from tests.running_server import RunningServer
+
+END_SECONDS = 10.0
+"""Less than a server waits for requests that it has accepted: it waits for no load."""
+
+MODEL = """
+import threading
+
+class Model:
+    inputs = [("x", "FP32", [])]
+    outputs = [("y", "FP32", [])]
+
+    def load(self, path, context):
+        {load}
+
+    def predict(self, inputs):
+        {predict}
+        return {{"y": inputs["x"]}}
+"""
+FOR_EVER = "threading.Event().wait()"
+
+
+def hanging(models: Path, step: str, limit_seconds: float) -> None:
+    """Write a model of which a step never ends."""
+    steps = {"load": "pass", "predict": "pass", step: FOR_EVER}
+    directory = models / "hangs"
+    directory.mkdir()
+    (directory / "headrace.toml").write_text(f"[versions]\nload_timeout_seconds = {limit_seconds}\n")
+    (directory / ".next").mkdir()
+    (directory / ".next" / "model.py").write_text(MODEL.format(**steps))
+    (directory / ".next").rename(directory / "1")
+
+
+@pytest.mark.parametrize("step", ["load", "predict"])
+def test_a_model_that_hangs_at_the_start_fails_and_the_others_are_served(models: Path, step: str) -> None:
+    hanging(models, step, 1.0)
+    with RunningServer(models, "--allow-code") as server:
+        does_it_still_serve(server)
+        status, said = server.get("/v1/models/hangs")
+        assert status == 200
+        assert b"took longer than versions.load_timeout_seconds = 1" in said
+        asked = time.monotonic()
+        assert server.stop() == 0
+        assert time.monotonic() - asked < END_SECONDS
+
+
+def test_a_server_ends_while_a_load_hangs_that_it_still_waits_for(models: Path) -> None:
+    with RunningServer(models, "--allow-code") as server:
+        hanging(models, "load", 300.0)
+        server.wait_for(lambda: b'"LOADING"' in server.get("/v1/models/hangs")[1], "the load to begin")
+        does_it_still_serve(server)
+        asked = time.monotonic()
+        assert server.stop() == 0
+        assert time.monotonic() - asked < END_SECONDS

@@ -1,0 +1,120 @@
+"""Nothing can be written: click models are served all the same, from kernels that were kept before or not."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import headrace
+from tests.conformance.ctr_models import field_inputs, write
+from tests.running_server import RunningServer
+
+SECONDS = 200.0
+NOT_KEPT = "compiled kernels cannot be kept"
+BY_A_CHILD = "compiling kernels in a process of their own"
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="rights are taken away as on Linux"),
+    pytest.mark.skipif(
+        os.geteuid() == 0 and shutil.which("setpriv") is None, reason="root writes anywhere without setpriv"
+    ),
+]
+
+
+class Place:
+    """A copy of headrace in a place that nobody may write to, and a home that nobody may either.
+
+    Attributes:
+        models: A directory with one click model.
+        kernels: Where kernels are kept.
+        environment: For processes that use the copy.
+        prefix: Words before a command that let it write nowhere it may not, if the user is root.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.models, self.kernels = folder / "models", folder / "kernels"
+        self.prefix = ("setpriv", "--bounding-set=-all", "--inh-caps=-all") if os.geteuid() == 0 else ()
+        version = self.models / "clicks" / "1"
+        version.mkdir(parents=True)
+        write(version, "deepfm")
+        installed = folder / "installed"
+        without = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(Path(headrace.__file__).parent, installed / "headrace", ignore=without)
+        self.locked = [
+            folder / "home",
+            self.kernels,
+            *(path for path in installed.rglob("*") if path.is_dir()),
+        ]
+        for directory in self.locked[:2]:
+            directory.mkdir()
+        self.environment = {
+            **os.environ,
+            "HOME": str(folder / "home"),
+            "XDG_CACHE_HOME": str(folder / "home" / "cache"),
+            "NUMBA_CACHE_DIR": str(self.kernels),
+            "PYTHONPATH": str(installed),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+
+    def set_modes(self, mode: int) -> None:
+        for directory in self.locked:
+            directory.chmod(mode)
+
+    def server(self) -> RunningServer:
+        return RunningServer(self.models, prefix=self.prefix, environment=self.environment, seconds=SECONDS)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    made = Place(tmp_path)
+    yield made
+    made.set_modes(0o755)
+
+
+def answer(server: RunningServer) -> float:
+    row = {name: as_json(array[0]) for name, array in field_inputs(1).items()}
+    status, said = server.post("/v1/models/clicks:predict", {"instances": [row]})
+    assert status == 200, said
+    return float(said["predictions"][0])  # type: ignore[index]
+
+
+def as_json(value: object) -> object:
+    if isinstance(value, np.ndarray):
+        return [as_json(one) for one in value]
+    return value.decode() if isinstance(value, bytes) else value.item()  # type: ignore[attr-defined]
+
+
+def test_kernels_are_compiled_in_memory_with_one_warning(place: Place) -> None:
+    place.set_modes(0o555)
+    with place.server() as server:
+        assert 0 < answer(server) < 1
+        assert "\n".join(server.errors).count(NOT_KEPT) == 1
+
+
+def test_kernels_that_an_image_was_built_with_are_found(place: Place) -> None:
+    command = [sys.executable, "-m", "headrace", "compile", "--factors", "4"]
+    done = subprocess.run(
+        command, env=place.environment, capture_output=True, text=True, timeout=SECONDS, check=True
+    )
+    assert "deepfm, 4 factors, 32 bits … " in done.stdout
+    assert f"kernels are kept in {place.kernels}" in done.stdout
+    place.set_modes(0o555)
+    with place.server() as server:
+        assert 0 < answer(server) < 1
+        said = "\n".join(server.errors)
+        assert NOT_KEPT not in said
+        assert BY_A_CHILD not in said
+
+
+def test_a_server_compiles_in_a_process_of_its_own_and_keeps_what_it_can(place: Place) -> None:
+    with place.server() as server:
+        assert 0 < answer(server) < 1
+        assert BY_A_CHILD in "\n".join(server.errors)
+    assert list(place.kernels.rglob("*.nbc"))

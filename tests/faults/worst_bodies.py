@@ -1,0 +1,115 @@
+"""The worst JSON bodies that were found, by what each byte of them costs; and good ones of the same size.
+
+They are for ``write_menagerie`` and the good model: ``half_plus_two``, ``words``, ``pair``, ``price``.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import dataclass
+
+from tests.faults.still_serves import http_request
+
+SIZE = 64 * 1024
+_PREDICT = "/v1/models/half_plus_two:predict"
+_WORDS = "/v1/models/words:predict"
+_INFER = "/v2/models/half_plus_two/infer"
+_HALFWAY = b"20749139528992099900e281"  # half between two doubles: each digit counts
+
+_ONE_INPUT = b'{"name":"x","datatype":"FP32","shape":[1],"data":'
+
+
+@dataclass(frozen=True)
+class Worst:
+    """One kind of body.
+
+    Attributes:
+        name: What it is called.
+        path: Where it is sent.
+        start: How it begins.
+        unit: What is repeated until it is as large as it shall be.
+        end: How it ends.
+    """
+
+    name: str
+    path: str
+    start: bytes
+    unit: bytes
+    end: bytes
+
+    def body(self, size: int = SIZE) -> bytes:
+        """The body, of about a size."""
+        times = (size - len(self.start) - len(self.end)) // len(self.unit)
+        return self.start + (self.unit * times).removesuffix(b",") + self.end
+
+    def request(self, size: int = SIZE) -> bytes:
+        """The HTTP request with it."""
+        return http_request(self.path, self.body(size))
+
+    def packed(self, size: int) -> bytes:
+        """The HTTP request with it, compressed."""
+        return http_request(self.path, gzip.compress(self.body(size), 6), "content-encoding: gzip")
+
+
+def _rows(name: str, unit: bytes, path: str = _PREDICT) -> Worst:
+    return Worst(name, path, b'{"instances":[', unit, b"]}")
+
+
+WORST = (
+    Worst("escaped quotes in deep lists", _PREDICT, b"[" * 65 + b'"', b'\\"', b""),
+    _rows("tiny numbers", b"1e-320,"),
+    _rows("halfway numbers", _HALFWAY + b","),
+    _rows("long fractions", b"0." + b"0" * 300 + b"1234567,"),
+    _rows("long integers", b"9" * 4000 + b","),
+    _rows("NaN", b"NaN,"),
+    _rows("empty lists", b"[],"),
+    _rows("empty lists without commas", b"[]"),
+    Worst("empty lists in deep ones", _PREDICT, b"[" * 60, b"[],", b"]" * 60),
+    _rows("lists of one", b"[0],"),
+    _rows("deep lists", b"[" * 60 + b"]" * 60 + b","),
+    _rows("objects", b'{"a":[]},'),
+    _rows("empty texts", b'"",', _WORDS),
+    _rows("base64", b'{"b64":""},', _WORDS),
+    _rows("escapes", b'"\\u0000",', _WORDS),
+    Worst("one text of escapes", _WORDS, b'{"instances":["', b"\\u0000", b'"]}'),
+    Worst("surrogates", _WORDS, b'{"instances":["', b"\\ud83d\\ude00", b'"]}'),
+    Worst("white space", _PREDICT, b'{"instances":[1', b" ", b"]}"),
+    Worst("equal names", _PREDICT, b'{"inputs":{', b'"a":0,', b"}}"),
+    Worst("examples without features", "/v1/models/price:regress", b'{"examples":[', b"{},", b"]}"),
+    Worst("inputs of one name", _INFER, b'{"inputs":[', _ONE_INPUT + b"[1]},", b"]}"),
+    Worst("tiny numbers, flat", _INFER, b'{"inputs":[' + _ONE_INPUT + b"[", b"1e-320,", b"]}]}"),
+)  # fmt: skip
+
+GOOD = (
+    _rows("good numbers", b"0.1234567,"),
+    _rows("good texts", b'"some words, as they are in texts",', _WORDS),
+)
+
+
+def large_text(size: int) -> bytes:
+    """A legal request of a thousand texts."""
+    text = "word " * (size // 5000)
+    return http_request(_WORDS, json.dumps({"instances": [text] * 1000}).encode())
+
+
+def large_binary_texts(size: int) -> bytes:
+    """A million texts in raw form: more rows than a queue takes, which is seen once they are decoded."""
+    count = 1_000_000
+    text = b"w" * (size // count - 4)
+    raw = (len(text).to_bytes(4, "little") + text) * count
+    tensor = {
+        "name": "text",
+        "datatype": "BYTES",
+        "shape": [count],
+        "parameters": {"binary_data_size": len(raw)},
+    }
+    head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+    length = f"inference-header-content-length: {len(head)}"
+    return http_request("/v2/models/words/infer", head + raw, length)
+
+
+def large_numbers(size: int, rows: int) -> bytes:
+    """A legal request of many numbers, written with many digits and spaces."""
+    one = b"0.12345678901234567".ljust(size // rows - 1)
+    return http_request(_PREDICT, b'{"instances":[' + b",".join([one] * rows) + b"]}")

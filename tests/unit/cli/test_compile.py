@@ -1,0 +1,46 @@
+"""`headrace compile`: says what it compiles and where that is kept; what it cannot do is explained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headrace.cli.main import main
+from tests.conformance.ctr_models import write
+
+
+def test_the_models_of_a_directory_are_compiled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "clicks" / "3").mkdir(parents=True)
+    write(tmp_path / "clicks" / "3", "fm")
+    (tmp_path / "broken" / "1").mkdir(parents=True)
+    (tmp_path / "broken" / "1" / "model.ctr").write_text("not a model")
+    (tmp_path / "other" / "1").mkdir(parents=True)
+    assert main(["compile", str(tmp_path)]) == 1
+    broken, compiled, where = capsys.readouterr().out.splitlines()
+    assert broken.startswith("  broken/1 … failed: ")
+    assert compiled.startswith("  clicks/3 … ")
+    assert compiled.endswith(" s")
+    assert where.startswith("kernels are kept in /")
+
+
+def test_a_directory_without_click_models_is_said_to_be_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compile", str(tmp_path)]) == 0
+    assert "holds no click model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nowhere"], "nowhere is not a directory"),
+        ([".", "--factors", "8"], "--factors and --quantize are for any model"),
+        (["--factors", "0"], "factors: expected"),
+    ],
+)
+def test_what_is_wrong_is_explained(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compile", *arguments]) == 1
+    assert said in capsys.readouterr().err

@@ -1,0 +1,72 @@
+"""What all verbs have in common: how they end where nobody reads what they say."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headrace import example
+
+COMMAND = [sys.executable, "-m", "headrace"]
+CSV = "label,user\n" + "1,7\n0,8\n" * 50_000
+
+VERBS = {
+    "generate": ("stream", "generate", "--rows", "100", "--shape", "small"),
+    "encode": ("stream", "encode", "--format", "csv", "{rows}"),
+    "encode's schema": ("stream", "encode", "--format", "csv", "{rows}", "--print-schema"),
+    "inspect": ("stream", "inspect", "{stream}"),
+    "example": ("example", "{models}/other"),
+    "versions": ("versions", "{models}"),
+    "profile": ("profile", "{models}/half_plus_two"),
+}
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Something of each kind that a verb wants."""
+    directory = tmp_path_factory.mktemp("places")
+    made = {name: directory / name for name in ("rows", "stream", "models")}
+    made["rows"].write_text(CSV)
+    with made["stream"].open("wb") as out:
+        subprocess.run([*COMMAND, "stream", "generate", "--rows", "9"], stdout=out, check=True, timeout=60)
+    example.write(made["models"])
+    return made
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_verb_whose_reader_has_gone_ends_quietly_and_says_so(verb: str, places: dict[str, Path]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    words = [word.format_map(places) for word in VERBS[verb]]
+    done = subprocess.run([*COMMAND, *words], stdout=writing, stderr=subprocess.PIPE, timeout=60, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_an_encoder_whose_reader_goes_while_more_is_to_come_ends_quietly() -> None:
+    """Arrow's reading thread was in standard input when Python ended, which aborted the process."""
+    endless = "print('label,user')\nwhile True: print('1,7\\n0,8', flush=True)"
+    with (
+        subprocess.Popen(
+            [sys.executable, "-c", endless], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        ) as source,
+        subprocess.Popen(
+            [*COMMAND, "stream", "encode", "--format", "csv", "-"],
+            stdin=source.stdout,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        ) as encode,
+    ):
+        assert source.stdout is not None
+        assert encode.stdout is not None
+        assert encode.stderr is not None
+        source.stdout.close()
+        assert len(encode.stdout.read(1000)) == 1000
+        encode.stdout.close()
+        assert encode.wait(60) == 141
+        assert b"error" not in encode.stderr.read().lower()
+        source.wait(60)

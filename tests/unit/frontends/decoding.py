@@ -1,0 +1,47 @@
+"""Decoding a message as the gRPC methods do: recognised if it can be, or else parsed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headrace.batching.request import NO_DEADLINE
+from headrace.config import Limits
+from headrace.frontends.allowance import Allowance
+from headrace.frontends.calls import HttpCall
+from headrace.frontends.oip import infer_json
+from headrace.frontends.oip.infer_json import JsonInference, json_bytes_of
+from headrace.frontends.oip.messages import InferDecoder, Inference
+from headrace.frontends.oip.tensors import run
+from headrace.frontends.tfserving.messages import PredictDecoder, Prediction
+
+LIMITS = Limits()
+
+
+def infer(
+    decoder: InferDecoder, message: bytes, deadline: float = NO_DEADLINE, *, limits: Limits = LIMITS
+) -> Inference:
+    found = decoder.recognise(message, deadline)
+    return found or run(decoder.parse(message, deadline, Allowance(limits, len(message))))
+
+
+def predict(decoder: PredictDecoder, message: bytes, *, limits: Limits = LIMITS) -> Prediction:
+    return decoder.recognise(message) or parsed(decoder, message, limits=limits)
+
+
+def parsed(decoder: PredictDecoder, message: bytes, *, limits: Limits = LIMITS) -> Prediction:
+    return run(decoder.parse(message, Allowance(limits, len(message))))
+
+
+def decode_body(
+    loaded: Any, body: bytes, json_length: bytes | None, limits: Limits = LIMITS
+) -> JsonInference:
+    call = HttpCall("POST", "", {}, body=body)
+    json_bytes = json_bytes_of(body, json_length)
+    found = infer_json.recognise(loaded, call, json_bytes)
+    if found is None:
+        _, found = run(
+            infer_json.parse(
+                lambda: loaded, call, json_bytes, limits.max_json_depth, Allowance(limits, len(body))
+            )
+        )
+    return found

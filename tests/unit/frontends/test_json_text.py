@@ -1,0 +1,244 @@
+"""JSON in slices means what it means at once, and costs what its bytes say."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import tracemalloc
+from typing import Any
+from unittest.mock import patch
+
+import msgspec
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from headrace.config import Limits
+from headrace.errors import HeadraceError, InvalidRequest, Overloaded, TooLarge
+from headrace.frontends import json_text
+from headrace.frontends.allowance import ALWAYS_ALLOWED_VALUES, Allowance
+from headrace.frontends.calls import Account
+from headrace.frontends.json_cost import has_slow_numbers
+from headrace.frontends.json_text import parse_at_once, parse_in_slices
+from headrace.frontends.lane import Lane
+
+DEPTH = 64
+
+
+def in_slices(text: bytes, allowance: Allowance | None = None, depth: int = DEPTH) -> Any:
+    async def parse() -> Any:
+        async with Lane() as lane:
+            return await parse_in_slices(text, depth, allowance or Allowance(Limits(), len(text)), lane)
+
+    return asyncio.run(parse())
+
+
+def tiny_slices(piece: int, part: int) -> Any:
+    return patch.multiple(
+        json_text, _PIECE_BYTES=piece, _PART_BYTES=part, _PART_MARKS=part, _TEXT_BYTES=piece
+    )
+
+
+TEXTS = st.text(st.sampled_from('ab"\\[]{},: \né\u0000'), max_size=6)
+VALUES = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), TEXTS),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=30,
+)
+
+
+@given(VALUES, st.booleans(), st.sampled_from([None, 1]), st.integers(1, 9), st.integers(1, 20))
+@example("\\" * 3 + '"', True, None, 1, 1)
+def test_slices_of_any_size_give_what_one_parse_gives(
+    value: Any, ascii_only: bool, indent: int | None, piece: int, part: int
+) -> None:
+    text = json.dumps(value, ensure_ascii=ascii_only, indent=indent).encode()
+    with tiny_slices(piece, part):
+        assert in_slices(text) == json.loads(text)
+
+
+@pytest.mark.parametrize("unit", ["a", "é", "😀", r"\n", r"\ud83d\ude00", r"some words\n and \"more\" "])
+@pytest.mark.parametrize("before", range(14))
+def test_a_long_text_is_parsed_in_pieces(unit: str, before: int) -> None:
+    text = ('{"a": ["' + before * "x" + 100 * unit + '" ]}').encode()
+    with tiny_slices(40, 1):
+        assert in_slices(text) == json.loads(text)
+
+
+@pytest.mark.parametrize(
+    "wrong", [b'"%s" "b"', b'"a%s\n"', b'"%s\xff"', b'"%s\\"', b'"%s"b', b"'%s'", b'"""%s"', b'"%s""', b'%s"']
+)
+def test_what_is_no_long_text_is_refused(wrong: bytes) -> None:
+    with tiny_slices(40, 1), pytest.raises(InvalidRequest):
+        in_slices(b"[" + wrong % (100 * b"x") + b"]")
+
+
+@given(VALUES, st.data(), st.integers(1, 9), st.integers(1, 20))
+@example([0], None, 1, 1)
+def test_what_is_no_json_at_once_is_none_in_slices(
+    value: Any, data: st.DataObject | None, piece: int, part: int
+) -> None:
+    text = bytearray(json.dumps(value).encode())
+    if data is None:
+        text = bytearray(b"[0,]")
+    else:
+        for _ in range(data.draw(st.integers(1, 3))):
+            place = data.draw(st.integers(0, len(text)))
+            with_what: str = data.draw(st.sampled_from(["", *'[]{},:"\\ 01']))
+            text[place : place + data.draw(st.integers(0, 1))] = with_what.encode()
+    try:
+        wanted = msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        with tiny_slices(piece, part), pytest.raises(InvalidRequest):
+            in_slices(bytes(text))
+    else:
+        with tiny_slices(piece, part):
+            assert in_slices(bytes(text)) == wanted
+
+
+@pytest.mark.parametrize("text", [b"[NaN, 1, -Infinity]", b'{"a": [Infinity, "NaN"]}'])
+def test_numbers_that_json_lacks_are_taken_in_slices_too(text: bytes) -> None:
+    with tiny_slices(4, 4):
+        assert repr(in_slices(text)) == repr(json.loads(text))
+
+
+def test_depth_is_checked_before_anything_is_parsed() -> None:
+    text = b"[" * 65 + b'"' + b'\\"' * 32_000  # not closed: only the depth can be what is found
+    for parse in (lambda: parse_at_once(text, DEPTH), lambda: in_slices(text)):
+        with pytest.raises(InvalidRequest, match="at most 64 deep"):
+            parse()
+    assert in_slices(b"[" * 64 + b"]" * 64) == parse_at_once(b"[" * 64 + b"]" * 64, DEPTH)
+
+
+def test_brackets_within_strings_are_no_depth() -> None:
+    assert parse_at_once(b'["' + b"[" * 200 + b'"]', DEPTH) == ["[" * 200]
+    with pytest.raises(InvalidRequest, match="deep"):  # nor do they take any away
+        parse_at_once(b'["]",' * 65 + b"0" + b"]" * 65, DEPTH)
+
+
+@pytest.mark.parametrize(
+    ("unit", "values"),
+    [(b"0", 1), (b"[]", 1), (b"[0]", 2), (b"{}", 1), (b'{"a":0}', 3), (b'"[,:]"', 1), (b'"\\"["', 1)],
+)
+def test_values_are_counted_before_they_are_made(unit: bytes, values: int) -> None:
+    items = 30_000  # several pieces of text
+    text = b"[" + b",".join([unit] * items) + b"]"
+    exactly = Limits(max_values=items * values)
+    assert len(in_slices(text, Allowance(exactly, 1 << 30))) == items
+    fewer = Limits(max_values=items * values - 1)
+    with pytest.raises(TooLarge, match=r"^body: expected at most .* values .*limits\.max_values"):
+        in_slices(text, Allowance(fewer, 1 << 30))
+
+
+@pytest.mark.parametrize("unit", [b"0", b"[]", b"[0]", b"{}", b'""', b'{"":0}', b"[[0]]"])
+def test_a_body_that_came_uncompressed_has_the_bytes_for_its_values(unit: bytes) -> None:
+    text = b"[" + b",".join([unit] * 100_000) + b"]"
+    assert len(in_slices(text, Allowance(Limits(), len(text)))) == 100_000
+
+
+@pytest.mark.parametrize("text", [b"[" + b"[]" * 500_000 + b"]", b"[" + b"{}[] 1" * 200_000 + b"]"])
+def test_brackets_without_commas_between_are_refused_before_they_take_memory(text: bytes) -> None:
+    """Empty pairs count as no values, so all were kept: 30 bytes of memory for each byte, uncounted."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidRequest, match="a comma is missing before byte"):
+            in_slices(text, Allowance(Limits(), 1000))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 4 * 2**20
+
+
+def deep_around_many(depth: int) -> bytes:
+    return b"[" * depth + b",".join([b"0"] * 1_000_000) + b"]" * depth
+
+
+def test_marks_cost_no_more_the_deeper_they_are() -> None:
+    """Each level went over all marks again: four times as long in all, in steps that nobody could end."""
+
+    def seconds(depth: int) -> float:
+        text = deep_around_many(depth)
+        times = []
+        for _ in range(3):
+            started = time.thread_time()
+            in_slices(text, depth=250)
+            times.append(time.thread_time() - started)
+        return min(times)
+
+    assert seconds(250) < 2 * seconds(1)
+
+
+def test_what_nests_deeper_than_python_goes_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="nested less deep"):
+        in_slices(deep_around_many(500), depth=512)
+
+
+def test_few_bytes_that_open_to_many_values_are_refused() -> None:
+    text = b"[" + b",".join([b"0"] * (ALWAYS_ALLOWED_VALUES + 1)) + b"]"
+    with pytest.raises(TooLarge, match="came as 1000 bytes"):
+        in_slices(text, Allowance(Limits(), 1000))
+    assert len(in_slices(text[:-3] + b"]", Allowance(Limits(), 1000))) == ALWAYS_ALLOWED_VALUES
+
+
+def test_a_parsed_document_counts_in_the_byte_budget() -> None:
+    taken = 0
+
+    def take(size: int) -> None:
+        nonlocal taken
+        if taken + size > 2_000_000:
+            raise Overloaded("full")
+        taken += size
+
+    text = b"[" + b",".join([b"[]"] * 20_000) + b"]"
+    in_slices(text, Allowance(Limits(), len(text), Account(take)))
+    assert taken > 1_000_000 // 2
+    with pytest.raises(Overloaded):
+        in_slices(text, Allowance(Limits(), len(text), Account(take)))
+
+
+@pytest.mark.parametrize(
+    ("text", "slow"),
+    [
+        (b"[1e-320,1e-320,1e-320,1e-320,1e-320]", True),
+        (b"[20749139528992099900e281, 1E+281,1e281,1e281,1e281]", True),
+        (b'{"eeee": [0.1, -2.5E0300]}', True),
+        (b"[1e-5,1e-05,1e5,1E+5,1e-9]", False),
+        (b'["site12e34", "e-100", "eeeee", "cafe12"]', False),
+        (b"[1e-320]", False),  # too few to matter
+    ],
+)
+def test_numbers_that_are_slow_to_parse_are_told_from_others(text: bytes, slow: bool) -> None:
+    assert has_slow_numbers(text) is slow
+    assert in_slices(text) == json.loads(text)
+
+
+def test_half_a_surrogate_pair_is_no_text_among_slow_numbers_either() -> None:
+    numbers = b"1e-320,1e-320,1e-320,1e-320,1e-320"
+    assert parse_at_once(b'["\\ud83d\\ude00",' + numbers + b"]", DEPTH)[0] == "\U0001f600"
+    with pytest.raises(InvalidRequest, match="surrogates not allowed"):
+        parse_at_once(b'["\\ud800",' + numbers + b"]", DEPTH)
+
+
+def test_numbers_with_extreme_exponents_cost_what_others_cost() -> None:
+    """msgspec takes 10 to 50 µs for each of them: 64 KB of them held everybody up for 0.2 s."""
+    plain = b"[" + b",".join([b"1.25e-3"] * 8000) + b"]"
+
+    def seconds(text: bytes) -> float:
+        times = []
+        for _ in range(5):
+            started = time.perf_counter()
+            parse_at_once(text, DEPTH)
+            times.append(time.perf_counter() - started)
+        return min(times)
+
+    for number in (b"1e-320", b"20749139528992099900e281", b"4.9406564584124654e-324"):
+        text = b"[" + b",".join([number] * 8000) + b"]"
+        assert seconds(text) < 20 * seconds(plain), number
+
+
+@pytest.mark.parametrize("text", [b"[1e400,1e400,1e400,1e400,1e400]", b"[" + b"9" * 5000 + b"]"])
+def test_numbers_of_any_size_are_taken_or_refused(text: bytes) -> None:
+    for parse in (lambda: parse_at_once(text, DEPTH), lambda: in_slices(text)):
+        with pytest.raises(HeadraceError):
+            parse()

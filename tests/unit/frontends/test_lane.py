@@ -1,0 +1,64 @@
+"""The lane: one at a time, in order, and others in between."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import pairwise
+from time import perf_counter
+
+from headrace.frontends.lane import Lane
+
+
+def test_one_at_a_time_first_come_first_served() -> None:
+    lane, events = Lane(), []
+
+    async def heavy(name: str) -> None:
+        async with lane:
+            events.append(f"{name} begins")
+            for _ in range(3):
+                await lane.breathe()
+                await asyncio.sleep(0)
+            events.append(f"{name} ends")
+
+    async def all_of_them() -> None:
+        await asyncio.gather(*[heavy(name) for name in "abc"])
+
+    asyncio.run(all_of_them())
+    assert events == ["a begins", "a ends", "b begins", "b ends", "c begins", "c ends"]
+
+
+def test_others_get_several_turns_after_each_slice_of_time() -> None:
+    lane, turns, at_slices = Lane(), 0, []
+
+    async def neighbour() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def heavy() -> None:
+        beside = asyncio.create_task(neighbour())
+        async with lane:
+            for _ in range(5):
+                until = perf_counter() + 0.002
+                while perf_counter() < until:
+                    pass
+                await lane.breathe()
+                at_slices.append(turns)
+        beside.cancel()
+
+    asyncio.run(heavy())
+    assert all(after - before >= 3 for before, after in pairwise(at_slices))
+
+
+def test_an_error_within_the_lane_frees_it() -> None:
+    async def fails() -> None:
+        lane = Lane()
+        for _ in range(2):
+            try:
+                async with lane:
+                    raise ValueError
+            except ValueError:
+                pass
+
+    asyncio.run(asyncio.wait_for(fails(), 5))

@@ -1,0 +1,57 @@
+"""Every error that headrace raises on purpose: its message is bounded, whatever was put into it."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import pytest
+
+from headrace import errors
+from headrace.errors import LONGEST_MESSAGE, HeadraceError, InvalidRequest, shown
+
+KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, HeadraceError)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_long_message_keeps_its_beginning_and_its_end(kind: type[HeadraceError]) -> None:
+    error = kind(f"expected a name, got {'x' * 20_000_000!r}; see the table of models")
+    assert len(error.message) == LONGEST_MESSAGE
+    assert str(error) == error.message
+    assert "expected a name, got 'xxx" in error.message
+    assert "characters in all" in error.message
+    assert error.message.endswith("xxx'; see the table of models")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_short_message_stays_as_it_is(kind: type[HeadraceError]) -> None:
+    assert kind("one").message.endswith("one")
+
+
+def test_a_long_field_is_cut_too() -> None:
+    assert len(InvalidRequest("unknown input", field="x" * 10**6).message) == LONGEST_MESSAGE
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_no_unicode_text_is_escaped(kind: type[HeadraceError]) -> None:
+    error = kind("unknown feature ‘\ud800’ — é")
+    assert error.message.endswith("unknown feature ‘\\ud800’ — é")
+    assert str(error).encode()
+    assert len(kind("\ud800" * 10_000).message) == LONGEST_MESSAGE
+    assert InvalidRequest("too large", field="\udfff").message == "\\udfff: too large"
+
+
+@pytest.mark.parametrize("text", ["\ue000" * 100_000, b"\x00" * 100_000])
+def test_what_is_repeated_is_cut_before_it_is_printed(text: str | bytes) -> None:
+    tracemalloc.start()
+    try:
+        said = shown(text)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert said == f"{text[:100]!r} … (100000 in all)"
+    assert peak < 10_000
+    assert shown(text[:100]) == repr(text[:100])
+
+
+def test_an_error_without_a_message_says_what_it_is() -> None:
+    assert HeadraceError().message == "HeadraceError"
