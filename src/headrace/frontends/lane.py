@@ -28,13 +28,17 @@ class Lane:
     async def __aenter__(self) -> Lane:
         """Wait for one's turn."""
         await self._lock.acquire()
-        self._until = perf_counter() + _SLICE_SECONDS
+        self._until = 0.0  # others go on after the first step: the one before may have left without a pause
         return self
 
-    async def __aexit__(self, *error: object) -> None:
-        """Let the next one in, and everybody else before that."""
+    async def __aexit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        """Let the next one in, and everybody else before that; but what failed leaves at once.
+
+        It still holds bytes of the budget, and must not refuse those who ask for some meanwhile.
+        """
         self._lock.release()
-        await self._let_others_go_on()
+        if kind is None:
+            await self._let_others_go_on()
 
     async def breathe(self) -> None:
         """Let others go on, if this one has had a slice of time."""

@@ -62,3 +62,23 @@ def test_an_error_within_the_lane_frees_it() -> None:
                 pass
 
     asyncio.run(asyncio.wait_for(fails(), 5))
+
+
+def test_what_fails_leaves_at_once() -> None:
+    """What it holds is given back before anybody else asks for it."""
+
+    async def fails() -> None:
+        lane, others_turns = Lane(), []
+
+        async def neighbour() -> None:
+            others_turns.append(1)
+
+        try:
+            async with lane:
+                task = asyncio.create_task(neighbour())
+                raise ValueError
+        except ValueError:
+            assert not others_turns
+        await task
+
+    asyncio.run(fails())

@@ -165,6 +165,7 @@ class Application:
         bodies = self.bodies
         held = 0
         account = None
+        failed: HeadraceError | None = None
         if not bodies.open():
             await self._send_grpc_error(send, bodies.full())
             return
@@ -185,14 +186,16 @@ class Application:
                     call = GrpcCall(call.deadline, 0, account)
             reply = await handler(message, call)
         except HeadraceError as error:
-            await self._send_grpc_error(send, error)
-            return
+            failed = error
         except Exception:  # noqa: BLE001 - the boundary to the network: a bug fails its own call only
             _log.exception("a gRPC call failed unexpectedly")
-            await self._send_grpc_error(send, HeadraceError(_INTERNAL))
-            return
+            failed = HeadraceError(_INTERNAL)
         finally:
             bodies.close(held if account is None else held + account.held)
+        if failed is not None:
+            # Only now: what a refused call held must not refuse the next one while the error is being sent.
+            await self._send_grpc_error(send, failed)
+            return
         if self._holding is not None:
             await self._holding.wait()
         await send(_GRPC_START)

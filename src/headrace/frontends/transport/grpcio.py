@@ -133,6 +133,7 @@ class _Unary:
         account = Account(bodies.hold_of_stream)
         if not bodies.open():
             await _abort(context, bodies.full(), self._application.errors)
+        failed: HeadraceError
         try:
             message = await self._arrived(messages, bodies.limits.body_timeout_seconds)
             account.hold(len(message))
@@ -140,12 +141,14 @@ class _Unary:
             await self._answering.wait()
             return reply
         except HeadraceError as error:
-            await _abort(context, error, self._application.errors)
+            failed = error
         except Exception:  # noqa: BLE001 - the boundary to the network: a bug fails its own call only
             _log.exception("a gRPC call failed unexpectedly", extra={"path": self._path})
-            await _abort(context, _INTERNAL, self._application.errors)
+            failed = _INTERNAL
         finally:
             bodies.close(account.held)
+        # Only now: what a refused call held must not refuse the next one while the error is being sent.
+        await _abort(context, failed, self._application.errors)
         raise AssertionError("abort always raises")
 
     @staticmethod

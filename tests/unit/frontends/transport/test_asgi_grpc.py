@@ -16,6 +16,7 @@ from tests.unit.frontends.transport.wire import (
     LEFT,
     SMALL,
     Event,
+    Response,
     Server,
     Wire,
     body,
@@ -231,6 +232,26 @@ def test_all_calls_together_hold_no_more_than_the_budget() -> None:
 
     asyncio.run(crowd())
     assert server.grpc(body(plain)).grpc == (0, "")
+
+
+def test_a_refused_call_has_given_its_bytes_back_before_its_error_is_sent() -> None:
+    """Or callers that are all refused while each one's error is on its way would keep each other out."""
+    server = Server(SMALL, answer=Overloaded("not now"))
+    held: list[int] = []
+
+    async def refused() -> None:
+        wire = Wire(body(message(b"a" * 900)))
+
+        async def send(event: Event) -> None:
+            held.append(server.held_bytes)
+            await wire.send(event)
+
+        await server.application(server.scope("POST", "/x.Echo/Unary", GRPC), wire.receive, send)
+        assert Response(wire.sent).grpc == (14, "not now")
+
+    asyncio.run(refused())
+    assert held
+    assert not any(held)
 
 
 def test_a_stream_may_go_on_for_longer_than_a_body_may_be() -> None:
