@@ -151,14 +151,14 @@ class Engine:
             self._source = DirectorySource(self._models, self._want, self._clock, self._threads, self.config)
             self._source.start()
         else:
-            self._want({})
+            self._want({}, {})
         if wait:
             await self._settled.wait()
 
-    def _want(self, wanted: Mapping[str, Wanted]) -> None:
+    def _want(self, wanted: Mapping[str, Wanted], unusable: Mapping[str, str]) -> None:
         """Take the Source's whole wanted state, and add the objects that were given in process."""
         objects = {name: Wanted({1: Path(name)}, self._object_config) for name in self._objects}
-        self.manager.want({**wanted, **objects})
+        self.manager.want({**wanted, **objects}, unusable)
         self._look_whether_settled()
 
     def _changed(self, model: str, status: VersionStatus) -> None:

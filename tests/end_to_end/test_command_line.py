@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
@@ -112,6 +113,30 @@ def test_a_model_with_wrong_settings_is_in_the_table_and_the_index(tmp_path: Pat
         (wrong,) = [one for one in index if one["name"] == "wrong"]
         assert wrong["state"] == "UNAVAILABLE"
         assert "batchin" in wrong["reason"]
+
+
+def test_what_cannot_be_served_is_in_the_table_and_in_the_answers_with_the_way_out(tmp_path: Path) -> None:
+    models, settings = tmp_path / "models", tmp_path / "server.toml"
+    write(models, "good", 1, affine(1.0, 1.0))
+    write(models, "bad name!", 1, affine(1.0, 1.0))
+    (models / "flat").mkdir()
+    (models / "flat" / "model.onnx").write_bytes(affine(1.0, 1.0))
+    settings.write_text('[models.gone]\npath = "nowhere"\n')
+    ways_out = {
+        "bad name!": "rename its directory",
+        "flat": "into a directory 1 in it",
+        "gone": "correct the path in [models.gone]",
+    }
+    with RunningServer(models, "--config", str(settings)) as server:
+        server.wait_for(lambda: any("curl" in line for line in server.output), "the table")
+        for name, way_out in ways_out.items():
+            assert any(name in line and "not served" in line and way_out in line for line in server.output)
+            path = f"/v1/models/{quote(name)}"
+            status, body = server.get(path)
+            assert (status, way_out in body.decode()) == (404, True), body
+            status, answer = server.post(f"{path}:predict", {"instances": [1.0]})
+            assert (status, way_out in answer["error"]) == (400 if name == "gone" else 404, True), answer
+        assert not any(str(tmp_path) in line for line in server.output[3:])
 
 
 def test_versions_lists_them_and_rollback_pins_one(tmp_path: Path) -> None:

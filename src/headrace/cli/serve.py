@@ -173,8 +173,9 @@ def _print_models(serving: Server) -> None:
             rows.append((model, "", "not served", "", "; ".join(manager.warnings(model))))
         if loaded is not None and first is None:
             first = model, next(iter(loaded.signatures.values()))
+    rows += [(name, "", "not served", "", why) for name, why in sorted(manager.unusable.items())]
     print(table(rows, indent="  "))
-    if len(rows) == 1:
+    if not manager.models():
         print("  no models yet: versions that appear in the directory are served as they come")
     if first is not None:
         print(f"try it:\n  {_curl(serving, *first)}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping
 from heapq import nsmallest
 
 from headrace.errors import FailedPrecondition, HeadraceError, NotFound, Unavailable, shown
@@ -12,14 +12,20 @@ from headrace.lifecycle.state import State
 _NAMES_TOLD = 8
 
 
-def unknown_model(asked: str, models: Collection[str]) -> NotFound:
-    """Say that there is no such model, and which there are: mostly, a name was misspelt.
+def unknown_model(
+    model: str, asked: str, models: Mapping[str, object], unusable: Mapping[str, str]
+) -> NotFound:
+    """Say that there is no such model: why, or which there are, since mostly a name was misspelt.
 
     Args:
+        model: The name.
         asked: What was asked for, as TensorFlow Serving writes it.
-        models: The names of all models; the first few are told.
+        models: All models, by name; the first few are told.
+        unusable: Why what has a name is no model, by name.
     """
     message = f"Servable not found for request: {asked}"
+    if model in unusable:
+        return NotFound(f"{message}; {shown(model)} is not served: {unusable[model]}")
     if models:
         verb = "is" if len(models) == 1 else "are"
         message += f"; there {verb} {', '.join(nsmallest(_NAMES_TOLD, models))}"
@@ -49,6 +55,6 @@ def not_ready(
     if failed:
         newest = max(failed, key=lambda one: one.number)
         return FailedPrecondition(f"{model.name} version {newest.number} failed to load: {newest.error}")
-    if latest and model.problem:
+    if model.problem and (latest or not model.versions):
         return FailedPrecondition(f"{model.name} serves nothing: {model.problem}")
     return NotFound(f"Servable not found for request: {asked}")

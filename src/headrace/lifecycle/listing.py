@@ -13,8 +13,15 @@ from pathlib import Path
 
 from headrace.config import MODEL_CONFIG_FILE, MODEL_NAME, read_model_config
 from headrace.errors import ConfigError
-from headrace.lifecycle.layout import MANIFEST_FILE, version_directories, version_number
+from headrace.lifecycle.layout import MANIFEST_FILE, PIN_FILE, version_directories, version_number
 from headrace.lifecycle.pin import read_pin
+
+_EMPTY = "no version in it: expected directories named 1, 2, … with the model's files"
+_FLAT = f"{_EMPTY}; move the files that lie in it into a directory 1 in it"
+_BAD_NAME = (
+    "not a model's name: expected a letter or digit, then up to 127 letters, digits, dots, _ and -; "
+    "rename its directory"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +33,14 @@ class ModelListing:
         settings: The content of its ``headrace.toml``; "" without one.
         pin: The version that it is pinned to; None if to none.
         problem: Why the settings or the pin cannot be read, or "".
+        empty: Why no version is in it, and the way out; "" if there is one.
     """
 
     versions: Mapping[int, Path]
     settings: str = ""
     pin: int | None = None
     problem: str = ""
+    empty: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +97,10 @@ def list_models(
             continue
         try:
             models[name] = _list_model(directory)
+        except FileNotFoundError as error:
+            unreadable[name] = f"its directory cannot be listed: {error.strerror}"
+            if name in elsewhere:
+                unreadable[name] += f"; correct the path in [models.{name}], or put the model there"
         except OSError as error:
             unreadable[name] = f"its directory cannot be listed: {error.strerror}"
         except Exception as error:  # noqa: BLE001  # The boundary: what one model holds concerns no other.
@@ -156,9 +169,8 @@ def _holds_versions(directory: Path) -> bool:
 
 
 def _split(found: Mapping[str, Path]) -> tuple[dict[str, Path], dict[str, str]]:
-    expected = "expected a letter or digit, then up to 127 letters, digits, dots, _ and -"
     good = {name: path for name, path in found.items() if MODEL_NAME.fullmatch(name)}
-    return good, {name: f"not a model's name: {expected}" for name in found if name not in good}
+    return good, {name: _BAD_NAME for name in found if name not in good}
 
 
 def _list_model(directory: Path) -> ModelListing:
@@ -171,4 +183,11 @@ def _list_model(directory: Path) -> ModelListing:
         problem = error.message
     except OSError as error:
         problem = f"{MODEL_CONFIG_FILE} cannot be read: {error.strerror}"
-    return ModelListing(versions, settings, pin, problem)
+    return ModelListing(versions, settings, pin, problem, "" if versions else _why_empty(directory))
+
+
+def _why_empty(directory: Path) -> str:
+    own = (MODEL_CONFIG_FILE, PIN_FILE)
+    with os.scandir(directory) as entries:
+        lie_flat = any(one.name[0] != "." and one.name not in own and one.is_file() for one in entries)
+    return _FLAT if lie_flat else _EMPTY

@@ -36,7 +36,11 @@ _log = logging.getLogger(__name__)
 
 
 class Manager(Generic[LoadedT]):
-    """Holds the loaded versions of all models."""
+    """Holds the loaded versions of all models.
+
+    Attributes:
+        unusable: What its Source found where models belong and cannot use, by name, and why.
+    """
 
     def __init__(
         self,
@@ -62,6 +66,7 @@ class Manager(Generic[LoadedT]):
         self._executor = executor
         self._on_change = on_change
         self._models: dict[str, ModelRecord[LoadedT]] = {}
+        self.unusable: Mapping[str, str] = {}
         self._defaults: dict[str, LoadedT] = {}
         self._to_load: dict[str, int] = {}
         self._attempts: Attempts[LoadedT] = Attempts(clock, load_threads)
@@ -162,14 +167,16 @@ class Manager(Generic[LoadedT]):
 
     # ---- What operators and Sources say ----
 
-    def want(self, models: Mapping[str, Wanted]) -> None:
+    def want(self, models: Mapping[str, Wanted], unusable: Mapping[str, str] | None = None) -> None:
         """Say everything that is wanted; the last word wins. What is left out is drained and unloaded.
 
         Args:
             models: What is wanted of each model.
+            unusable: What is no model, by name, and why.
         """
         if self._closing:
             return
+        self.unusable = unusable or {}
         for name in models:
             self._models.setdefault(name, ModelRecord(name))
         for name, record in list(self._models.items()):
@@ -225,7 +232,7 @@ class Manager(Generic[LoadedT]):
     def _known(self, model: str) -> ModelRecord[LoadedT]:
         record = self._models.get(model)
         if record is None:
-            raise unknown_model(f"Latest({model})", self._models)
+            raise unknown_model(model, f"Latest({model})", self._models, self.unusable)
         return record
 
     def _find(self, model: str, version: int | None, label: str | None) -> LoadedT:
@@ -237,7 +244,7 @@ class Manager(Generic[LoadedT]):
         record = self._models.get(model)
         asked = f"Latest({model})" if version is None else f"Specific({model}, {version})"
         if record is None:
-            raise unknown_model(asked, self._models)
+            raise unknown_model(model, asked, self._models, self.unusable)
         number = version
         if label is not None:
             number = record.labels.get(label)

@@ -204,6 +204,8 @@ class ModelRecord(Generic[LoadedT]):
         """What is not as the operator asked for, in sentences."""
         wanted = self._in_force
         said = [wanted.problem] if wanted.problem else []
+        if self.unloaded and not self.versions:
+            said.append("it was unloaded; load it to serve it")
         for label, target in wanted.labels.items():
             if self.labels.get(label) != target:
                 now = f"stays on {self.labels[label]}" if label in self.labels else "points nowhere"

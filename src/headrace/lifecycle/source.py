@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,8 @@ from headrace.lifecycle.deduce import Deduced, deduce
 from headrace.lifecycle.listing import Listing, list_models
 from headrace.lifecycle.listing import look as look_at
 from headrace.lifecycle.wanted import Wanted
+
+_NOT_THERE = "the server's settings name it, but no directory does; make it, or give [models.{}] a path"
 
 _log = logging.getLogger(__name__)
 
@@ -31,6 +33,7 @@ class _Seen:
 
     deduced: Mapping[str, Deduced] | None
     wanted: Mapping[str, Wanted]
+    unusable: Mapping[str, str]
     complaints: Mapping[str, str]
 
 
@@ -75,7 +78,7 @@ class DirectorySource:
     def __init__(
         self,
         root: Path | None,
-        want: Callable[[Mapping[str, Wanted]], object],
+        want: Callable[[Mapping[str, Wanted], Mapping[str, str]], object],
         clock: Clock,
         executor: Executor,
         config: ServerConfig,
@@ -84,7 +87,8 @@ class DirectorySource:
 
         Args:
             root: The served directory; None if all models lie elsewhere.
-            want: Told everything that is wanted, at first and whenever it has changed; ``Manager.want``.
+            want: Told everything that is wanted, and what cannot be used, by name, and why: at first and
+                whenever it has changed; ``Manager.want``.
             clock: Time, and calls in the serving thread.
             executor: Where to look; what hangs in one of its threads must not hold up the others.
             config: How often to look, and what is set per model.
@@ -152,9 +156,9 @@ class DirectorySource:
         listing = list_models(self._root, self._elsewhere, look.may_touch)
         remembered = None if before is None else before.deduced
         if listing.problem and remembered is None:
-            complaints = _complaints(listing, {})
+            complaints = _complaints(listing, {}, {})
             _log_news(complaints, before)
-            return _Seen(None, {}, complaints)
+            return _Seen(None, {}, {}, complaints)
 
         def overrides(name: str) -> Table:
             look.may_touch(name)  # its versions' files are looked at next
@@ -166,9 +170,13 @@ class DirectorySource:
             for name, model in deduced.items()
             if model.wanted.versions or model.wanted.problem
         }
-        complaints = _complaints(listing, wanted)
+        if listing.problem and before is not None:
+            unusable = before.unusable
+        else:
+            unusable = _unusable(listing, wanted, self._config.models)
+        complaints = _complaints(listing, wanted, unusable)
         _log_news(complaints, before)
-        return _Seen(deduced, wanted, complaints)
+        return _Seen(deduced, wanted, unusable, complaints)
 
     def _tell(self, look: _Look, seen: _Seen | None, changed: bool) -> None:
         self._hanging = {name: one for name, one in self._hanging.items() if one is not look}
@@ -187,7 +195,7 @@ class DirectorySource:
 
     def _take(self, look: _Look, seen: _Seen | None, changed: bool) -> None:
         if changed and seen is not None:
-            self._want(seen.wanted)
+            self._want(seen.wanted, seen.unusable)
         self._seen = seen
         # The others began from what was seen before, and avoid what this one may have looked at.
         for other in (self._current, *self._hanging.values()):
@@ -198,16 +206,26 @@ class DirectorySource:
 def _is_news(seen: _Seen | None, before: _Seen | None) -> bool:
     if seen is None or seen.deduced is None:
         return False
-    return before is None or before.deduced is None or seen.wanted != before.wanted
+    if before is None or before.deduced is None:
+        return True
+    return seen.wanted != before.wanted or seen.unusable != before.unusable
 
 
-def _complaints(listing: Listing, wanted: Mapping[str, Wanted]) -> dict[str, str]:
+def _unusable(listing: Listing, wanted: Mapping[str, Wanted], settings: Iterable[str]) -> dict[str, str]:
+    """What looks like a model to its operator and is none, and why, with the way out."""
+    missing = {name: _NOT_THERE.format(name) for name in settings}
+    empty = {name: model.empty for name, model in listing.models.items()}
+    found = {**missing, **empty, **listing.skipped}
+    return {name: why for name, why in found.items() if why and name not in wanted}
+
+
+def _complaints(
+    listing: Listing, wanted: Mapping[str, Wanted], unusable: Mapping[str, str]
+) -> dict[str, str]:
     """What the operator should know, by the name of what it is about."""
-    no_version = "no version in it: expected directories named 1, 2, … with the model's files"
-    empty = {name: no_version for name, model in listing.models.items() if not model.versions}
     problems = {name: model.problem for name, model in wanted.items() if model.problem}
     root = {"the served directory": listing.problem} if listing.problem else {}
-    return {**empty, **listing.unreadable, **listing.skipped, **root, **problems}
+    return {**unusable, **listing.unreadable, **root, **problems}
 
 
 def _log_news(complaints: Mapping[str, str], before: _Seen | None) -> None:

@@ -57,7 +57,7 @@ def test_a_first_look_that_finds_no_thread_is_made_again_even_without_a_poll(roo
 def test_what_could_not_be_taken_in_is_told_again(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     watch, told = Watch(root), list[Mapping[str, Wanted]]()
 
-    def want(models: Mapping[str, Wanted]) -> None:
+    def want(models: Mapping[str, Wanted], _: Mapping[str, str]) -> None:
         told.append(models)
         if len(told) == 1:
             raise RuntimeError("out of luck")

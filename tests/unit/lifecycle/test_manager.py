@@ -420,6 +420,36 @@ def test_who_asks_for_an_unknown_model_is_told_the_first_few_that_there_are(stag
         stage.manager.status("m")
 
 
+def test_who_asks_for_what_cannot_be_used_is_told_why(stage: Stage) -> None:
+    stage.manager.want({"good": wanted(1)}, {"flat": "no version in it"})
+    told = r"^Servable not found for request: {}; 'flat' is not served: no version in it$"
+    with pytest.raises(NotFound, match=told.format(r"Latest\(flat\)")):
+        stage.manager.get("flat")
+    with pytest.raises(NotFound, match=told.format(r"Specific\(flat, 1\)")):
+        stage.manager.get("flat", 1)
+    with pytest.raises(NotFound, match=told.format(r"Latest\(flat\)")):
+        stage.manager.status("flat")
+    stage.manager.want({"good": wanted(1)})
+    with pytest.raises(NotFound, match=r"there is good$"):
+        stage.manager.get("flat")
+
+
+@pytest.mark.parametrize("version", [None, 1])
+def test_a_model_without_versions_says_why_for_whatever_is_asked(stage: Stage, version: int | None) -> None:
+    stage.want(m=wanted(problem="its directory cannot be listed"))
+    with pytest.raises(FailedPrecondition, match="m serves nothing: its directory cannot be listed"):
+        stage.manager.get("m", version)
+
+
+def test_a_failed_model_that_is_unloaded_says_so(stage: Stage) -> None:
+    stage.loader.fail("load", "m", 1, times=2)
+    stage.want(m=wanted(1, toml=TWO_TRIES))
+    stage.run()
+    stage.manager.unload("m")
+    assert stage.manager.status("m") == []
+    assert stage.manager.warnings("m") == ["it was unloaded; load it to serve it"]
+
+
 # ---- The end ----
 
 

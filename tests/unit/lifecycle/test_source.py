@@ -70,6 +70,44 @@ def test_names_that_no_request_could_say_are_skipped_and_said_once(
     assert caplog.text.count("my model: not a model's name") == 1
 
 
+def test_what_cannot_be_used_is_told_with_the_way_out_until_it_is_mended(tmp_path: Path, root: Path) -> None:
+    put(root / "my model" / "1")
+    put(root / "flat")
+    (root / "empty").mkdir()
+    (root / "empty" / "headrace.toml").write_text("")
+    settings = (
+        '[models.far]\npath = "far"\n[models.near.versions]\ncount = 2\n[models.ctr.versions]\ncount = 2'
+    )
+    watch = Watch(root, parse_server_config(settings, "server.toml", tmp_path))
+    watch.start()
+    assert {name: why.partition(":")[0] for name, why in watch.unusable.items()} == {
+        "my model": "not a model's name",
+        "flat": "no version in it",
+        "empty": "no version in it",
+        "near": "the server's settings name it, but no directory does; make it, or give [models.near] a path",
+    }
+    assert watch.unusable["my model"].endswith("; rename its directory")
+    assert watch.unusable["flat"].endswith(" into a directory 1 in it")
+    assert watch.problem("far").endswith("; correct the path in [models.far], or put the model there")
+    (root / "flat" / "1").mkdir()
+    (root / "flat" / "model.onnx").rename(root / "flat" / "1" / "model.onnx")
+    (root / "my model").rename(root / "near")
+    put(tmp_path / "far" / "3")
+    watch.look(3)
+    assert watch.now == {"ctr": [1, 2], "far": [3], "flat": [1], "near": [1], "rank": [7]}
+    assert list(watch.unusable) == ["empty"]
+
+
+def test_what_cannot_be_used_stays_told_while_the_served_directory_is_lost(root: Path) -> None:
+    (root / "empty").mkdir()
+    watch = Watch(root)
+    watch.start()
+    root.rename(root.with_name("lost"))
+    watch.look(2)
+    assert list(watch.unusable) == ["empty"]
+    assert "cannot be listed" in watch.problem("ctr")
+
+
 def test_hidden_directories_and_files_are_not_looked_at(
     watch: Watch, root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

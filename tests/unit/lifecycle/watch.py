@@ -22,13 +22,18 @@ class Watch:
         self.clock = VirtualClock()
         self.executor = ManualExecutor()
         self.said: list[Mapping[str, Wanted]] = []
+        self.unusable: Mapping[str, str] = {}
         self.source = DirectorySource(
             root,
-            self.said.append,
+            self._want,
             self.clock,
             self.executor,
             config or ServerConfig(poll_seconds=POLL_SECONDS),
         )
+
+    def _want(self, wanted: Mapping[str, Wanted], unusable: Mapping[str, str]) -> None:
+        self.said.append(wanted)
+        self.unusable = unusable
 
     def start(self) -> None:
         self.source.start()

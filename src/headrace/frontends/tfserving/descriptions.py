@@ -55,9 +55,12 @@ def version_statuses(service: Service, chosen: ModelChoice) -> list[dict[str, ob
         chosen: A model, and perhaps one version of it.
 
     Raises:
-        NotFound: There is no such model, version or label.
+        NotFound: There is no such model, version or label, or no version at all; and why.
     """
     statuses = service.status(chosen.model)
+    if not statuses:
+        why = service.problem(chosen.model)
+        raise NotFound(f"Could not find any versions of model {chosen.model}: {why}")
     version = chosen.version
     if chosen.label is not None:
         version = service.labels(chosen.model).get(chosen.label)

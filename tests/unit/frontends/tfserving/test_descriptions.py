@@ -9,6 +9,7 @@ import pytest
 from headrace.errors import FailedPrecondition, InvalidRequest, NotFound, Unsupported
 from headrace.frontends import protos
 from headrace.frontends.tfserving.descriptions import SignatureDefMap
+from headrace.lifecycle.state import VersionStatus
 from tests.unit.frontends.oip.doubles import ctr, echo
 from tests.unit.frontends.tfserving.doubles import ServiceDouble, call, classifier, http, message
 
@@ -72,6 +73,24 @@ def test_states_are_told_over_grpc() -> None:
     found = call(ServiceDouble(ctr()), "GetModelStatus", asked, models=True).model_version_status
     assert [(one.version, one.state, one.status.error_code) for one in found] == [(3, 30, 0), (1, 50, 2)]
     assert found[1].status.error_message == "corrupt"
+
+
+class _WithoutVersions(ServiceDouble):
+    def status(self, model: str) -> list[VersionStatus]:
+        return []
+
+    def problem(self, model: str) -> str:
+        return "its directory cannot be listed"
+
+
+@pytest.mark.parametrize("path", ["", "/versions/1", "/labels/stable"])
+def test_a_model_without_versions_is_not_found_and_says_why(path: str) -> None:
+    told = "^Could not find any versions of model ctr: its directory cannot be listed$"
+    with pytest.raises(NotFound, match=told):
+        http(_WithoutVersions(ctr()), "GET", f"/v1/models/ctr{path}")
+    asked = message("GetModelStatusRequest", model_spec={"name": "ctr"})
+    with pytest.raises(NotFound, match=told):
+        call(_WithoutVersions(ctr()), "GetModelStatus", asked, models=True)
 
 
 @pytest.mark.parametrize("path", ["none", "ctr/versions/9", "ctr/labels/canary"])
