@@ -41,7 +41,8 @@ def test_the_version_is_that_of_the_package() -> None:
 
 
 WRONG = {
-    "no verb": ((), 2, "VERB"),
+    "no verb": ((), 2, "serve the models in a directory"),
+    "no tool": (("stream",), 2, "draw rows from a hidden model"),
     "an unknown verb": (("swerve",), 2, "swerve"),
     "an unknown option": (("serve", "models", "--quick"), 2, "--quick"),
     "a port that is no number": (("serve", "models", "--http-port", "http"), 2, "--http-port"),

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from headrace.cli import compare, example, export, profile, rollback, serve, stream, train, versions
+from headrace.cli import compare, example, export, groups, profile, rollback, serve, stream, train, versions
 from headrace.cli import compile as compile_ahead
 from headrace.errors import HeadraceError
 
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"headrace {version('headrace')}")
-    verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
+    verbs = groups.add_words(parser, "verbs", "VERB")
     for verb in (serve, train, stream, example, versions, rollback, export, profile, compile_ahead, compare):
         verb.add_to(verbs)
     try:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headrace.cli import groups
 from headrace.errors import ConfigError
 from headrace.stream.schema import Schema, parse_schema
 
@@ -51,7 +52,7 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    tools = parser.add_subparsers(title="tools", metavar="TOOL", required=True)
+    tools = groups.add_words(parser, "tools", "TOOL")
     _add_generate(tools)
     _add_encode(tools)
     _add_inspect(tools)
