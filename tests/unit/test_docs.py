@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from headrace import errors
+from headrace.cli.main import main
 from headrace.config import MODEL_CONFIG_FILE, parse_model_config
 from headrace.errors import HeadraceError, StreamError
 from headrace.frontends.metrics import METRICS
@@ -52,6 +53,66 @@ def test_python_examples_compile(page: Path) -> None:
 def test_settings_in_examples_are_toml(page: Path) -> None:
     for example in blocks(page, "toml"):
         tomllib.loads(example)
+
+
+def options_of(
+    verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> dict[str, str]:
+    """The options in a verb's help, each with what is said about it."""
+    monkeypatch.setenv("COLUMNS", "1000")
+    with pytest.raises(SystemExit):
+        main([*verb.split(), "--help"])
+    said = capsys.readouterr().out.replace("\n" + " " * 10, " ")
+    return dict(re.findall(r"^  (--[a-z-]+)(?= )(.*)$", said, re.MULTILINE))
+
+
+OPTIONS = {
+    "train": "training",
+    "serve": "serve",
+    "profile": "profile",
+    "stream generate": "stream",
+    "stream encode": "stream",
+}
+
+
+@pytest.mark.parametrize("verb", OPTIONS)
+def test_every_option_is_in_its_table_with_its_default(
+    verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guide = (ROOT / f"docs/{OPTIONS[verb]}.md").read_text("utf-8").replace("`", "")
+    options = options_of(verb, capsys, monkeypatch)
+    assert len(options) > 5
+    for option, help_text in options.items():
+        rows = re.findall(rf"^.*{option}\b.*$", guide, re.MULTILINE)
+        assert rows, f"{option} is not in the guide"
+        for default in re.findall(r"\(default ([\w.]+)", help_text):
+            told = any(default in row.replace(",", "") for row in rows)
+            assert told, f"{option}: its default, {default}, is not in the guide"
+
+
+VERBS = (
+    "serve",
+    "train",
+    "stream generate",
+    "stream encode",
+    "stream inspect",
+    "versions",
+    "rollback",
+    "profile",
+    "compile",
+    "compare",
+)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_help_of_all_verbs_has_the_same_words_for_the_same_things(
+    verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = options_of(verb, capsys, monkeypatch)
+    for option, said in options.items():
+        metavar, _, text = said.strip().partition("  ")
+        assert metavar not in {"SECONDS", "ROWS", option.lstrip("-").replace("-", "_").upper()} - {"HOST"}
+        assert not re.search(r"\(default: |\d if left out|repeatable", text), f"{verb} {option}: {text}"
 
 
 def test_the_batching_policy_in_the_guide_is_the_default_one() -> None:

@@ -51,9 +51,15 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="rows as they will be asked for: .csv (columns by name), .npy (a matrix), .npz (inputs by name)",
     )
     parser.add_argument(
-        "--tolerance", type=float, default=1e-4, help="what is no difference; %(default)s if left out"
+        "--tolerance",
+        type=float,
+        default=1e-4,
+        metavar="D",
+        help="what is no difference (default %(default)s)",
     )
-    parser.add_argument("--allow-code", action="store_true", help="run Python models")
+    parser.add_argument(
+        "--allow-code", action="store_true", help="load models that are Python code (model.py)"
+    )
     parser.set_defaults(run=run)
 
 

@@ -40,21 +40,25 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "models", metavar="DIR", type=Path, nargs="?", help="a directory of models; without it, for any model"
+        "models",
+        metavar="DIR",
+        type=Path,
+        nargs="?",
+        help="the directory of models; without it, for any model",
     )
     parser.add_argument(
         "--factors",
         type=int,
         action="append",
         metavar="N",
-        help="the models' factors (default 8); repeatable",
+        help="the models' factors (default 8); may be repeated",
     )
     parser.add_argument(
         "--quantize",
         type=int,
         action="append",
         choices=(16, 8),
-        help="also for tables in so many bits; repeatable",
+        help="also for tables in so many bits; may be repeated",
     )
     parser.set_defaults(run=run)
 

@@ -44,19 +44,22 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "--rows",
         type=numbers.whole("rows", least=1, most=_MOST_ROWS),
         default=32,
-        help="rows a call; %(default)s if left out",
+        metavar="N",
+        help="rows a call (default %(default)s)",
     )
     parser.add_argument(
         "--calls",
         type=numbers.whole("calls", least=1, most=_MOST_CALLS),
         default=100,
-        help="calls to measure; %(default)s if left out",
+        metavar="N",
+        help="calls to measure (default %(default)s)",
     )
     parser.add_argument(
         "--threads",
         type=numbers.whole("threads", least=1, most=MOST_THREADS),
         default=1,
-        help="threads a call; %(default)s if left out",
+        metavar="N",
+        help="threads a call (default %(default)s)",
     )
     parser.add_argument("--training", action="store_true", help="measure learning, too (click models, Keras)")
     parser.add_argument("--keras", metavar="FILE.py:FUNCTION", help="with --training: what builds the model")
@@ -65,10 +68,11 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "--batch-rows",
         type=numbers.whole("batch-rows", least=1, most=_MOST_ROWS),
         default=1024,
-        help="rows a batch of training",
+        metavar="N",
+        help="with --training: rows a batch (default %(default)s)",
     )
     parser.add_argument("--trace", metavar="FILE", type=Path, help="write each operation of each call")
-    parser.add_argument("--json", action="store_true", help="JSON instead of tables")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.set_defaults(run=run)
 
 

@@ -79,7 +79,11 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "--log-format", choices=("text", "json"), help="logs for people or for machines (default text)"
     )
-    parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), help="default info")
+    parser.add_argument(
+        "--log-level",
+        choices=("debug", "info", "warning", "error"),
+        help="the least severe level (default info)",
+    )
     parser.set_defaults(run=run)
 
 

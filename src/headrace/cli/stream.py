@@ -69,13 +69,13 @@ def _add_generate(tools: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--rows", type=int, default=1_000_000, metavar="N", help="how many rows (default: 1000000)")
-    add("--seed", type=int, default=0, metavar="S", help="what everything depends on (default: 0)")
+    add("--rows", type=int, default=1_000_000, metavar="N", help="how many rows (default 1000000)")
+    add("--seed", type=int, default=0, metavar="N", help="what everything depends on (default 0)")
     add(
         "--shape",
         choices=("criteo", "small", "ffm12"),
         default="criteo",
-        help="criteo: 26 categorical and 13 dense fields; small: 6 and 2; ffm12: 12 and 0 (default: criteo)",
+        help="criteo: 26 categorical and 13 dense fields; small: 6 and 2; ffm12: 12 and 0 (default criteo)",
     )
     add(
         "--drift",
@@ -83,39 +83,39 @@ def _add_generate(tools: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         default=0.0,
         metavar="R",
         help="how many times all effects turn round, and large fields' categories are replaced, in a million "
-        "rows (default: 0)",
+        "rows (default 0)",
     )
-    add("--from-row", type=int, default=0, metavar="N", help="leave out the rows before this one")
+    add("--from-row", type=int, default=0, metavar="N", help="leave out the rows before this one (default 0)")
     add(
         "--base-rate",
         type=float,
         default=0.2,
         metavar="P",
-        help="about which share is clicked (default: 0.2)",
+        help="about which share is clicked (default 0.2)",
     )
-    add("--candidates", type=int, default=1, metavar="K", help="rows that share a context (default: 1)")
+    add("--candidates", type=int, default=1, metavar="K", help="rows that share a context (default 1)")
     add(
         "--rows-per-second",
         type=float,
         default=1000.0,
         metavar="R",
-        help="how fast the rows' timestamps go on (default: 1000)",
+        help="how fast the rows' timestamps go on (default 1000)",
     )
     add(
         "--keys",
         choices=("bucket", "hash"),
         default="bucket",
-        help="write categories as rows of their tables, or as integers to be hashed (default: bucket)",
+        help="write categories as rows of their tables, or as integers to be hashed (default bucket)",
     )
-    add("--buckets", type=int, default=2**16, metavar="N", help="the most rows of a table (default: 65536)")
-    add("--batch-rows", type=int, metavar="N", help="rows in a batch (default: 8192; with --pace, fewer)")
+    add("--buckets", type=int, default=2**16, metavar="N", help="the most rows of a table (default 65536)")
+    add("--batch-rows", type=int, metavar="N", help="rows in a batch (default 8192; with --pace, fewer)")
     add(
         "--pace",
         type=float,
         metavar="R",
         help="write R rows a second, as a live source; else as fast as it goes",
     )
-    add("--out", type=Path, metavar="FILE", help="write to a file; to standard output if left out")
+    add("--out", type=Path, metavar="FILE", help="where to write (default standard output)")
     parser.set_defaults(run=run_generate)
 
 
@@ -163,7 +163,7 @@ def _add_encode(tools: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("input", metavar="INPUT", type=Path, help="the file; - for standard input")
+    add("input", metavar="FILE", type=Path, help="the file; - for standard input")
     add("--format", choices=("csv", "parquet", "vw", "arrow"), required=True, help="what the file is")
     add(
         "--schema",
@@ -176,8 +176,8 @@ def _add_encode(tools: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     add("--weight", default="", metavar="NAME", help="which column says how much a row counts")
     add("--timestamp", default="", metavar="NAME", help="which column says when: microseconds, or ISO 8601")
     names: dict[str, Any] = {"action": "extend", "type": _names, "default": [], "metavar": "NAMES"}
-    add("--context", **names, help="columns of the request, not the candidate")
-    add("--ignore", **names, help="columns that are not learnt from")
+    add("--context", **names, help="columns of the request, not the candidate; may be repeated")
+    add("--ignore", **names, help="columns that are not learnt from; may be repeated")
     add(
         "--values-separator",
         default="",
@@ -189,10 +189,10 @@ def _add_encode(tools: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         type=_delimiter,
         default=",",
         metavar="C",
-        help="between a CSV's columns; tab is a word",
+        help="between a CSV's columns; tab is a word (default ,)",
     )
-    add("--columns", **names, help="a CSV's columns, if no first line names them")
-    add("--out", type=Path, metavar="FILE", help="write to a file; to standard output if left out")
+    add("--columns", **names, help="a CSV's columns, if no first line names them; may be repeated")
+    add("--out", type=Path, metavar="FILE", help="where to write (default standard output)")
     parser.set_defaults(run=run_encode)
 
 
@@ -248,7 +248,7 @@ def _add_inspect(tools: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         nargs="?",
         type=Path,
         default=Path("-"),
-        help="standard input if left out, or -",
+        help="the stream; - for standard input (default)",
     )
     add("--schema", type=Path, metavar="FILE", help="what the columns are, for a stream that does not say it")
     add("--json", action="store_true", help="print one JSON object")

@@ -114,7 +114,7 @@ def _add_stream(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--label-delay",
         type=numbers.seconds("label-delay", most=checks.YEAR),
-        metavar="SECONDS",
+        metavar="S",
         default=0.0,
         help="learn a row only when its label would be known, by the stream's timestamps",
     )
@@ -128,7 +128,7 @@ def _add_stream(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--linger",
         type=numbers.seconds("linger", most=checks.DAY),
-        metavar="SECONDS",
+        metavar="S",
         help="how long a slow stream's rows wait to be learnt together (default 0.5; with --checkpoint as "
         "long as it takes, so that runs are the same to the bit)",
     )
@@ -156,9 +156,11 @@ def _add_publication(parser: argparse.ArgumentParser) -> None:
         type=numbers.whole("keep", least=0, most=_MOST_VERSIONS),
         metavar="N",
         default=5,
-        help="how many versions stay (default 5); 0 = all",
+        help="how many versions stay; 0 = all (default 5)",
     )
-    group.add_argument("--quantize", type=int, choices=(16, 8), help="store tables in so many bits")
+    group.add_argument(
+        "--quantize", type=int, choices=(16, 8), help="store tables in so many bits (default 32)"
+    )
     group.add_argument(
         "--patch", action="store_true", help="store only rows that changed, where that is less"
     )
@@ -193,21 +195,30 @@ def _add_reports(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--window",
         type=numbers.whole("window", least=1, most=checks.MOST_ROWS),
-        metavar="ROWS",
+        metavar="N",
         default=100_000,
         help="rows scored together (default 100000)",
     )
     group.add_argument(
-        "--slice", action="append", metavar="FIELD", default=[], help="score each value of a column apart"
+        "--slice",
+        action="append",
+        metavar="FIELD",
+        default=[],
+        help="score each value of a column apart; may be repeated",
     )
     group.add_argument("--plot", metavar="FILE", type=Path, help="draw the run: a png, svg or pdf file")
     group.add_argument(
         "--metrics-port",
         type=numbers.whole("metrics-port", least=0, most=_HIGHEST_PORT),
         metavar="N",
-        help="answer Prometheus; 0 = any free port",
+        help="the port of Prometheus' metrics; 0 = any free one",
     )
-    group.add_argument("--metrics-host", metavar="HOST", default="127.0.0.1", help="default 127.0.0.1")
+    group.add_argument(
+        "--metrics-host",
+        metavar="HOST",
+        default="127.0.0.1",
+        help="the address to listen on (default 127.0.0.1)",
+    )
 
 
 def run(options: argparse.Namespace) -> int:

@@ -149,4 +149,4 @@ def test_help_tells_the_defaults_that_hold(capsys: pytest.CaptureFixture[str]) -
     for value in (settings.factors, hidden, settings.embeddings.kind, settings.batch_rows, settings.seed):
         assert f"(default {value})" in said
     assert f"(default {rate:g};" in said
-    assert f"versions stay (default {DEFAULT_KEEP})" in said
+    assert f"versions stay; 0 = all (default {DEFAULT_KEEP})" in said
