@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from headrace.batching.cost import BatchCost
 from headrace.batching.joining import FilledRoom, padded_size
-from headrace.batching.plan import Plan, Release
+from headrace.batching.plan import Plan, Release, Room
 from headrace.batching.request import BatchOutputs, Outcome, Request, Timings
+from headrace.batching.splitting import parts_within, split
+from headrace.batching.texts import MOST_BYTES, TextRoom, bytes_of, row_counts, text_inputs
 from headrace.config import BatchingPolicy
 from headrace.errors import ModelError
 from headrace.servable import Signature
@@ -29,10 +31,22 @@ class Lane:
         proven_rows: The most rows that a batch of such rows was quick with. Where the model lets a row's size
             differ, the cost that was learnt from other rows says nothing about these: attention over 16,000
             tokens takes a million times as long as over 16.
-        room: Makes what a batch has room for beside its rows; None where its rows are of one shape.
+        room: Makes what a batch has room for beside its rows; None where its rows are of one shape and size.
+        texts: Which inputs are texts.
     """
 
-    __slots__ = ("_turn", "allowed", "following", "max_rows", "proven_rows", "queue", "room", "signature")
+    __slots__ = (
+        "_cuts_texts",
+        "_turn",
+        "allowed",
+        "following",
+        "max_rows",
+        "proven_rows",
+        "queue",
+        "room",
+        "signature",
+        "texts",
+    )
 
     def __init__(self, signature: Signature, policy: BatchingPolicy) -> None:
         """Open an empty queue."""
@@ -45,7 +59,14 @@ class Lane:
         self.max_rows = self.allowed[-1] if self.allowed else policy.max_batch_rows
         if signature.rows is not None:
             self.allowed, self.max_rows = (signature.rows,), signature.rows
-        self.room = partial(FilledRoom, self.allowed) if policy.pad_variable_length else None
+        self.room: Callable[[], Room] | None = None
+        if policy.pad_variable_length:
+            self.room = partial(FilledRoom, self.allowed)
+        self.texts = text_inputs(signature)
+        # Where rows may be answered in any shape, the answers of parts would not fit together.
+        self._cuts_texts = all(None not in spec.shape for spec in signature.outputs)
+        if self.texts:
+            self.room = partial(TextRoom, self.room)
 
     def rows_within(self, seconds: float, cost: BatchCost) -> int:
         """The most rows of a batch predicted to stay within a time: with allowed sizes, one of those."""
@@ -59,19 +80,41 @@ class Lane:
         """Since when the queue waits for its turn: its head came then, or a part followed another."""
         return max(self.queue[0].enqueued, self._turn)
 
-    def put(self, parts: list[Request]) -> None:
+    def weigh(self, request: Request) -> None:
+        """Let a request know how many bytes of text it has."""
+        request.text_bytes = bytes_of(request.columns, self.texts)
+
+    def is_cut(self, request: Request) -> bool:
+        """Whether a request is cut for its texts, however few rows it has."""
+        return request.text_bytes > MOST_BYTES and request.rows > 1 and self._cuts_texts
+
+    def put_parts(self, request: Request, *, fill: bool) -> list[Request]:
         """Put the first of a request's parts in the queue; each other one follows when the one before leaves.
 
         So a large request waits for its turn as often as it has parts, and holds up others by one part at a
         time.
 
         Args:
-            parts: All of them, in order.
+            request: What is cut.
+            fill: Whether its answer's rows may be filled up.
+
+        Returns:
+            All of them, in order.
         """
+        if self.is_cut(request):
+            counts = row_counts(request.columns, self.texts, request.rows, self.max_rows, self.allowed)
+        else:
+            counts = parts_within(request.rows, self.max_rows)
+        parts = split(request, counts, fill=fill)
+        for part in parts:
+            part.enqueued = request.enqueued
+            if self.texts:
+                self.weigh(part)
         first, *rest = parts
         self.queue.append(first)
         if rest:
             self.following[first] = rest[::-1]
+        return parts
 
     def follow(self, left: Iterable[Request], now: float) -> int:
         """Put the parts in the queue that follow those which left it.

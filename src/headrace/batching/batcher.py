@@ -29,8 +29,8 @@ from headrace.batching.instances import Instances
 from headrace.batching.joining import join, join_padding_rows, padded_size
 from headrace.batching.plan import Limits, Plan, Release, plan
 from headrace.batching.request import NO_DEADLINE, Answer, BatchOutputs, Outcome, Request, Timings
-from headrace.batching.splitting import split
 from headrace.batching.statistics import VersionStatistics
+from headrace.batching.texts import has_long_texts
 from headrace.clock import Clock, Timer
 from headrace.config import BatchingPolicy
 from headrace.errors import (
@@ -125,7 +125,9 @@ class Batcher:
                 return
         layout = request.layout
         lane = self._lanes.get(layout.signature if self._pads else layout) or self._open_lane(layout)
-        if request.rows > lane.max_rows:
+        if lane.texts:
+            lane.weigh(request)
+        if request.rows > lane.max_rows or lane.is_cut(request):
             self._put_parts(lane, request)
         else:
             lane.queue.append(request)
@@ -189,10 +191,7 @@ class Batcher:
         return lane
 
     def _put_parts(self, lane: Lane, request: Request) -> None:
-        parts = split(request, lane.max_rows, fill=self._pads)
-        for part in parts:
-            part.enqueued = request.enqueued
-        lane.put(parts)
+        parts = lane.put_parts(request, fill=self._pads)
         self.outstanding += len(parts)
         self._following_rows += request.rows - parts[0].rows
 
@@ -251,7 +250,8 @@ class Batcher:
             self._following_rows -= lane.follow(made.run, now)
         batch = Batch(lane, made, now)
         rows, cost = batch.padded_rows, self.cost
-        if rows <= lane.proven_rows and cost.known and cost.seconds(rows) < self._inline_seconds:
+        quick = rows <= lane.proven_rows and cost.known and cost.seconds(rows) < self._inline_seconds
+        if quick and not (lane.texts and has_long_texts(made.run)):
             self._compute(batch)
             self._finish(batch)
             return True

@@ -60,3 +60,4 @@ class Instances(Generic[WorkT]):
     def _run(self) -> None:
         while (piece := self._queue.get()) is not None:
             self._work(piece)
+            del piece  # or an idle thread would keep its last batch, however large

@@ -118,9 +118,20 @@ class Request:
         deadline: When its answer loses its worth, on the monotonic clock; ``NO_DEADLINE`` for never.
         enqueued: When it entered the queue.
         settled: Whether it has been answered, or abandoned.
+        text_bytes: How many bytes of text it has, once it is in a queue.
     """
 
-    __slots__ = ("_respond", "_waiter", "columns", "deadline", "enqueued", "layout", "rows", "settled")
+    __slots__ = (
+        "_respond",
+        "_waiter",
+        "columns",
+        "deadline",
+        "enqueued",
+        "layout",
+        "rows",
+        "settled",
+        "text_bytes",
+    )
 
     def __init__(
         self,
@@ -149,6 +160,7 @@ class Request:
         self.deadline = deadline
         self.enqueued = 0.0
         self.settled = False
+        self.text_bytes = 0
         self._respond = respond
         self._waiter = waiter
 
@@ -200,6 +212,7 @@ class AwaitedRequest(Request):
         self.layout, self.columns, self.rows = inputs
         self.deadline = deadline
         self.settled = False
+        self.text_bytes = 0
         self._future = future
 
     @property

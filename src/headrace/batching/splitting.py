@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -14,26 +14,32 @@ from headrace.servable import Shape
 from headrace.tensors import STRING, Array
 
 
-def split(request: Request, max_rows: int, *, fill: bool = False) -> list[Request]:
-    """Cut a request into parts of at most ``max_rows`` rows.
+def parts_within(rows: int, max_rows: int) -> list[int]:
+    """How many rows each part has, where only rows are limited."""
+    return [min(max_rows, rows - start) for start in range(0, rows, max_rows)]
+
+
+def split(request: Request, counts: Iterable[int], *, fill: bool = False) -> list[Request]:
+    """Cut a request into parts.
 
     The parts answer the request together, once the last of them is answered; the first error of a part is the
     request's error, and the other parts are then no longer wanted.
 
     Args:
         request: What to cut.
-        max_rows: The most rows of a part.
+        counts: How many rows each part has.
         fill: Whether rows of the answer may be filled up with zeros or empty strings to the longest
             part's: parts that share batches with longer rows get longer ones back (``pad_variable_length``).
     """
     collector = _Collector(request, fill=fill)
     parts: list[Request] = []
-    for start in range(0, request.rows, max_rows):
-        stop = min(start + max_rows, request.rows)
+    stop = 0
+    for count in counts:
+        start, stop = stop, stop + count
         part = Request(
             request.layout,
             cut(request.layout, request.columns, start, stop),
-            stop - start,
+            count,
             collector.answer_of(len(parts)),
             deadline=request.deadline,
             waiter=collector,

@@ -6,6 +6,7 @@ exactly that many. Sequences of maps (the ZipMap of skl2onnx) become FP32, a col
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -46,6 +47,8 @@ _OPTIMIZATION = {
 _FATAL_ONLY = 4  # Everything else that ONNX Runtime would print is also in the exceptions it raises.
 
 _FROM_MEMORY = "add_external_initializers_from_files_in_memory"
+
+_LONG_TEXT_BYTES = 1024 * 1024
 
 _Convert = Callable[[Any], Array]
 _Node = Any  # onnxruntime ships no types: a NodeArg has a name, a type and a shape
@@ -217,9 +220,24 @@ def _fixed_rows(inputs: Sequence[_Node]) -> int | None:
 
 def _as_text(name: str, array: Array) -> Array:
     try:
+        if array.size == 1 and len(array.flat[0]) > _LONG_TEXT_BYTES:
+            return _as_void(array)
         return np.array([element.decode() for element in array.flat], dtype=object).reshape(array.shape)
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"expected UTF-8 text, got {error.object[:40]!r}", field=name) from error
+
+
+def _as_void(array: Array) -> Array:
+    """One long text as the bytes that it is: ONNX Runtime copies them once, a Python string twice.
+
+    That they are UTF-8 is checked piece by piece, so that others go on in between.
+    """
+    text: bytes = array.flat[0]
+    decoder, view = codecs.getincrementaldecoder("utf-8")(), memoryview(text)
+    for start in range(0, len(text), _LONG_TEXT_BYTES):
+        decoder.decode(view[start : start + _LONG_TEXT_BYTES], final=start + _LONG_TEXT_BYTES >= len(text))
+    void: Array = np.frombuffer(text, np.dtype((np.void, len(text)))).reshape(array.shape)
+    return void
 
 
 def _as_bytes(array: Array) -> Array:

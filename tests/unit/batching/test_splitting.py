@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from headrace.batching.request import NO_DEADLINE, Answer, BatchOutputs, Outcome, Request, Timings
-from headrace.batching.splitting import split
+from headrace.batching.splitting import parts_within, split
 from headrace.errors import DeadlineExceeded, ModelError, TooLarge
 from headrace.tensors import Array
 from tests.unit.batching.stage import SUMS
@@ -38,7 +38,7 @@ def answer(part: Request, outputs: Mapping[str, Array] | None = None) -> Answer:
 @pytest.mark.parametrize(("rows", "limit", "sizes"), [(10, 4, [4, 4, 2]), (8, 4, [4, 4]), (3, 1, [1, 1, 1])])
 def test_parts_hold_all_rows_in_order(rows: int, limit: int, sizes: list[int]) -> None:
     whole = Whole(rows, deadline=7.0)
-    parts = split(whole.request, limit)
+    parts = split(whole.request, parts_within(whole.request.rows, limit))
     assert [part.rows for part in parts] == sizes
     assert {part.deadline for part in parts} == {7.0}
     assert np.concatenate([part.columns[0] for part in parts]).tolist() == whole.values.tolist()
@@ -46,7 +46,7 @@ def test_parts_hold_all_rows_in_order(rows: int, limit: int, sizes: list[int]) -
 
 def test_the_answer_is_joined_in_the_order_of_rows_not_of_answers() -> None:
     whole = Whole(10)
-    parts = split(whole.request, 4)
+    parts = split(whole.request, parts_within(whole.request.rows, 4))
     for part in (parts[2], parts[0]):
         part.settle(answer(part))
         assert whole.outcomes == []
@@ -59,7 +59,7 @@ def test_the_answer_is_joined_in_the_order_of_rows_not_of_answers() -> None:
 
 def test_an_answer_that_neighbours_would_make_enormous_is_refused() -> None:
     whole = Whole(1000)
-    parts = split(whole.request, 999, fill=True)
+    parts = split(whole.request, parts_within(whole.request.rows, 999), fill=True)
     parts[0].settle(answer(parts[0], {"y": np.zeros((999, 1), np.float32)}))
     parts[1].settle(answer(parts[1], {"y": np.zeros((1, 1 << 15), np.float32)}))
     assert isinstance(whole.outcome, TooLarge)
@@ -68,7 +68,7 @@ def test_an_answer_that_neighbours_would_make_enormous_is_refused() -> None:
 
 def test_the_first_error_is_the_answer_and_the_other_parts_are_not_wanted_any_more() -> None:
     whole = Whole(10)
-    first, second, third = split(whole.request, 4)
+    first, second, third = split(whole.request, parts_within(whole.request.rows, 4))
     first.settle(answer(first))
     second.settle(DeadlineExceeded("too late"))
     assert isinstance(whole.outcome, DeadlineExceeded)
@@ -78,14 +78,16 @@ def test_the_first_error_is_the_answer_and_the_other_parts_are_not_wanted_any_mo
 
 def test_parts_of_a_request_that_was_abandoned_are_not_wanted() -> None:
     whole = Whole(10)
-    parts = split(whole.request, 4)
+    parts = split(whole.request, parts_within(whole.request.rows, 4))
     assert all(part.wanted for part in parts)
     whole.request.abandon()
     assert not any(part.wanted for part in parts)
 
 
 def settle_with_lengths(whole: Whole, *, fill: bool, shapes: list[tuple[int, ...]]) -> None:
-    for part, shape in zip(split(whole.request, 1, fill=fill), shapes, strict=True):
+    for part, shape in zip(
+        split(whole.request, parts_within(whole.request.rows, 1), fill=fill), shapes, strict=True
+    ):
         text = np.full((1, *shape), b"t", object)
         part.settle(answer(part, {"y": np.ones((1, *shape), np.float32), "t": text}))
 

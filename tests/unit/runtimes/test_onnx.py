@@ -184,3 +184,20 @@ def test_settings_of_onnx_runtime_are_passed_on(tmp_path: Path) -> None:
     servable = loaded(tmp_path, network(), options=options)
     assert servable.predict({"x": np.zeros((1, 64), np.float32)})["p"].shape == (1, 10)
     servable.close()
+
+
+@pytest.mark.parametrize("ending", [b"", b"\0\0", "ä\0€".encode()])
+def test_one_long_text_is_answered_byte_by_byte_as_it_came(tmp_path: Path, ending: bytes) -> None:
+    """It goes to ONNX Runtime as bytes: none may be taken for padding, and no piece cuts a character."""
+    text = ("ä€" * 500_000).encode() + ending
+    servable = loaded(tmp_path, identity(TensorProto.STRING, ["rows", 1]))
+    assert servable.predict({"x": np.array([[text]], STRING)})["y"].tolist() == [[text]]
+    servable.close()
+
+
+@pytest.mark.parametrize("text", [b"w" * 3_000_000 + b"\xe2\x82", b"\xff" + b"w" * 3_000_000])
+def test_one_long_text_that_is_not_utf_8_is_refused(tmp_path: Path, text: bytes) -> None:
+    servable = loaded(tmp_path, identity(TensorProto.STRING, ["rows"]))
+    with pytest.raises(InvalidRequest, match="x: expected UTF-8"):
+        servable.predict({"x": np.array([text], STRING)})
+    servable.close()
