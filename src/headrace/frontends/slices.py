@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Generator, Iterable, Iterator
+from io import BytesIO
 from itertools import repeat
-from typing import Any
+from typing import Any, TypeAlias
 
 from headrace.frontends.lane import Lane
 from headrace.tensors import STRING, Array
+
+Buffer: TypeAlias = bytes | memoryview
 
 PRINTED_AT_ONCE = 4096
 """Answers of up to so many numbers are printed at once."""
 
 _TEXT_BYTES_A_NUMBER = 64
+_JOINED_BYTES = 256 * 1024
 
 STEP = 2048
 """How many values are converted at once."""
@@ -45,6 +49,24 @@ def parts(values: list[Any], step: int = 0) -> Iterator[list[Any]]:
         values[start : start + len(part)] = repeat(None, len(part))
         yield part
         del part
+
+
+def joined(parts: list[Buffer]) -> Generator[None, None, bytes]:
+    """Join parts in small steps, each of which is given back once it is copied: the list is emptied.
+
+    Args:
+        parts: The parts.
+    """
+    whole, written = BytesIO(), 0  # what it grew to becomes the bytes: nothing is copied again
+    for index, part in enumerate(parts):
+        view = memoryview(part)
+        for start in range(0, len(view), _JOINED_BYTES):
+            written += whole.write(view[start : start + _JOINED_BYTES])
+            if written >= _JOINED_BYTES:
+                written = 0
+                yield
+        parts[index] = b""
+    return whole.getvalue()
 
 
 def row_slices(tensor: Array) -> Iterator[slice]:

@@ -58,6 +58,24 @@ def test_slices_of_any_size_give_what_one_parse_gives(
         assert in_slices(text) == json.loads(text)
 
 
+@pytest.mark.parametrize("around", [b"%s", b"[%s]", b'{"a":[%s,1]}', b"[ \n%s , 2 ]"])
+def test_a_number_as_long_as_a_book_is_refused_before_it_is_parsed(around: bytes) -> None:
+    assert in_slices(around % (b"0." + b"1" * 16_000))
+    parsed: list[int] = []
+    with (
+        patch.object(json_text, "_decode", lambda text: parsed.append(len(text)) or json.loads(text)),
+        pytest.raises(InvalidRequest, match="a number of at most 16384 characters, got 100000 characters"),
+    ):
+        in_slices(around % (b"7" * 100_000))
+    assert max(parsed, default=0) < 100
+
+
+@pytest.mark.parametrize("around", [b"%s[1]", b"[1]%s", b"[%s]", b"[%s1]", b"[1%s]", b'["a"%s]'])
+def test_white_space_is_passed_over_piece_by_piece(around: bytes) -> None:
+    text = around % (b" \n" * 200_000)
+    assert in_slices(text) == json.loads(text)
+
+
 @pytest.mark.parametrize("unit", ["a", "é", "😀", r"\n", r"\ud83d\ude00", r"some words\n and \"more\" "])
 @pytest.mark.parametrize("before", range(14))
 def test_a_long_text_is_parsed_in_pieces(unit: str, before: int) -> None:

@@ -121,5 +121,7 @@ async def print_values(answer: Answer, inference: JsonInference, lane: Lane) -> 
             values = infer_json.json_values(spec, flat[cut].tolist())
             parts.append(msgspec.json.encode(values)[1:-1])
             await lane.breathe()
-        printed[spec.name] = msgspec.Raw(b"[" + b",".join(parts) + b"]")
+        between = [piece for part in parts for piece in (b",", part)]
+        parts.clear()
+        printed[spec.name] = msgspec.Raw(await in_steps(slices.joined([b"[", *between[1:], b"]"]), lane))
     return printed

@@ -19,6 +19,7 @@ from headrace.frontends.allowance import Allowance
 from headrace.frontends.json_text import Json
 from headrace.frontends.lane import Lane
 from headrace.frontends.tfserving import bodies
+from headrace.frontends.wire_fields import in_steps
 from headrace.servable import Signature, TensorSpec
 from headrace.tensors import STRING, Array
 
@@ -157,7 +158,7 @@ async def _as_bytes(value: Json, field: str, lane: Lane) -> bytes:
         except (binascii.Error, ValueError) as error:
             raise InvalidRequest(f"expected base64: {error}", field=field) from error
         await lane.breathe()
-    return b"".join(parts)
+    return await in_steps(slices.joined([*parts]), lane)
 
 
 async def examples_of(
@@ -207,7 +208,7 @@ async def print_predictions(tensors: list[tuple[str, Array]], *, by_row: bool, l
             cut = [(name, tensor[rows]) for name, tensor in tensors]
             parts.append(_within(bodies.print_predictions(cut, by_row=True)))
             await lane.breathe()
-        return await texts.put_back(_joined(b'{"predictions":[', parts, b"]}"), lane)
+        return await texts.put_back(await _joined(b'{"predictions":[', parts, b"]}", lane), lane)
     printed = [(name, await _print_tensor(name, tensor, lane)) for name, tensor in tensors]
     if len(printed) == 1:
         whole = b'{"outputs":' + printed[0][1] + b"}"
@@ -255,15 +256,16 @@ class _LongTexts:
             parts.append(printed[start:at])
             parts += await _print_long(one.value, lane, as_base64=one.as_base64)
             start = at + len(mark)
-        return b"".join([*parts, printed[start:]]) if parts else printed
+        return await in_steps(slices.joined([*parts, printed[start:]]), lane) if parts else printed
 
 
 async def _print_long(value: bytes, lane: Lane, *, as_base64: bool) -> list[bytes]:
-    pieces = [value[start : start + _LONG_BYTES] for start in range(0, len(value), _LONG_BYTES)]
+    starts = range(0, len(value), _LONG_BYTES)
     if not as_base64:
         decoder, parts = codecs.getincrementaldecoder("utf-8")(), []
         try:
-            for piece in (*pieces, b""):
+            for start in (*starts, len(value)):
+                piece = value[start : start + _LONG_BYTES]
                 parts.append(bodies.print_json(decoder.decode(piece, final=not piece))[1:-1])
                 await lane.breathe()
         except UnicodeDecodeError:
@@ -271,8 +273,8 @@ async def _print_long(value: bytes, lane: Lane, *, as_base64: bool) -> list[byte
         else:
             return [b'"', *parts, b'"']
     parts = []
-    for piece in pieces:
-        parts.append(base64.b64encode(piece))
+    for start in starts:
+        parts.append(base64.b64encode(value[start : start + _LONG_BYTES]))
         await lane.breathe()
     return [b'{"%s":"' % bodies.BASE64.encode(), *parts, b'"}']
 
@@ -284,7 +286,7 @@ async def _print_tensor(name: str, tensor: Array, lane: Lane) -> bytes:
     for rows in slices.row_slices(tensor):
         parts.append(bodies.print_json(bodies.json_values(name, tensor[rows]))[1:-1])
         await lane.breathe()
-    return _joined(b"[", parts, b"]")
+    return await _joined(b"[", parts, b"]", lane)
 
 
 def _within(printed: bytes) -> bytes:
@@ -292,10 +294,8 @@ def _within(printed: bytes) -> bytes:
     return printed[printed.index(b"[") + 1 : -2]
 
 
-def _joined(start: bytes, parts: list[bytes], end: bytes) -> bytes:
-    """Join parts by commas, copying them once only."""
-    if not parts:
-        return start + end
-    parts[0] = start + parts[0]
-    parts[-1] += end
-    return b",".join(parts)
+async def _joined(start: bytes, parts: list[bytes], end: bytes, lane: Lane) -> bytes:
+    """Join parts by commas, in slices."""
+    between = [piece for part in parts for piece in (b",", part)]
+    parts.clear()
+    return await in_steps(slices.joined([start, *between[1:], end]), lane)

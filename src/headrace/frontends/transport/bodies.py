@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from io import BytesIO
 from typing import Any
 
 from headrace.config import Limits
@@ -152,21 +153,20 @@ class Bodies:
 
         What has arrived is held while the rest is on its way: many slow bodies cost as much as many at once.
         """
-        chunks, size, complete = [first], 0, False
+        gathered, size, complete = BytesIO(), 0, False
         try:
             self.hold(len(first))
-            size = len(first)
+            size = gathered.write(first)
             async with asyncio.timeout(self.limits.body_timeout_seconds):
                 while True:
                     if event["type"] == "http.disconnect":
                         raise Cancelled("the client left before its request had arrived")
                     chunk: bytes = event.get("body", b"")
                     self.hold(len(chunk), size)
-                    size += len(chunk)
-                    chunks.append(chunk)
+                    size += gathered.write(chunk)
                     if not event.get("more_body"):
                         complete = True
-                        return b"".join(chunks)
+                        return gathered.getvalue()  # what it grew to, not a copy
                     event = await receive()
         except TimeoutError:
             raise DeadlineExceeded(
