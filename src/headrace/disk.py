@@ -21,6 +21,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 _ABANDONED_SECONDS = 60.0
+# Where nobody can hold a lock, silence must tell: nothing was written for so long.
+_SILENT_SECONDS = 3600.0
+_UNFINISHED = ".unfinished"
 _BUFFER_BYTES = 2**20
 _SORTS = (
     (stat.S_ISDIR, errno.EISDIR, "a directory"),
@@ -105,6 +108,8 @@ def _read(opened: io.FileIO, most_bytes: int) -> bytes:
 def whole_file(file: Path, *, synced: bool = True) -> Iterator[BinaryIO]:
     """Write a file that gets its name when it is complete; nothing is left behind when writing fails.
 
+    What writers of this file that were killed have left is removed first.
+
     Args:
         file: Its name; what has it now is replaced.
         synced: Whether it shall survive a power cut that comes right after.
@@ -112,9 +117,12 @@ def whole_file(file: Path, *, synced: bool = True) -> Iterator[BinaryIO]:
     Raises:
         OSError: It cannot be written.
     """
-    draft = file.with_name(f".{file.name}.{os.getpid()}-{secrets.token_hex(4)}.unfinished")
+    _sweep_files(file)
+    draft = file.with_name(f".{file.name}.{os.getpid()}-{secrets.token_hex(4)}{_UNFINISHED}")
     try:
         with draft.open("xb", buffering=_BUFFER_BYTES) as opened:
+            with suppress(OSError):  # as in `draft_directory`
+                fcntl.flock(opened.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield opened
             if synced:
                 opened.flush()
@@ -124,6 +132,14 @@ def whole_file(file: Path, *, synced: bool = True) -> Iterator[BinaryIO]:
         draft.unlink(missing_ok=True)
     if synced:
         sync_directory(file.parent)
+
+
+def _sweep_files(file: Path) -> None:
+    with suppress(OSError), os.scandir(file.parent) as entries:
+        for entry in entries:
+            is_draft = entry.name.startswith(f".{file.name}.") and entry.name.endswith(_UNFINISHED)
+            if is_draft and entry.is_file(follow_symlinks=False) and is_abandoned(Path(entry.path)):
+                os.unlink(entry.path)
 
 
 def write_file(file: Path, content: bytes, *, synced: bool = True) -> None:
@@ -155,7 +171,7 @@ def draft_directory(parent: Path, prefix: str) -> Iterator[Path]:
     try:
         draft.mkdir()
         descriptor = os.open(draft, os.O_RDONLY | os.O_DIRECTORY)
-        with suppress(OSError):  # a file system without locks: then drafts are told by their age alone
+        with suppress(OSError):  # a file system without locks, as NFS is for directories: see `is_abandoned`
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield draft
     finally:
@@ -165,19 +181,36 @@ def draft_directory(parent: Path, prefix: str) -> Iterator[Path]:
 
 
 def is_abandoned(draft: Path) -> bool:
-    """Whether nobody writes to a draft: who does holds a lock on it, and takes it at once."""
+    """Whether nobody writes to a draft, directory or file: who does holds a lock on it, and takes it at once.
+
+    On file systems without such locks, it is abandoned when nothing in it has changed for an hour.
+    """
+    now, is_lockable = datetime.now(UTC).timestamp(), True
     try:
-        descriptor = os.open(draft, os.O_RDONLY | os.O_DIRECTORY)
+        descriptor = os.open(draft, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     except OSError:
         return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        age_seconds = datetime.now(UTC).timestamp() - os.fstat(descriptor).st_mtime
-    except OSError:
+    except BlockingIOError:
         return False
+    except OSError:
+        is_lockable = False
     finally:
         os.close(descriptor)
-    return age_seconds > _ABANDONED_SECONDS
+    try:
+        if is_lockable:
+            return now - os.stat(draft).st_mtime > _ABANDONED_SECONDS
+        return now - _last_change(draft) > _SILENT_SECONDS
+    except OSError:  # gone, or being filled
+        return False
+
+
+def _last_change(draft: Path) -> float:
+    changes = [os.stat(draft).st_mtime]
+    for folder, _, files in os.walk(draft):
+        changes += [os.stat(os.path.join(folder, name)).st_mtime for name in (".", *files)]
+    return max(changes)
 
 
 def sync_tree(directory: Path) -> None:

@@ -165,6 +165,54 @@ def test_a_draft_of_a_killed_process_is_abandoned_once_it_is_old(tmp_path: Path)
     assert is_abandoned(left)
 
 
+@pytest.mark.parametrize("number", [errno.EBADF, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_without_locks_a_draft_in_which_nothing_changed_for_an_hour_is_abandoned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """NFS locks no directories: what killed publishers left there stayed for ever."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with draft_directory(tmp_path, ".x-") as draft:
+        (draft / "deep").mkdir()
+        (draft / "deep" / "weights").write_bytes(b"x")
+        os.utime(draft, (0, 0))
+        os.utime(draft / "deep", (0, 0))
+        assert not is_abandoned(draft)
+        os.utime(draft / "deep" / "weights", (0, 0))
+        assert is_abandoned(draft)
+
+
+def test_what_killed_writers_of_a_file_left_is_removed_by_the_next_one(tmp_path: Path) -> None:
+    program = textwrap.dedent(
+        """
+        import os, signal, sys
+        from pathlib import Path
+        from headrace.disk import whole_file
+        with whole_file(Path(sys.argv[1])):
+            os.kill(os.getpid(), signal.SIGKILL)
+        """
+    )
+    file = tmp_path / "rows"
+    subprocess.run([sys.executable, "-c", program, str(file)], check=False, timeout=60)
+    (left,) = tmp_path.iterdir()
+    write_file(file, b"young drafts stay")
+    assert names(tmp_path) == [left.name, "rows"]
+    os.utime(left, (0, 0))
+    other = tmp_path / ".rowsmore.1-ab.unfinished"
+    other.write_bytes(b"")
+    os.utime(other, (0, 0))
+    with whole_file(file) as mine:
+        (held,) = set(tmp_path.glob(".rows.*")) - {left}
+        os.utime(held, (0, 0))
+        write_file(file, b"beside another writer")
+        mine.write(b"whole")
+    assert names(tmp_path) == [other.name, "rows"]
+    assert file.read_bytes() == b"whole"
+
+
 def test_a_whole_tree_is_synced_and_a_pipe_in_it_is_said(tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "a").write_bytes(b"x")

@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 
 import msgspec
 
-from headrace.disk import draft_directory, open_file, read_file, sync_directory, sync_tree
+from headrace.disk import draft_directory, is_abandoned, open_file, read_file, sync_directory, sync_tree
 from headrace.errors import Conflict, LoadError
 from headrace.lifecycle.background import stop_if_dropped
 from headrace.lifecycle.layout import MANIFEST_FILE, version_directories
@@ -168,6 +168,8 @@ def publish(
 ) -> Path:
     """Make a version appear in a model's directory, whole and synced to disk, or not at all.
 
+    What publishers that were killed have left in the directory is removed first.
+
     Args:
         source: A directory to copy, or what writes the files.
         model_directory: Where the model's versions are; made if it is missing.
@@ -187,6 +189,7 @@ def publish(
     existing = version_directories(model_directory)
     if version is not None and version in existing:
         raise _exists(model_directory, version)
+    sweep_drafts(model_directory)
     with draft_directory(model_directory, DRAFT_PREFIX) as draft:
         _fill(draft, source)
         parent = max(existing, default=None)
@@ -195,6 +198,23 @@ def publish(
         published = _rename(draft, model_directory, version)
     sync_directory(model_directory)
     return published
+
+
+def sweep_drafts(model_directory: Path) -> None:
+    """Remove the drafts that nobody writes to: whoever is killed in a loop shall not fill the disk with them.
+
+    Args:
+        model_directory: Where the model's versions are; must exist.
+
+    Raises:
+        OSError: It cannot be listed.
+    """
+    with os.scandir(model_directory) as entries:
+        drafts = [one.name for one in entries if one.name.startswith(DRAFT_PREFIX)]
+    for name in drafts:
+        path = model_directory / name
+        if path.is_dir() and not path.is_symlink() and is_abandoned(path):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _fill(draft: Path, source: Path | Writer) -> None:

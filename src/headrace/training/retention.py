@@ -9,9 +9,8 @@ import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from headrace.disk import is_abandoned
 from headrace.lifecycle.layout import version_directories
-from headrace.lifecycle.manifest import DRAFT_PREFIX
+from headrace.lifecycle.manifest import sweep_drafts
 
 _DELETING = ".deleting-"
 
@@ -72,5 +71,6 @@ def sweep(model_directory: Path) -> None:
         names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
     for name in names:
         path = model_directory / name
-        if name.startswith(_DELETING) or (name.startswith(DRAFT_PREFIX) and is_abandoned(path)):
+        if name.startswith(_DELETING):
             shutil.rmtree(path, ignore_errors=True)
+    sweep_drafts(model_directory)

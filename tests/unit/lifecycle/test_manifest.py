@@ -181,6 +181,24 @@ def test_a_writer_that_fails_leaves_nothing_behind(model: Path) -> None:
     assert names(model) == []
 
 
+def test_what_publishers_left_that_were_killed_in_a_loop_is_removed_by_the_next_one(
+    source: Path, model: Path
+) -> None:
+    program = textwrap.dedent(
+        """
+        import os, signal, sys
+        from pathlib import Path
+        from headrace.lifecycle.manifest import publish
+        publish(lambda draft: os.kill(os.getpid(), signal.SIGKILL), Path(sys.argv[1]))
+        """
+    )
+    subprocess.run([sys.executable, "-c", program, str(model)], check=False, timeout=60)
+    (left,) = model.iterdir()
+    os.utime(left, (0, 0))
+    publish(source, model)
+    assert [path.name for path in model.iterdir()] == ["1"]
+
+
 def test_a_full_disk_leaves_nothing_behind(source: Path, model: Path) -> None:
     # A limit on the size of files is how a process meets ENOSPC's sibling, EFBIG, without a disk of its own.
     program = textwrap.dedent(
