@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from headrace.clock import Clock, Timer
@@ -69,8 +69,9 @@ class DirectorySource:
     """Serves ``DIR/NAME/NUMBER/…``, or ``DIR/NUMBER/…`` as one model named after DIR.
 
     Looking happens in a thread of the executor's, one look at a time; all else in the serving thread. A look
-    that hangs in a model's directory is left behind, and the next ones avoid that model until it comes back.
-    However long a look takes as a whole, what it found is told, unless something newer has been.
+    that hangs in a model's directory is left behind, and the next ones avoid that model until it comes back;
+    what it has found of that model is taken then. However long a look takes as a whole, what it found is
+    told, unless something newer has been.
 
     Rule: until ``stop``, or the one look that is asked for, there is always a timer that goes on.
     """
@@ -165,11 +166,7 @@ class DirectorySource:
             return self._config.model(name).overrides
 
         deduced = deduce(listing, remembered, overrides, lambda path: look_at(path, look.moved))
-        wanted = {
-            name: model.wanted
-            for name, model in deduced.items()
-            if model.wanted.versions or model.wanted.problem
-        }
+        wanted = _wanted(deduced)
         if listing.problem and before is not None:
             unusable = before.unusable
         else:
@@ -179,6 +176,7 @@ class DirectorySource:
         return _Seen(deduced, wanted, unusable, complaints)
 
     def _tell(self, look: _Look, seen: _Seen | None, changed: bool) -> None:
+        avoided = [name for name, one in self._hanging.items() if one is look]
         self._hanging = {name: one for name, one in self._hanging.items() if one is not look}
         if self._stopped:
             return
@@ -187,11 +185,27 @@ class DirectorySource:
         try:
             if not look.outdated:
                 self._take(look, seen, changed)
+            elif seen is not None:
+                self._take_of(avoided, look, seen)
         except Exception:  # noqa: BLE001  # The boundary: as long as this is not taken, each look tells it again.
             _log.exception("what is wanted could not be set in motion; the next look tells it again")
         finally:
             if look is self._current and self._config.poll_seconds > 0:
                 self._timer = self._clock.call_later(self._config.poll_seconds, self._submit)
+
+    def _take_of(self, avoided: Collection[str], look: _Look, seen: _Seen) -> None:
+        """Of a look that newer ones have overtaken, take the models in which it hung: they avoided those."""
+        now = self._seen
+        if now is None or now.deduced is None or seen.deduced is None:
+            return
+        deduced = {**now.deduced, **{name: seen.deduced[name] for name in avoided if name in seen.deduced}}
+        unusable = {
+            **now.unusable,
+            **{name: seen.unusable[name] for name in avoided if name in seen.unusable},
+        }
+        newest = replace(now, deduced=deduced, wanted=_wanted(deduced), unusable=unusable)
+        if _is_news(newest, now):
+            self._take(look, newest, True)
 
     def _take(self, look: _Look, seen: _Seen | None, changed: bool) -> None:
         if changed and seen is not None:
@@ -201,6 +215,11 @@ class DirectorySource:
         for other in (self._current, *self._hanging.values()):
             if other is not None and other is not look:
                 other.outdated = True
+
+
+def _wanted(deduced: Mapping[str, Deduced]) -> dict[str, Wanted]:
+    found = {name: model.wanted for name, model in deduced.items()}
+    return {name: wanted for name, wanted in found.items() if wanted.versions or wanted.problem}
 
 
 def _is_news(seen: _Seen | None, before: _Seen | None) -> bool:

@@ -117,6 +117,40 @@ def test_a_directory_that_does_not_answer_holds_up_no_other_model(
         assert watch.problem("rank") == ""
 
 
+def test_a_model_whose_files_always_take_long_is_served_all_the_same(
+    watch: Watch, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each look that hung there was overtaken by others, and what it found at last was dropped."""
+    for number in (8, 9):
+        publish(root / "rank" / "7", root / "rank", number)
+        with monkeypatch.context() as patched, hanging_look(watch, root / "rank", patched) as come_back:
+            watch.look(int(LOOK_SECONDS / POLL_SECONDS))
+            ctr = int(publish(root / "ctr" / "2", root / "ctr").name)
+            watch.look()
+            assert watch.now == {"ctr": [ctr], "rank": [number - 1]}
+            watch.clock.advance(POLL_SECONDS)
+            beside = watch.executor.put_aside()
+            come_back()
+            assert watch.now == {"ctr": [ctr], "rank": [number]}
+            beside()  # it began from what was seen before, and avoided the model
+            watch.clock.run_ready()
+            assert watch.now == {"ctr": [ctr], "rank": [number]}
+
+
+def test_a_model_whose_files_always_take_long_is_found_at_the_start(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = Watch(root)
+    watch.source.start()
+    with hanging_look(watch, root / "rank", monkeypatch) as come_back:
+        watch.look(int(LOOK_SECONDS / POLL_SECONDS))
+        assert watch.now == {"ctr": [2], "rank": []}
+        come_back()
+        assert watch.now == {"ctr": [2], "rank": [7]}
+        watch.look()
+        assert watch.now == {"ctr": [2], "rank": [7]}
+
+
 def test_a_served_directory_that_does_not_answer_is_waited_for(
     watch: Watch, root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
