@@ -1,0 +1,92 @@
+"""Kernels that are not kept: another process compiles them, and nothing in this one waits for it."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numba
+import numpy as np
+import pytest
+
+from headrace.runtimes.ctr_kernels import make_ready, run_once
+from headrace.servable import Signature, TensorSpec
+from headrace.tensors import Tensors
+
+SECONDS = 30.0
+KERNEL = """
+from headrace.compiled import cached
+
+@cached(nogil=True)
+def kernel(numbers):
+    return numbers + {add}
+"""
+CHILD = """#!/bin/sh
+echo >> '{begun}'
+for _ in $(seq 1000); do test -e '{may_end}' && exit; sleep 0.02; done
+"""
+FLOAT = np.dtype(np.float32)
+
+
+class OneKernel:
+    """A servable that is one kernel, kept if this one of the directory was compiled before."""
+
+    platform = "kernel"
+
+    def __init__(self, directory: Path, add: int) -> None:
+        directory.mkdir(exist_ok=True)
+        file = directory / f"kernel_{add}.py"
+        if not file.exists():
+            file.write_text(KERNEL.format(add=add))
+        found = importlib.util.spec_from_file_location(file.stem, file)
+        assert found is not None
+        assert found.loader is not None
+        module = importlib.util.module_from_spec(found)
+        found.loader.exec_module(module)
+        self.kernel: Callable[[Any], Any] = module.kernel
+        spec = TensorSpec("x", FLOAT, ())
+        signature = Signature("serving_default", (spec,), (TensorSpec("y", FLOAT, ()),))
+        self.signatures: Mapping[str, Signature] = {signature.name: signature}
+
+    def predict(self, inputs: Tensors, signature: str = "") -> Tensors:
+        return {"y": self.kernel(inputs["x"])}
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def wait_for(condition: Callable[[], bool], what: str) -> None:
+    until = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < until, what
+        time.sleep(0.01)
+
+
+def test_a_load_that_compiles_holds_up_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled here, it would hold numba's lock, without which no kernel is made ready, for ten seconds."""
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "kernels"))
+    kept, fresh, compiling = (OneKernel(tmp_path / str(add), add) for add in (1, 2, 3))
+    run_once(kept)
+    kept = OneKernel(tmp_path / "1", 1)
+    begun, may_end, child = tmp_path / "begun", tmp_path / "may_end", tmp_path / "child"
+    child.write_text(CHILD.format(begun=begun, may_end=may_end))
+    child.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(child))
+    thread = threading.Thread(target=make_ready, args=(compiling, tmp_path))
+    thread.start()
+    try:
+        wait_for(begun.exists, "the child was not started")
+        run_once(fresh)
+        make_ready(kept, tmp_path)
+        assert thread.is_alive()
+    finally:
+        may_end.touch()
+        thread.join(SECONDS)
+    assert not thread.is_alive()
+    assert begun.read_text() == "\n"
+    assert compiling.predict({"x": np.zeros(1, FLOAT)})["y"] == [3.0]
