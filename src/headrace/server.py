@@ -218,7 +218,7 @@ def _calm_garbage_collector() -> None:
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(10_000, 20, 50)
+    gc.set_threshold(10_000, 5, 200)
 
 
 def _stop_or_end(stopping: asyncio.Future[signal.Signals], number: signal.Signals) -> None:

@@ -79,8 +79,6 @@ def handlers(limits: Limits) -> dict[str, GrpcMethod]:
 
 WITHOUT_LIMIT = handlers(Limits(max_values=1 << 30))
 """So that all of a message is decoded, and not refused half way."""
-MANY_BYTES = 1 << 40
-"""What such a message came as, so that it may have as many values as it wants."""
 
 
 def within(*path: int, value: bytes) -> bytes:
@@ -231,31 +229,21 @@ def test_time_is_linear_in_the_bytes(shape: Shape) -> None:
 def test_memory_is_a_small_factor_of_the_bytes(shape: Shape) -> None:
     data = shape.make(MIDDLE)
     methods = handlers(Limits())  # which refuse many examples of two bytes: where each lies takes more
-    decoded(shape, data, methods, wire_bytes=0)  # what is made once only
+    decoded(shape, data, methods)  # what is made once only
     tracemalloc.start()
     try:
-        decoded(shape, data, methods, wire_bytes=0)
+        decoded(shape, data, methods)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
     assert peak < MOST_MEMORY_A_BYTE * len(data) + 4 * 2**20
 
 
-@every_shape
-def test_what_came_as_few_bytes_costs_little(shape: Shape) -> None:
-    """As of a message that was 64 KiB on the wire: 16 times the bytes, but not 16 times the values."""
-    data = shape.make(LARGEST)
-    assert seconds(shape, data, handlers(Limits()), wire_bytes=LARGEST // 16) < 0.5
-
-
-def decoded(
-    shape: Shape, data: bytes, methods: dict[str, GrpcMethod] = WITHOUT_LIMIT, *, wire_bytes: int = MANY_BYTES
-) -> object:
+def decoded(shape: Shape, data: bytes, methods: dict[str, GrpcMethod] = WITHOUT_LIMIT) -> object:
     """What is answered, or the error that refuses it; where there is no limit, it ends as it shall."""
 
     async def answer() -> bytes:
         call = GrpcCall()
-        call.wire_bytes = wire_bytes
         handler = methods[shape.method].unary
         assert handler is not None
         return await handler(data, call)
@@ -271,14 +259,12 @@ def decoded(
     return found
 
 
-def seconds(
-    shape: Shape, data: bytes, methods: dict[str, GrpcMethod] = WITHOUT_LIMIT, *, wire_bytes: int = MANY_BYTES
-) -> float:
+def seconds(shape: Shape, data: bytes, methods: dict[str, GrpcMethod] = WITHOUT_LIMIT) -> float:
     """The least processor time that it took."""
     times = []
     for _ in range(RUNS):
         gc.collect()
         started = time.thread_time()
-        decoded(shape, data, methods, wire_bytes=wire_bytes)
+        decoded(shape, data, methods)
         times.append(time.thread_time() - started)
     return min(times)

@@ -12,12 +12,8 @@ if TYPE_CHECKING:
     from headrace.config import Limits
     from headrace.frontends.calls import Budget, GrpcCall, HttpCall
 
-ALWAYS_ALLOWED_VALUES = 65_536
-"""How many values a request may have however few bytes it came as: small bodies may compress well."""
-
-WIRE_BYTES_A_VALUE = 2
-"""The fewest bytes of a value in any form that is decoded value by value, such as ``0,``; so a request that
-came uncompressed always has the bytes for its values."""
+BYTES_A_VALUE = 2
+"""The fewest bytes of a value in any form that is decoded value by value, such as ``0,``."""
 
 
 class Allowance:
@@ -31,9 +27,7 @@ class Allowance:
     Leaving it as a context manager gives back what it holds on no account but its own.
 
     Attributes:
-        most_values: How many values it may have.
         most_rows: How many rows it may have; the model's setting, once the model is known.
-        wire_bytes: How many bytes arrived, before decompression.
     """
 
     __slots__ = (
@@ -43,14 +37,11 @@ class Allowance:
         "_limits",
         "_values",
         "most_rows",
-        "most_values",
-        "wire_bytes",
     )
 
     def __init__(
         self,
         limits: Limits,
-        wire_bytes: int,
         account: Account | None = None,
         budget: Budget | None = None,
     ) -> None:
@@ -58,7 +49,6 @@ class Allowance:
 
         Args:
             limits: What a request may cost.
-            wire_bytes: How many bytes arrived, before decompression.
             account: What the request holds of the byte budget of all; None where it has no account.
             budget: The byte budget of all, for a request without an account; None where nothing is counted.
         """
@@ -66,25 +56,20 @@ class Allowance:
         self._budget = None if account is not None else budget
         if self._budget is not None:
             account = Account(self._budget.hold_of_stream)
-        self.wire_bytes = wire_bytes
-        self.most_values = min(
-            limits.max_values, max(ALWAYS_ALLOWED_VALUES, wire_bytes // WIRE_BYTES_A_VALUE)
-        )
         self._limits = limits
         self._account = account
         self._values = 0
         self._expanded = 0
 
     @classmethod
-    def of(cls, limits: Limits, call: HttpCall | GrpcCall, body: bytes) -> Allowance:
-        """The allowance of a call with this body.
+    def of(cls, limits: Limits, call: HttpCall | GrpcCall) -> Allowance:
+        """The allowance of a call.
 
         Args:
             limits: What a request may cost.
             call: The call.
-            body: Its body or message, decompressed.
         """
-        return cls(limits, call.wire_bytes or len(body), call.counted(), call.budget)
+        return cls(limits, call.counted(), call.budget)
 
     def __enter__(self) -> Self:
         """Hold from now on."""
@@ -124,8 +109,12 @@ class Allowance:
             TooLarge: The request has more than it may have.
         """
         self._values += count
-        if self._values > self.most_values:
-            raise self._too_many(field)
+        if self._values > self._limits.max_values:
+            raise TooLarge(
+                f"expected at most {self._limits.max_values} values in a request (limits.max_values), got "
+                f"{self._values} or more; send fewer rows at once, or numbers as raw tensors",
+                field=field,
+            )
 
     def expanded(self, size: int, field: str) -> None:
         """Add, and hold, bytes that are about to be made by repeating or spreading what came once.
@@ -156,16 +145,3 @@ class Allowance:
         """
         if self._account is not None:
             self._account.hold(size)
-
-    def _too_many(self, field: str) -> TooLarge:
-        if self.most_values == self._limits.max_values:
-            return TooLarge(
-                f"expected at most {self.most_values} values in a request (limits.max_values), got "
-                f"{self._values} or more; send fewer rows at once, or numbers as raw tensors",
-                field=field,
-            )
-        return TooLarge(
-            f"expected at most {self.most_values} values in a request that came as {self.wire_bytes} bytes, "
-            f"got {self._values} or more; send fewer rows at once, or send it uncompressed",
-            field=field,
-        )

@@ -66,7 +66,6 @@ class HttpCall:
         headers: Names in lower case, with values, as they came.
         body: The whole body.
         deadline: When the answer loses its worth, on the monotonic clock.
-        wire_bytes: How many bytes of body arrived, before decompression; 0: as many as it has.
         account: What it holds of the byte budget, its body included; None as long as nobody has asked for it.
         budget: The byte budget of all calls; None where nothing is counted.
     """
@@ -81,7 +80,6 @@ class HttpCall:
         "parameters",
         "path",
         "query",
-        "wire_bytes",
     )
 
     def __init__(
@@ -100,7 +98,6 @@ class HttpCall:
         self.body = body
         self.query = b""
         self.deadline = NO_DEADLINE
-        self.wire_bytes = 0
         self.account: Account | None = None
         self.budget: Budget | None = None
 
@@ -170,24 +167,21 @@ class GrpcCall:
 
     Attributes:
         deadline: When the answer loses its worth, on the monotonic clock.
-        wire_bytes: How many bytes of the message arrived, before decompression; 0: as many as it has.
         account: What the call holds of the byte budget beside its message; None where that is not counted.
         budget: The byte budget of all calls, for messages of a call without an account: a call may be many
             messages, and a small one's is made before anybody knows what it takes; None where nothing counts.
     """
 
-    __slots__ = ("account", "budget", "deadline", "wire_bytes")
+    __slots__ = ("account", "budget", "deadline")
 
     def __init__(
         self,
         deadline: float = NO_DEADLINE,
-        wire_bytes: int = 0,
         account: Account | None = None,
         budget: Budget | None = None,
     ) -> None:
         """Describe a call."""
         self.deadline = deadline
-        self.wire_bytes = wire_bytes
         self.account = account
         self.budget = budget
 

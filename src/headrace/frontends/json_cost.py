@@ -7,7 +7,7 @@ import re
 import numpy as np
 
 from headrace.config import Limits
-from headrace.frontends.allowance import WIRE_BYTES_A_VALUE
+from headrace.frontends.allowance import BYTES_A_VALUE
 
 _AT_ONCE_BYTES = 16 * 1024
 _LIGHT_TIMES = 4
@@ -24,7 +24,7 @@ _EXPONENTS = (re.compile(rb"e[-+]?0*[1-9][0-9]"), re.compile(rb"E[-+]?0*[1-9][0-
 
 def at_once_bytes(limits: Limits) -> int:
     """How long a text may be to be parsed at once: so short ones never hold too many values."""
-    return min(_AT_ONCE_BYTES, limits.max_values * WIRE_BYTES_A_VALUE)
+    return min(_AT_ONCE_BYTES, limits.max_values * BYTES_A_VALUE)
 
 
 def light_bytes(at_once: int, limits: Limits) -> int:
@@ -34,7 +34,7 @@ def light_bytes(at_once: int, limits: Limits) -> int:
         at_once: How long any text may be.
         limits: Such texts never hold more values than these allow.
     """
-    return min(_LIGHT_TIMES * at_once, limits.max_values * WIRE_BYTES_A_VALUE)
+    return min(_LIGHT_TIMES * at_once, limits.max_values * BYTES_A_VALUE)
 
 
 def parsed_at_once(text: bytes, at_once: int, limits: Limits) -> bool:

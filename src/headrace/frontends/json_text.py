@@ -33,6 +33,8 @@ _PART_MARKS = 4096
 _TEXT_BYTES = 256 * 1024
 _LONGEST_NUMBER = 16 * 1024  # nobody means one; a library takes 4 ns for each digit, in one step
 _LONGEST_ESCAPE = len(r"\ud83d\ude00")
+_SURROGATES = rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+_WHOLE_ESCAPES = re.compile(rb"(?:[^\\]++|" + _SURROGATES + rb"|\\u(?![dD][89abAB]).{4}|\\[^u])*+", re.DOTALL)
 _BYTES_A_VALUE_HELD = (
     96  # of a parsed document, on average: 8 for a small number, 230 for an object and its name
 )
@@ -436,16 +438,16 @@ async def _without_space(text: bytes, start: int, stop: int, lane: Lane) -> tupl
 
 
 def _cut_of_text(text: bytes, begin: int, stop: int) -> int:
-    """Where a piece of a string may end: between two characters, and after no escape."""
+    """Where a piece of a string may end: between two characters, and within no escape."""
     end = begin + _TEXT_BYTES
-    while begin + _TEXT_BYTES // 2 < end < stop:
-        if b"\\" in text[max(begin, end - _LONGEST_ESCAPE) : end]:
-            end -= _LONGEST_ESCAPE + 1
-        elif text[end] & 0xC0 == 0x80:  # within a character of UTF-8
-            end -= 1
-        else:
-            return end
-    return stop
+    if end >= stop:
+        return stop
+    if b"\\" in text[max(begin, end - _LONGEST_ESCAPE) : end]:
+        whole = _WHOLE_ESCAPES.match(text, begin, end)
+        end = whole.end() if whole is not None and whole.end() > begin else end
+    while begin + _TEXT_BYTES // 2 < end and text[end] & 0xC0 == 0x80:  # within a character of UTF-8
+        end -= 1
+    return end
 
 
 def _groups(at: Integers, edges: Integers) -> Iterator[slice]:

@@ -70,15 +70,26 @@ def joined(parts: list[Buffer]) -> Generator[None, None, bytes]:
 
 
 def row_slices(tensor: Array) -> Iterator[slice]:
-    """Cut a tensor's rows into parts that are printed at once."""
-    step = max(1, PRINTED_AT_ONCE * len(tensor) // max(1, printing_cost(tensor)))
-    for start in range(0, len(tensor), step):
+    """Cut a tensor's rows into parts that are printed at once; a row may cost more, and is one then."""
+    rows = len(tensor)
+    most = step = max(1, PRINTED_AT_ONCE * rows // max(1, tensor.size))
+    start = 0
+    while start < rows:
+        while step > 1 and printing_cost(tensor[start : start + step]) > PRINTED_AT_ONCE:
+            step //= 2
         yield slice(start, start + step)
+        start += step
+        step = min(most, 2 * step)
 
 
 def needs_slices(tensors: Iterable[Array]) -> bool:
     """Whether printing tensors takes so long that it is done in the lane."""
-    return sum(map(printing_cost, tensors)) > PRINTED_AT_ONCE
+    cost = 0
+    for tensor in tensors:
+        cost += tensor.size if tensor.size > PRINTED_AT_ONCE else printing_cost(tensor)
+        if cost > PRINTED_AT_ONCE:
+            return True
+    return False
 
 
 def printing_cost(tensor: Array) -> int:

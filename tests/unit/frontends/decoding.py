@@ -21,7 +21,7 @@ def infer(
     decoder: InferDecoder, message: bytes, deadline: float = NO_DEADLINE, *, limits: Limits = LIMITS
 ) -> Inference:
     found = decoder.recognise(message, deadline)
-    return found or run(decoder.parse(message, deadline, Allowance(limits, len(message))))
+    return found or run(decoder.parse(message, deadline, Allowance(limits)))
 
 
 def predict(decoder: PredictDecoder, message: bytes, *, limits: Limits = LIMITS) -> Prediction:
@@ -29,7 +29,7 @@ def predict(decoder: PredictDecoder, message: bytes, *, limits: Limits = LIMITS)
 
 
 def parsed(decoder: PredictDecoder, message: bytes, *, limits: Limits = LIMITS) -> Prediction:
-    return run(decoder.parse(message, Allowance(limits, len(message))))
+    return run(decoder.parse(message, Allowance(limits)))
 
 
 def decode_body(
@@ -40,8 +40,6 @@ def decode_body(
     found = infer_json.recognise(loaded, call, json_bytes)
     if found is None:
         _, found = run(
-            infer_json.parse(
-                lambda: loaded, call, json_bytes, limits.max_json_depth, Allowance(limits, len(body))
-            )
+            infer_json.parse(lambda: loaded, call, json_bytes, limits.max_json_depth, Allowance(limits))
         )
     return found

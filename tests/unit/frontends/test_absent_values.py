@@ -201,15 +201,12 @@ def regress_rows(model: LoadedDouble, rows: list[Any]) -> Any:
 
 
 @pytest.mark.parametrize("ask", [predict_rows, regress_rows])
-@pytest.mark.parametrize("rows", [200, 12_000], ids=["small", "large"])
+@pytest.mark.parametrize("rows", [1_800, 12_000], ids=["small", "large"])
 @pytest.mark.parametrize("first", [[], [1]], ids=["equal", "ragged"])
 def test_values_that_are_put_in_count_as_if_they_had_come(ask: Any, rows: int, first: list[int]) -> None:
     """Some kilobytes of empty lists were filled up to millions of values, at once."""
-    with pytest.raises(
-        TooLarge, match=r"^x: expected at most \d+ values in a request that came as"
-    ) as refused:
+    with pytest.raises(TooLarge, match=r"^x: expected at most 1048576 values.*send fewer rows at once"):
         ask(wide(), [first, *[[]] * rows])
-    assert "send fewer rows at once" in refused.value.message
 
 
 @pytest.mark.parametrize("first", [[], [1]], ids=["equal", "ragged"])

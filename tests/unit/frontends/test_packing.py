@@ -22,7 +22,7 @@ MANY = 10_000
 
 
 def free() -> Allowance:
-    return Allowance(Limits(), 0)
+    return Allowance(Limits())
 
 
 def values_of(dtype: Any) -> Any:
@@ -66,5 +66,5 @@ def test_what_is_written_is_held_as_it_grows() -> None:
 
     account = Account(take)
     with pytest.raises(Overloaded):
-        run(field_of(3, np.full(1 << 20, -1), Allowance(Limits(), 0, account)))
+        run(field_of(3, np.full(1 << 20, -1), Allowance(Limits(), account)))
     assert account.held > 50_000

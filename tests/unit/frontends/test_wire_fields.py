@@ -88,7 +88,7 @@ HOSTILE: dict[str, tuple[bytes, object]] = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_counting_ends_soon_after_the_limit_and_takes_no_memory(name: str) -> None:
     message, form = HOSTILE[name]
-    allowance = Allowance(Limits(), 60_000)
+    allowance = Allowance(Limits(max_values=65_536))
 
     def pay() -> None:
         for count in counted(message, form):  # type: ignore[arg-type]
@@ -97,7 +97,7 @@ def test_counting_ends_soon_after_the_limit_and_takes_no_memory(name: str) -> No
 
     tracemalloc.start()
     try:
-        with pytest.raises(TooLarge, match="at most 65536 values in a request that came as 60000 bytes"):
+        with pytest.raises(TooLarge, match="at most 65536 values in a request"):
             pay()
         assert tracemalloc.get_traced_memory()[1] < 4 * MIB
     finally:
@@ -120,7 +120,7 @@ def test_others_are_answered_while_a_message_is_counted_and_while_steps_are_done
         task = asyncio.create_task(other())
         async with Lane() as lane:
             for work in (
-                charge(counted(b"\x1a\x00" * 300_000, INFER), Allowance(Limits(), MIB), lane),
+                charge(counted(b"\x1a\x00" * 300_000, INFER), Allowance(Limits()), lane),
                 in_steps(steps(), lane),  # type: ignore[arg-type]
             ):
                 before = turns

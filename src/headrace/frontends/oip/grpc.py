@@ -68,7 +68,7 @@ def _inferring(service: Service) -> UnaryHandler:
     async def infer(message: bytes, call: GrpcCall) -> bytes:
         found = recognise(message, call.deadline)
         if found is None:
-            with Allowance.of(service.limits, call, message) as allowance:
+            with Allowance.of(service.limits, call) as allowance:
                 return await infer_new(message, call, allowance)
         loaded, inputs, writer, request_id, deadline = found
         answer = await predict(loaded, inputs, deadline)
@@ -90,7 +90,7 @@ def _inferring(service: Service) -> UnaryHandler:
         return found.writer.write(answer, found.request_id) or await write_large(found, answer, call)
 
     async def write_large(found: Inference, answer: Answer, call: GrpcCall) -> bytes:
-        with Allowance.of(service.limits, call, b"") as allowance:
+        with Allowance.of(service.limits, call) as allowance:
             async with service.lane as lane:
                 return await in_steps(found.writer.writing(answer, found.request_id, allowance), lane)
 

@@ -100,7 +100,7 @@ def _inferring(service: Service) -> HttpHandler:
 async def _parsed(
     service: Service, find: Callable[[], LoadedVersion], call: HttpCall, json_bytes: int
 ) -> tuple[LoadedVersion, JsonInference]:
-    allowance = Allowance.of(service.limits, call, call.body)
+    allowance = Allowance.of(service.limits, call)
     if json_bytes > service.at_once_bytes:
         text = call.body if json_bytes == len(call.body) else call.body[:json_bytes]
         if not parsed_at_once(text, service.at_once_bytes, service.limits):

@@ -69,7 +69,7 @@ def _predicting(service: Service) -> UnaryHandler:
     async def handle(message: bytes, call: GrpcCall) -> bytes:
         found = recognise(message)
         if found is None:
-            with Allowance.of(service.limits, call, message) as allowance:
+            with Allowance.of(service.limits, call) as allowance:
                 return await handle_new(message, call, allowance)
         loaded, inputs, writer = found
         answer = await predict(loaded, inputs, call.deadline)
@@ -92,7 +92,7 @@ def _predicting(service: Service) -> UnaryHandler:
         return writer.write(answer) or await write_large(writer, answer, call)
 
     async def write_large(writer: AnswerWriter, answer: Answer, call: GrpcCall) -> bytes:
-        with Allowance.of(service.limits, call, b"") as allowance:
+        with Allowance.of(service.limits, call) as allowance:
             async with service.lane as lane:
                 return await in_steps(writer.writing(answer, allowance), lane)
 

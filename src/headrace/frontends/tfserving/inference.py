@@ -72,7 +72,7 @@ def inferring(
     request_class = protos.message(f"tensorflow.serving.{request_name}")
 
     async def handle(message: bytes, call: GrpcCall) -> bytes:
-        with Allowance.of(service.limits, call, message) as allowance:
+        with Allowance.of(service.limits, call) as allowance:
             return await answer(message, call, allowance)
 
     async def answer(message: bytes, call: GrpcCall, allowance: Allowance) -> bytes:
@@ -100,7 +100,7 @@ def inferring(
         tasks = tasks_of(protos.parse(request_class, given.request))
         loaded = find(service, tasks[0].chosen)
         allowance.most_rows = loaded.config.batching.max_queue_rows
-        allowance.rows(len(given.spans), "input")
+        allowance.rows(len(given.starts), "input")
         columns: dict[str, dict[str, Array]] = {}
         for signature, _ in _signatures(loaded, tasks):
             if signature.name not in columns:

@@ -69,7 +69,7 @@ async def _predict(service: Service, chosen: ModelChoice, call: HttpCall) -> byt
     if at_once is not None:
         signature, inputs, by_row = at_once
     else:
-        allowance = Allowance.of(service.limits, call, call.body)
+        allowance = Allowance.of(service.limits, call)
         columns, by_row, name = await _large_columns(service, loaded, call, allowance)
         loaded = find(service, chosen)  # in the turn in which it is used: another may serve by now
         signature = find_signature(loaded, name)
@@ -105,7 +105,7 @@ async def _large_columns(
     decoder = _rows_decoder(loaded)
     async with service.lane as lane:
         if decoder is not None:
-            tried = Allowance.of(service.limits, call, call.body)  # what did not fit is decoded again
+            tried = Allowance.of(service.limits, call)  # what did not fit is decoded again
             rows = await decoder.decode_in_slices(call.body, tried, lane)
             if rows is not None:
                 return rows, True, ""
@@ -159,7 +159,7 @@ def general_predict_inputs(
     """Decode the body of a Predict request of any form; see ``predict_inputs``."""
     document = bodies.parse(call.body, limits.max_json_depth)
     signature = find_signature(loaded, bodies.signature_name(document))
-    allowance = Allowance.of(limits, call, call.body)
+    allowance = Allowance.of(limits, call)
     columns, by_row = bodies.columns_of(document, signature, allowance)
     return signature, signature.check(columns, allowance=allowance), by_row
 
@@ -198,7 +198,7 @@ async def _example_inputs(
     check: Callable[[LoadedVersion, Signature], None],
 ) -> tuple[LoadedVersion, Signature, CheckedInputs]:
     loaded = find(service, chosen)
-    allowance = Allowance.of(service.limits, call, call.body)
+    allowance = Allowance.of(service.limits, call)
     if parsed_at_once(call.body, service.at_once_bytes, service.limits):
         document = bodies.parse(call.body, service.limits.max_json_depth)
         signature = find_signature(loaded, bodies.signature_name(document))

@@ -7,6 +7,7 @@ the context says is repeated as a column, never copied into examples.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -46,12 +47,14 @@ class Examples(NamedTuple):
 
     Attributes:
         request: The message without them.
-        spans: Where each begins and ends.
+        starts: Where each begins; an array of integers, as there may be many small ones.
+        stops: Where each ends.
         context: A serialized Example that holds for each of them; empty for none.
     """
 
     request: bytes
-    spans: list[tuple[int, int]]
+    starts: array[int]
+    stops: array[int]
     context: bytes
 
 
@@ -68,7 +71,7 @@ def find_examples(message: bytes, allowance: Allowance) -> Steps[Examples]:
     """
     steps = _Steps(allowance)
     kind, before = 0, 0
-    spans: list[tuple[int, int]] = []
+    starts, stops = array("q"), array("q")
     context: list[bytes] = []
     rest: list[bytes] = []
     try:
@@ -81,22 +84,24 @@ def find_examples(message: bytes, allowance: Allowance) -> Steps[Examples]:
                         yield from steps.walked()
                         continue
                     if one.number != kind:  # the last kind counts
-                        kind, spans, context = one.number, [], []
+                        kind, context = one.number, []
+                        del starts[:], stops[:]
                     for inner in fields(message, one.start, one.stop):
                         yield from steps.walked(inner)
                         if inner.wire_type != LENGTH_DELIMITED:
                             continue
                         if inner.number == _EXAMPLES:
-                            spans.append((inner.start, inner.stop))
+                            starts.append(inner.start)
+                            stops.append(inner.stop)
                         elif inner.number == _CONTEXT and kind == _LIST_WITH_CONTEXT:
                             context.append(message[inner.start : inner.stop])
             before = part.stop
             yield from steps.walked()
     except ValueError as error:
         raise malformed(message, before) from error
-    if not spans:
+    if not starts:
         raise InvalidRequest("expected at least one example, got none", field="input")
-    return Examples(b"".join(rest), spans, b"".join(context))
+    return Examples(b"".join(rest), starts, stops, b"".join(context))
 
 
 class _Steps:
@@ -133,7 +138,7 @@ def read_columns(
     if signature.examples:
         return {signature.inputs[0].name: (yield from _serialized(message, given, allowance))}
     columns = [Column(spec, allowance) for spec in signature.inputs]
-    for index, (start, stop) in enumerate(given.spans):
+    for index, (start, stop) in enumerate(zip(given.starts, given.stops, strict=True)):
         features = yield from _parse(message[start:stop], allowance)
         said = [_values(features, column.spec.name) for column in columns]
         allowance.values(sum([1 if values is None else len(values) for values in said]), "input")
@@ -142,7 +147,7 @@ def read_columns(
         yield
     shared = yield from _parse(given.context, allowance)
     arrays = {
-        column.spec.name: column.array(len(given.spans), _values(shared, column.spec.name))
+        column.spec.name: column.array(len(given.starts), _values(shared, column.spec.name))
         for column in columns
     }
     allowance.hold(sum(array.nbytes + TEXT_BYTES * array.size for array in arrays.values()))
@@ -161,12 +166,12 @@ def _parse(example: bytes, allowance: Allowance) -> Steps[Mapping[str, protos.Me
 
 def _serialized(message: bytes, given: Examples, allowance: Allowance) -> Steps[Array]:
     """Examples as they are, for models that read them; the context goes before each, and so does not win."""
-    count = len(given.spans)
+    count = len(given.starts)
     allowance.expanded(len(given.context) * count, "context")
     allowance.hold(len(message))
     yield from _parse(given.context, allowance)
     rows = np.empty(count, STRING)
-    for index, (start, stop) in enumerate(given.spans):
+    for index, (start, stop) in enumerate(zip(given.starts, given.stops, strict=True)):
         example = message[start:stop]
         yield from _parse(example, allowance)  # or what is no Example would fail its neighbours' batch
         rows[index] = given.context + example

@@ -176,14 +176,14 @@ class Application:
             if message is None:
                 body = await bodies.read(event, receive)
                 account = Account(bodies.hold_of_stream, len(body))
-                call = GrpcCall(call.deadline, len(body), account)
+                call = GrpcCall(call.deadline, account)
                 message = await self._opened(one_message(body, encoding, bodies.limits), account)
             else:
                 bodies.hold(len(message))
                 held = len(message)
                 if held > _COUNTED_FROM_BYTES:
                     account = Account(bodies.hold_of_stream)
-                    call = GrpcCall(call.deadline, 0, account)
+                    call = GrpcCall(call.deadline, account)
             reply = await handler(message, call)
         except HeadraceError as error:
             failed = error
@@ -343,7 +343,6 @@ class Application:
         if compressed or len(body) > _COUNTED_FROM_BYTES:
             call.account = Account(bodies.hold_of_stream, len(body))
             if compressed:
-                call.wire_bytes = len(body)
                 call.body = await self._opened(opening(body, bodies.limits), call.account)
         return len(body)
 

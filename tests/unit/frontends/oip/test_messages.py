@@ -351,9 +351,7 @@ def test_a_version_that_was_swapped_while_a_request_was_decoded_answers_it() -> 
     old, new = echo("BYTES"), echo("BYTES")
     service = ServiceDouble(old)
     request = one("BYTES", [5000], bytes_contents=[b"a"] * 5000)
-    steps = InferDecoder(service.loaded).parse(
-        request.SerializeToString(), NO_DEADLINE, Allowance(Limits(), 1 << 20)
-    )
+    steps = InferDecoder(service.loaded).parse(request.SerializeToString(), NO_DEADLINE, Allowance(Limits()))
     next(steps)
     service.versions = dict.fromkeys(service.versions, new)
     inference = run(steps)

@@ -258,6 +258,6 @@ def test_a_text_of_the_context_counts_for_each_example(door: Callable[[Any], Ser
 
 
 def test_values_of_the_context_count_for_each_example() -> None:
-    body = {"context": {"city": ["x"] * 100}, "examples": [{"age": 1}] * 700}
-    with pytest.raises(TooLarge, match=r"^context\.city: .*65536 values"):
+    body = {"context": {"city": ["x"] * 1000}, "examples": [{"age": 1}] * 1100}
+    with pytest.raises(TooLarge, match=r"^context\.city: .*1048576 values"):
         http(ServiceDouble(classifier()), "POST", "/v1/models/people:regress", body)

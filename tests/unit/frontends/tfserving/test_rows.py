@@ -36,9 +36,7 @@ def in_slices(model: LoadedDouble, body: bytes, most_values: int = 1 << 20, part
     async def decode() -> Any:
         async with Lane() as lane:
             decoder = RowsDecoder(next(iter(model.signatures.values())))
-            return await decoder.decode_in_slices(
-                body, Allowance(Limits(max_values=most_values), len(body)), lane
-            )
+            return await decoder.decode_in_slices(body, Allowance(Limits(max_values=most_values)), lane)
 
     with patch.object(rows, "_PART_BYTES", part):
         found = run(decode())

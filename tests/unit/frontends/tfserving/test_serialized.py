@@ -47,7 +47,7 @@ def of_message(given: Any, allowance: Allowance) -> Any:
 
 
 def allowance(**limits: Any) -> Allowance:
-    return Allowance(Limits(**limits), 1000)
+    return Allowance(Limits(**limits))
 
 
 def test_each_example_is_a_row_and_what_it_says_goes_before_the_context() -> None:

@@ -324,7 +324,6 @@ def test_a_large_message_has_an_account_that_is_settled_with_it(compressed: bool
     headers = {b"grpc-encoding": b"gzip", b"grpc-timeout": b"5S"}
     assert server.grpc(body(sent), headers=headers).grpc == (0, "")
     (call,) = server.grpc_calls
-    assert call.wire_bytes == (len(sent) if compressed else 0)
     assert call.deadline < time.monotonic() + 5
     assert server.most_held == 105_000
     assert server.held_bytes == 0

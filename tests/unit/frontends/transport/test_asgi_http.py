@@ -341,14 +341,6 @@ def test_a_websocket_is_not_answered(server: Server) -> None:
 # --- what a call says of its costs ---
 
 
-def test_a_call_says_how_many_bytes_arrived_before_decompression() -> None:
-    server = Server(Limits())
-    packed = gzip.compress(b"a" * 100_000)
-    server.http("POST", "/echo/x", body(packed), {b"content-encoding": b"gzip"})
-    server.http("POST", "/echo/x", body(b"a"))
-    assert [call.wire_bytes for call in server.http_calls] == [len(packed), 0]
-
-
 def test_what_a_codec_holds_is_given_back_with_the_body() -> None:
     server = Server(Limits())
     server.hold = 5000
