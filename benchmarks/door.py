@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 from tests.faults.neighbours import Connection, percentile, sending, waits
 from tests.faults.still_serves import MODEL, http_request
-from tests.faults.worst_bodies import GOOD, WORST, Worst, large_numbers, large_text
-from tests.model_directories import affine, write, write_menagerie
+from tests.faults.worst_bodies import GOOD, WORST, Worst, large_numbers, large_text, write_models
+from tests.model_directories import affine, write
 from tests.running_server import RunningServer
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def run(effort: Effort) -> None:
     with tempfile.TemporaryDirectory() as directory:
         models = Path(directory) / "models"
         write(models, MODEL, 1, affine(1.0, 1.0))
-        write_menagerie(models)
+        write_models(models)
         for name, request in _attacks():
             stall, peak, status = _once(models, request)
             print(

@@ -61,6 +61,12 @@ def pair() -> bytes:
     return model(nodes, [_float("a", 3), b], [_float("total"), _float("largest")], [axis])
 
 
+def mean(values: int) -> bytes:
+    """The mean of many numbers a row."""
+    nodes = [helper.make_node("ReduceMean", ["x"], ["y"], axes=[1], keepdims=0)]
+    return model(nodes, [_float("x", values)], [_float("y")], [])
+
+
 def words() -> bytes:
     """Echoes strings."""
     text, echo = (

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -63,27 +66,21 @@ def sending(port: int, requests: Sequence[bytes], connections: int = 4) -> Itera
         connections: How many there are.
 
     Yields:
-        The statuses that were answered so far.
+        The statuses that were answered; there once the block has ended.
     """
     statuses: list[int] = []
-    ended = threading.Event()
-
-    def send() -> None:
-        connection = Connection(port)
-        while not ended.is_set():
-            for request in requests:
-                statuses.append(connection.send(request))
-        connection.close()
-
-    threads = [threading.Thread(target=send) for _ in range(connections)]
-    for thread in threads:
-        thread.start()
-    try:
-        yield statuses
-    finally:
-        ended.set()
-        for thread in threads:
-            thread.join()
+    command = [sys.executable, "-m", "tests.faults.senders", str(port), str(connections)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            said = json.dumps([request.decode("latin-1") for request in requests])
+            process.stdin.write(said.encode() + b"\n")
+            process.stdin.flush()
+            yield statuses
+        finally:
+            process.stdin.close()
+            statuses += json.loads(process.stdout.read())
 
 
 def waits(port: int, seconds: float, ended: threading.Event | None = None) -> list[float]:

@@ -10,8 +10,7 @@ import pytest
 
 from tests.faults.neighbours import Connection, percentile, sending, waits
 from tests.faults.still_serves import does_it_still_serve
-from tests.faults.worst_bodies import GOOD, WORST, large_binary_texts, large_numbers, large_text
-from tests.model_directories import write_menagerie
+from tests.faults.worst_bodies import GOOD, WORST, large_binary_texts, large_numbers, large_text, write_models
 from tests.running_server import RunningServer
 
 SECONDS = 0.5
@@ -26,7 +25,7 @@ ON_A_BUSY_MACHINE = 3
 @pytest.fixture
 def menagerie(models: Path) -> Path:
     """Models of all kinds beside the good one."""
-    write_menagerie(models)
+    write_models(models)
     return models
 
 

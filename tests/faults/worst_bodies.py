@@ -1,19 +1,25 @@
 """The worst JSON bodies that were found, by what each byte of them costs; and good ones of the same size.
 
-They are for ``write_menagerie`` and the good model: ``half_plus_two``, ``words``, ``pair``, ``price``.
+They are for the models of ``write_models``.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
+from random import Random
 
 from tests.faults.still_serves import http_request
+from tests.model_directories import mean, write, write_menagerie
 
 SIZE = 64 * 1024
 _PREDICT = "/v1/models/half_plus_two:predict"
 _WORDS = "/v1/models/words:predict"
+_WIDE = "/v1/models/wide:predict"
+_WIDE_VALUES = 64
 _INFER = "/v2/models/half_plus_two/infer"
 _HALFWAY = b"20749139528992099900e281"  # half between two doubles: each digit counts
 
@@ -56,16 +62,22 @@ def _rows(name: str, unit: bytes, path: str = _PREDICT) -> Worst:
     return Worst(name, path, b'{"instances":[', unit, b"]}")
 
 
+def _wide_row(values: Iterable[bytes]) -> bytes:
+    return b"[" + b",".join(values) + b"],"
+
+
 WORST = (
-    Worst("escaped quotes in deep lists", _PREDICT, b"[" * 65 + b'"', b'\\"', b""),
+    Worst("escaped quotes in deep lists", _PREDICT, b'{"instances":' + b"[" * 64 + b'"', b'\\"', b""),
     _rows("tiny numbers", b"1e-320,"),
     _rows("halfway numbers", _HALFWAY + b","),
+    _rows("tiny numbers in wide rows", _wide_row([b"1e-320"] * _WIDE_VALUES), _WIDE),
+    _rows("halfway numbers in wide rows", _wide_row([_HALFWAY] * _WIDE_VALUES), _WIDE),
     _rows("long fractions", b"0." + b"0" * 300 + b"1234567,"),
     _rows("long integers", b"9" * 4000 + b","),
     _rows("NaN", b"NaN,"),
     _rows("empty lists", b"[],"),
     _rows("empty lists without commas", b"[]"),
-    Worst("empty lists in deep ones", _PREDICT, b"[" * 60, b"[],", b"]" * 60),
+    Worst("empty lists in deep ones", _PREDICT, b'{"instances":' + b"[" * 60, b"[],", b"]" * 60 + b"}"),
     _rows("lists of one", b"[0],"),
     _rows("deep lists", b"[" * 60 + b"]" * 60 + b","),
     _rows("objects", b'{"a":[]},'),
@@ -82,9 +94,21 @@ WORST = (
 )  # fmt: skip
 
 GOOD = (
-    _rows("good numbers", b"0.1234567,"),
+    _rows(
+        "good numbers", _wide_row(b"%.7f" % random() for random in [Random(1).random] * _WIDE_VALUES), _WIDE
+    ),
     _rows("good texts", b'"some words, as they are in texts",', _WORDS),
 )
+
+
+def write_models(directory: Path) -> None:
+    """The models that these bodies are for.
+
+    Args:
+        directory: Where they are written.
+    """
+    write_menagerie(directory)
+    write(directory, "wide", 1, mean(_WIDE_VALUES))
 
 
 def large_text(size: int) -> bytes:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Generator, Iterable, Iterator
+import asyncio
+from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Sequence
 from io import BytesIO
 from itertools import repeat
 from typing import Any, TypeAlias
@@ -25,15 +26,23 @@ STEP = 2048
 async def used_up(values: list[Any], lane: Lane, step: int = 0) -> AsyncIterator[list[Any]]:
     """The parts of a list, which is emptied with them: to give back a million lists at once takes long, too.
 
+    If the caller fails, asyncio ends this generator, and the rest is given back in turns of its own.
+
     Args:
         values: The list.
         lane: Held by the caller.
         step: How many make a part; as many as ``STEP`` says if left out.
     """
-    for part in parts(values, step):
-        yield part
-        del part
-        await lane.breathe()
+    try:
+        for part in parts(values, step):
+            yield part
+            del part
+            await lane.breathe()
+    except GeneratorExit:
+        while values:
+            del values[-STEP:]
+            await asyncio.sleep(0)
+        raise
 
 
 def parts(values: list[Any], step: int = 0) -> Iterator[list[Any]]:
@@ -69,13 +78,17 @@ def joined(parts: list[Buffer]) -> Generator[None, None, bytes]:
     return whole.getvalue()
 
 
-def row_slices(tensor: Array) -> Iterator[slice]:
-    """Cut a tensor's rows into parts that are printed at once; a row may cost more, and is one then."""
-    rows = len(tensor)
-    most = step = max(1, PRINTED_AT_ONCE * rows // max(1, tensor.size))
+def row_slices(tensors: Sequence[Array]) -> Iterator[slice]:
+    """Cut tensors' rows into parts that are printed at once; a row may cost more, and is one then.
+
+    Args:
+        tensors: With the same number of rows, at least one.
+    """
+    rows = len(tensors[0])
+    most = step = max(1, PRINTED_AT_ONCE * rows // max(1, *[tensor.size for tensor in tensors]))
     start = 0
     while start < rows:
-        while step > 1 and printing_cost(tensor[start : start + step]) > PRINTED_AT_ONCE:
+        while step > 1 and max(printing_cost(one[start : start + step]) for one in tensors) > PRINTED_AT_ONCE:
             step //= 2
         yield slice(start, start + step)
         start += step

@@ -81,7 +81,9 @@ def test_white_space_is_passed_over_piece_by_piece(around: bytes) -> None:
     assert in_slices(text) == json.loads(text)
 
 
-@pytest.mark.parametrize("unit", ["a", "é", "😀", r"\n", r"\ud83d\ude00", r"\u0000", r"some words\n and \"more\" "])
+@pytest.mark.parametrize(
+    "unit", ["a", "é", "😀", r"\n", r"\ud83d\ude00", r"\u0000", r"some words\n and \"more\" "]
+)
 @pytest.mark.parametrize("before", range(14))
 def test_a_long_text_is_parsed_in_pieces(unit: str, before: int) -> None:
     text = ('{"a": ["' + before * "x" + 100 * unit + '" ]}').encode()

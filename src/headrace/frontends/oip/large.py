@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from headrace.batching.request import Answer
+from headrace.errors import InvalidRequest, TooLarge
 from headrace.frontends import slices
 from headrace.frontends.allowance import Allowance
 from headrace.frontends.calls import HttpCall
@@ -20,6 +21,12 @@ from headrace.frontends.oip.json_values import InferInput, check_given, from_val
 from headrace.frontends.oip.tensors import Steps, WireTensor
 from headrace.frontends.wire_fields import in_steps
 from headrace.servable import TensorSpec
+
+_REST_VALUES, _REST_VALUES_AN_INPUT = 8192, 16
+"""What a request may have beside its inputs' values: some milliseconds of parsing."""
+_LOOKED_AT_ONCE = 512
+_WRONG_INPUTS = 256
+"""With so many inputs more than the model takes, the wrong ones are no longer told by name."""
 
 if TYPE_CHECKING:
     from headrace.frontends.service import Service
@@ -52,8 +59,8 @@ async def decode(
         text = body if json_bytes == len(body) else body[:json_bytes]
         max_depth = service.limits.max_json_depth
         document = await parse_in_slices(text, max_depth, allowance, lane, nan=False)
-        data = _take_data(document)
-        _check_names(document)
+        data = _take_data(document, find())
+        await _check_rest(document, len(data), lane)
         request = infer_json.parsed(msgspec.json.encode(document))
         specs = infer_json.input_specs(find(), request)
         spans = infer_json.binary_spans(request.inputs, json_bytes, len(body))
@@ -68,20 +75,31 @@ async def decode(
     return loaded, infer_json.finished(loaded, request, tensors, call.deadline, allowance)
 
 
-def _check_names(document: Json) -> None:
-    """Refuse long texts in what is left of a body without its data: it is looked at all at once."""
-    left = [document]
+async def _check_rest(document: Json, inputs: int, lane: Lane) -> None:
+    """Refuse long texts and many values in what is left of a body without its data: it is parsed at once."""
+    left, looked_at, most = [document], 0, _REST_VALUES + inputs * _REST_VALUES_AN_INPUT
     while left:
         one = left.pop()
         if isinstance(one, str):
             check_name(len(one), "body")
         elif isinstance(one, dict | list):
             left += one.values() if isinstance(one, dict) else one
+        looked_at += 1
+        if looked_at % _LOOKED_AT_ONCE == 0:
+            await lane.breathe()
+        if looked_at + len(left) > most:
+            raise TooLarge(
+                f"expected at most {most} names, shapes, parameters and outputs beside the data, got more",
+                field="body",
+            )
 
 
-def _take_data(document: Json) -> list[Json]:
+def _take_data(document: Json, loaded: LoadedVersion) -> list[Json]:
     """Take the inputs' values out of a body, leaving empty lists; the rest of it is small."""
     inputs = document.get("inputs") if isinstance(document, dict) else None
+    taken = max(len(signature.inputs) for signature in loaded.signatures.values())
+    if isinstance(inputs, list) and len(inputs) > 2 * taken + _WRONG_INPUTS:
+        raise InvalidRequest(f"the model takes {taken}, got {len(inputs)}", field="inputs")
     data = []
     for one in inputs if isinstance(inputs, list) else []:
         has_data = isinstance(one, dict) and "data" in one
@@ -117,7 +135,7 @@ async def print_values(answer: Answer, inference: JsonInference, lane: Lane) -> 
         if is_binary:
             continue
         flat, parts = answer.tensor(spec.name).ravel(), []
-        for cut in slices.row_slices(flat):
+        for cut in slices.row_slices([flat]):
             values = infer_json.json_values(spec, flat[cut].tolist())
             parts.append(msgspec.json.encode(values)[1:-1])
             await lane.breathe()

@@ -200,11 +200,10 @@ def _length(values: Json) -> int:
 async def print_predictions(tensors: list[tuple[str, Array]], *, by_row: bool, lane: Lane) -> bytes:
     """Print Predict's answer in slices of rows; see ``bodies.print_predictions``."""
     texts = _LongTexts(by_row=by_row)
-    tensors = [(name, texts.taken_out(name, tensor)) for name, tensor in tensors]
+    tensors = [(name, await texts.taken_out(name, tensor, lane)) for name, tensor in tensors]
     if by_row:
-        costliest = max((tensor for _, tensor in tensors), key=slices.printing_cost)
         parts = []
-        for rows in slices.row_slices(costliest):
+        for rows in slices.row_slices([tensor for _, tensor in tensors]):
             cut = [(name, tensor[rows]) for name, tensor in tensors]
             parts.append(_within(bodies.print_predictions(cut, by_row=True)))
             await lane.breathe()
@@ -234,13 +233,20 @@ class _LongTexts:
         self._by_row = by_row
         self._texts: list[_LongText] = []
 
-    def taken_out(self, name: str, tensor: Array) -> Array:
+    async def taken_out(self, name: str, tensor: Array, lane: Lane) -> Array:
         """The tensor without its long texts."""
-        if tensor.dtype != STRING or not any(len(one) > _LONG_BYTES for one in tensor.flat):
+        if tensor.dtype != STRING:
+            return tensor
+        flat, long = tensor.reshape(-1), list[int]()
+        for start in range(0, len(flat), slices.STEP):
+            part = enumerate(flat[start : start + slices.STEP], start)
+            long += [index for index, one in part if len(one) > _LONG_BYTES]
+            await lane.breathe()
+        if not long:
             return tensor
         short = tensor.copy()
         flat, a_row = short.reshape(-1), max(1, tensor.size // len(tensor)) if tensor.ndim else 1
-        for index in [index for index, one in enumerate(flat) if len(one) > _LONG_BYTES]:
+        for index in long:
             row = index // a_row if self._by_row else 0
             mark, as_base64 = b"%s-%d-" % (self._mark, len(self._texts)), name.endswith(bodies.BYTES_SUFFIX)
             self._texts.append(_LongText(row, len(self._texts), mark, flat[index], as_base64))
@@ -283,7 +289,7 @@ async def _print_tensor(name: str, tensor: Array, lane: Lane) -> bytes:
     if not tensor.ndim:
         return bodies.print_json(bodies.json_values(name, tensor))
     parts = []
-    for rows in slices.row_slices(tensor):
+    for rows in slices.row_slices([tensor]):
         parts.append(bodies.print_json(bodies.json_values(name, tensor[rows]))[1:-1])
         await lane.breathe()
     return await _joined(b"[", parts, b"]", lane)

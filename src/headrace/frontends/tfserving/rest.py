@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, cast
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from headrace.frontends.service import Service
     from headrace.loaded import LoadedVersion
 
+_LIST_BEGINS = re.compile(rb"[ \t\r\n]*\[")
 _Answering = Callable[["Service", ModelChoice, HttpCall], Awaitable[bytes]]
 
 # Both at once are refused by name, not as an unknown path.
@@ -118,6 +120,8 @@ async def _large_columns(
 async def _large_document(
     service: Service, call: HttpCall, allowance: Allowance, lane: Lane
 ) -> dict[str, Json]:
+    if _LIST_BEGINS.match(call.body):
+        bodies.document([])  # refuses it before it is parsed
     found = await parse_in_slices(call.body, service.limits.max_json_depth, allowance, lane)
     return bodies.document(found)
 
