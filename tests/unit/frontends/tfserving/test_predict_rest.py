@@ -155,7 +155,7 @@ def test_a_wrong_path_is_explained(path: str, error: type[HeadraceError], text: 
         (b'{"instances": [1e400]}', "out of range"),
         (b"[1]", "expected a JSON object, got a list"),
         (b'{"instances": ["\xff"]}', "expected UTF-8"),
-        (b"[" * 100_000, "nested at most"),
+        (b'{"a":' + b"[" * 100_000, "nested at most"),
         (b'{"instances":' + b"[" * 70 + b"]" * 70 + b"}", "nested at most 64 deep, got deeper"),
         (b'{"a":' * 70 + b"1" + b"}" * 70, "nested at most 64 deep, got deeper"),
         (b"{}", "expected either 'instances'.*got neither"),
