@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headrace.frontends.oip.tensors import Steps, join_strings
+from headrace.frontends.oip.tensors import Steps, raw_texts, text_parts
 from headrace.frontends.wire_fields import length_prefix
 from headrace.tensors import STRING, Array
 
@@ -16,9 +17,28 @@ if TYPE_CHECKING:
 WRITTEN_AT_ONCE = 4096
 """Outputs of up to so many values are written at once, by protobuf: for few values it is the faster way."""
 
+_BYTES_AT_ONCE = 1024 * 1024
+
 _STEP = 4096
 _BITS_A_BYTE = 7
 _COPIES = 2  # the pieces, and the message that they are joined to
+
+
+def is_large(tensor: Array) -> bool:
+    """Whether an output whose values are written one by one takes so long that it is written in steps."""
+    if tensor.size > WRITTEN_AT_ONCE:
+        return True
+    return tensor.dtype == STRING and sum(map(len, tensor.ravel().tolist())) > _BYTES_AT_ONCE
+
+
+def is_large_raw(rows: int, row_bytes: int) -> bool:
+    """Whether an output's bytes are so many that they are copied in steps."""
+    return rows * row_bytes > _BYTES_AT_ONCE
+
+
+def raw_bytes(tensor: Array) -> memoryview:
+    """The bytes of an output of numbers, not copied where they lie in order."""
+    return np.ascontiguousarray(tensor).reshape(-1).view(np.uint8).data
 
 
 def field_of(number: int, tensor: Array, allowance: Allowance) -> Steps[list[bytes]]:
@@ -32,25 +52,29 @@ def field_of(number: int, tensor: Array, allowance: Allowance) -> Steps[list[byt
     Raises:
         Overloaded: All requests together would hold too many bytes.
     """
-    flat, pieces = tensor.ravel(), []
-    for start in range(0, len(flat), _STEP):
-        part = flat[start : start + _STEP]
-        piece = _texts(number, part) if part.dtype == STRING else _numbers(part)
-        allowance.hold(_COPIES * len(piece))
-        pieces.append(piece)
+    flat, pieces = tensor.ravel(), list[bytes]()
+    parts = text_parts(flat) if tensor.dtype == STRING else _cuts(flat)
+    for part in parts:
+        written = _texts(number, part) if isinstance(part, list) else [_numbers(part)]
+        allowance.hold(_COPIES * sum(map(len, written)))
+        pieces += written
         yield
     if tensor.dtype != STRING and pieces:
         pieces.insert(0, length_prefix(number, sum(map(len, pieces))))
     return pieces
 
 
+def _cuts(values: Array) -> Iterator[Array]:
+    for start in range(0, len(values), _STEP):
+        yield values[start : start + _STEP]
+
+
 def raw_texts_of(number: int, tensor: Array, allowance: Allowance) -> Steps[list[bytes]]:
     """One field of bytes with the texts of a tensor, each after its length, in pieces; see ``field_of``."""
-    flat, pieces = tensor.ravel(), []
-    for start in range(0, len(flat), _STEP):
-        piece = join_strings(flat[start : start + _STEP].tolist())
-        allowance.hold(_COPIES * len(piece))
-        pieces.append(piece)
+    pieces: list[bytes] = []
+    for written in raw_texts(tensor):
+        allowance.hold(_COPIES * sum(map(len, written)))
+        pieces += written
         yield
     return [length_prefix(number, sum(map(len, pieces))), *pieces]
 
@@ -60,9 +84,9 @@ def as_bytes(text: object) -> bytes:
     return text if isinstance(text, bytes) else str(text).encode()
 
 
-def _texts(number: int, texts: Array) -> bytes:
-    encoded = map(as_bytes, texts.tolist())
-    return b"".join([part for text in encoded for part in (length_prefix(number, len(text)), text)])
+def _texts(number: int, texts: list[bytes]) -> list[bytes]:
+    written = [part for text in map(as_bytes, texts) for part in (length_prefix(number, len(text)), text)]
+    return written if len(texts) == 1 else [b"".join(written)]
 
 
 def _numbers(values: Array) -> bytes:

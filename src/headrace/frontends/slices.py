@@ -6,12 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Sequence
 from io import BytesIO
 from itertools import repeat
-from typing import Any, TypeAlias
+from typing import Any
 
 from headrace.frontends.lane import Lane
 from headrace.tensors import STRING, Array
-
-Buffer: TypeAlias = bytes | memoryview
 
 PRINTED_AT_ONCE = 4096
 """Answers of up to so many numbers are printed at once."""
@@ -60,7 +58,7 @@ def parts(values: list[Any], step: int = 0) -> Iterator[list[Any]]:
         del part
 
 
-def joined(parts: list[Buffer]) -> Generator[None, None, bytes]:
+def joined(parts: list[bytes | memoryview]) -> Generator[None, None, bytes]:
     """Join parts in small steps, each of which is given back once it is copied: the list is emptied.
 
     Args:

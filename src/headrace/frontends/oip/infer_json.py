@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import msgspec
@@ -11,7 +10,7 @@ import msgspec
 from headrace.absent import Expansion
 from headrace.batching.request import Answer
 from headrace.errors import InvalidRequest
-from headrace.frontends.calls import HttpCall, HttpReply
+from headrace.frontends.calls import JSON_HEADERS, HttpCall, HttpReply
 from headrace.frontends.json_text import check_depth
 from headrace.frontends.oip.json_values import InferInput, Parameters, from_json
 from headrace.frontends.oip.messages import SIGNATURE_PARAMETER, deadline_after
@@ -29,6 +28,7 @@ from headrace.frontends.oip.tensors import (
     spread_inputs,
     texts_of,
 )
+from headrace.frontends.packing import raw_bytes
 from headrace.frontends.templates import Span, Templates
 from headrace.servable import (
     CheckedInputs,
@@ -38,11 +38,13 @@ from headrace.servable import (
     signature_named,
     spread_columns,
 )
-from headrace.tensors import Buffer
+from headrace.tensors import STRING, Array, Buffer
 
 if TYPE_CHECKING:
     from headrace.frontends.allowance import Allowance
     from headrace.loaded import LoadedVersion
+
+Headers = tuple[tuple[bytes, bytes], ...]
 
 JSON_LENGTH_HEADER = b"inference-header-content-length"
 
@@ -134,6 +136,8 @@ def recognise(loaded: LoadedVersion, call: HttpCall, json_bytes: int) -> JsonInf
     known, columns = found
     if known.json_bytes != json_bytes:
         return None
+    if call.account is not None:
+        call.account.hold(len(call.body) - json_bytes)  # for the tensors, which are copied out of it
     ordered: tuple[Buffer, ...] = tuple([columns[i] for i in known.order])
     if known.spread:
         ordered = spread_columns(ordered, known.spread, known.layout, known.rows)
@@ -210,6 +214,7 @@ def from_binary(tensor: InferInput, spec: TensorSpec, raw: bytes, allowance: All
         InvalidRequest: Strings do not fill the shape.
         TooLarge: The request has too many of them.
     """
+    allowance.hold(len(raw))  # a copy, or what it becomes
     found = WireTensor(tensor.name, tensor.datatype, tuple(tensor.shape), raw)
     if found.datatype == BYTES:
         found = found._replace(values=(yield from texts_of(found, raw, allowance)))
@@ -383,13 +388,8 @@ def _wants_binary(output: _Output, default: bool) -> bool:
 # ---- Answers ----
 
 
-def encode_answer(
-    loaded: LoadedVersion,
-    inference: JsonInference,
-    answer: Answer,
-    printed: Mapping[str, msgspec.Raw] = MappingProxyType({}),
-) -> HttpReply:
-    """Write an answer.
+def encode_answer(loaded: LoadedVersion, inference: JsonInference, answer: Answer) -> HttpReply:
+    """Write an answer, at once.
 
     JSON has no NaN and no infinity: they are null there; the binary form has them.
 
@@ -397,28 +397,56 @@ def encode_answer(
         loaded: The version that answered.
         inference: The request.
         answer: What the model gave.
-        printed: Outputs that have been printed already.
 
     Raises:
         InvalidRequest: Strings that are not text were asked for as JSON.
     """
-    outputs, binary = [], []
+    pieces, headers = pieces_of(loaded, inference, answer, {}, {})
+    return HttpReply(b"".join(pieces), headers=headers)
+
+
+def pieces_of(
+    loaded: LoadedVersion,
+    inference: JsonInference,
+    answer: Answer,
+    printed: Mapping[str, msgspec.Raw],
+    written: Mapping[str, list[bytes | memoryview]],
+) -> tuple[list[bytes | memoryview], Headers]:
+    """An answer's body in pieces, and its headers.
+
+    Args:
+        loaded: The version that answered.
+        inference: The request.
+        answer: What the model gave.
+        printed: Outputs that have been printed already.
+        written: Outputs that have been written in raw form already.
+
+    Raises:
+        InvalidRequest: Strings that are not text were asked for as JSON.
+    """
+    outputs, binary = [], list[bytes | memoryview]()
     for spec, is_binary in inference.outputs:
         tensor = answer.tensor(spec.name)
         described = _AnswerOutput(spec.name, datatype_name(spec), list(tensor.shape))
         if is_binary:
-            flat = tensor.ravel()
-            raw = join_strings(flat.tolist()) if described.datatype == BYTES else flat.tobytes()
-            described.parameters = {"binary_data_size": len(raw)}
-            binary.append(raw)
+            raw = written.get(spec.name) or raw_values(tensor)
+            described.parameters = {"binary_data_size": sum(map(len, raw))}
+            binary += raw
         else:
             described.data = printed.get(spec.name) or json_values(spec, tensor.ravel().tolist())
         outputs.append(described)
     head = _encode(_Answer(loaded.name, str(loaded.version), inference.request_id, outputs))
-    if not binary:
-        return HttpReply(head)
-    headers = ((b"content-type", b"application/octet-stream"), (JSON_LENGTH_HEADER, b"%d" % len(head)))
-    return HttpReply(b"".join([head, *binary]), headers=headers)
+    if not any(is_binary for _, is_binary in inference.outputs):
+        return [head], JSON_HEADERS
+    return [head, *binary], (
+        (b"content-type", b"application/octet-stream"),
+        (JSON_LENGTH_HEADER, b"%d" % len(head)),
+    )
+
+
+def raw_values(tensor: Array) -> list[bytes | memoryview]:
+    """An output in raw form, in pieces."""
+    return [join_strings(tensor.ravel().tolist())] if tensor.dtype == STRING else [raw_bytes(tensor)]
 
 
 def json_values(spec: TensorSpec, values: list[Any]) -> list[Any]:

@@ -11,16 +11,17 @@ from headrace.batching.request import Answer
 from headrace.errors import InvalidRequest, TooLarge
 from headrace.frontends import slices
 from headrace.frontends.allowance import Allowance
-from headrace.frontends.calls import HttpCall
+from headrace.frontends.calls import HttpCall, HttpReply
 from headrace.frontends.json_text import Json, parse_in_slices
 from headrace.frontends.lane import Lane
 from headrace.frontends.names import check_name
 from headrace.frontends.oip import infer_json
 from headrace.frontends.oip.infer_json import JsonInference
 from headrace.frontends.oip.json_values import InferInput, check_given, from_values
-from headrace.frontends.oip.tensors import Steps, WireTensor
+from headrace.frontends.oip.tensors import Steps, WireTensor, raw_texts
 from headrace.frontends.wire_fields import in_steps
-from headrace.servable import TensorSpec
+from headrace.servable import TensorSpec, held_bytes
+from headrace.tensors import STRING, Array
 
 _REST_VALUES, _REST_VALUES_AN_INPUT = 8192, 16
 """What a request may have beside its inputs' values: some milliseconds of parsing."""
@@ -31,6 +32,9 @@ _WRONG_INPUTS = 256
 if TYPE_CHECKING:
     from headrace.frontends.service import Service
     from headrace.loaded import LoadedVersion
+
+
+_RAW_AT_ONCE_BYTES = 1024 * 1024
 
 
 async def decode(
@@ -119,7 +123,42 @@ def _from_values(
 # ---- Answers ----
 
 
-async def print_values(answer: Answer, inference: JsonInference, lane: Lane) -> dict[str, msgspec.Raw]:
+def needs_slices(answer: Answer, inference: JsonInference) -> bool:
+    """Whether writing an answer takes so long that it is done in the lane."""
+    in_json, raw_size = [], 0
+    for spec, is_binary in inference.outputs:
+        tensor = answer.tensor(spec.name)
+        if not is_binary:
+            in_json.append(tensor)
+        else:
+            raw_size += held_bytes(tensor)
+    return raw_size > _RAW_AT_ONCE_BYTES or slices.needs_slices(in_json)
+
+
+async def encode_answer(
+    loaded: LoadedVersion, inference: JsonInference, answer: Answer, lane: Lane
+) -> HttpReply:
+    """Write an answer in slices; see ``infer_json.encode_answer``."""
+    printed = await _print_values(answer, inference, lane)
+    written = {
+        spec.name: await _raw_texts(answer.tensor(spec.name), lane)
+        for spec, is_binary in inference.outputs
+        if is_binary and spec.dtype == STRING
+    }
+    pieces, headers = infer_json.pieces_of(loaded, inference, answer, printed, written)
+    written.clear()
+    return HttpReply(await in_steps(slices.joined(pieces), lane), headers=headers)
+
+
+async def _raw_texts(texts: Array, lane: Lane) -> list[bytes | memoryview]:
+    raw = list[bytes | memoryview]()
+    for pieces in raw_texts(texts):
+        raw += pieces
+        await lane.breathe()
+    return raw
+
+
+async def _print_values(answer: Answer, inference: JsonInference, lane: Lane) -> dict[str, msgspec.Raw]:
     """Print the outputs that are asked for as JSON, in slices.
 
     Args:

@@ -36,9 +36,10 @@ from headrace.frontends.oip.tensors import (
     wire_shape,
 )
 from headrace.frontends.oip.typed import CONTENTS, writing_output
-from headrace.frontends.packing import WRITTEN_AT_ONCE, raw_texts_of
+from headrace.frontends.packing import is_large, is_large_raw, raw_bytes, raw_texts_of
+from headrace.frontends.slices import joined
 from headrace.frontends.templates import MOST_FIELDS, Span, Templates
-from headrace.frontends.wire_fields import LENGTH_DELIMITED, fields, length_prefix
+from headrace.frontends.wire_fields import AT_ONCE_BYTES, LENGTH_DELIMITED, fields, length_prefix
 from headrace.servable import (
     CheckedInputs,
     RowLayout,
@@ -160,6 +161,8 @@ class InferDecoder:
             HeadraceError: The request is wrong, or there is no such version.
         """
         request = protos.parse(InferRequest, message, counted=True)
+        if len(message) > AT_ONCE_BYTES:
+            yield  # parsing has copied it
         version = version_number(request.model_version)
         loaded = self._loaded(request.model_name, version)
         name = _signature_name(request.parameters)
@@ -259,11 +262,14 @@ def _tensors(request: protos.Message, signature: Signature, allowance: Allowance
         shape = wire_shape(tensor.name, tensor.shape)
         allowance.rows(shape[0] if shape else 0, tensor.name)
         refuse_texts(specs[tensor.name], tensor.datatype, shape)
-        found = WireTensor(tensor.name, tensor.datatype, shape, raw[index] if raw else b"")
+        values = raw[index] if raw else b""  # taken once only: each time is a copy
+        found = WireTensor(tensor.name, tensor.datatype, shape, values)
+        if len(values) > AT_ONCE_BYTES:
+            yield
         if not raw:
             found = found._replace(values=(yield from _typed_values(tensor, allowance)))
         elif found.datatype == BYTES:
-            found = found._replace(values=(yield from texts_of(found, raw[index], allowance)))
+            found = found._replace(values=(yield from texts_of(found, values, allowance)))
         tensors.append(found)
     return tensors
 
@@ -401,23 +407,25 @@ class AnswerWriter:
             The bytes; None where that would take long: then use ``writing``.
         """
         if self._typed:
-            if any(answer.tensor(name).size > WRITTEN_AT_ONCE for name in self._names):
+            if any(is_large(answer.tensor(name)) for name in self._names):
                 return None
             return self._base + self._typed_outputs(answer) + _id_field(request_id)
         parts = self._parts_of(answer)
         if len(parts) == 1 and not request_id:  # what most models and most clients are like
             name, row_bytes, before = parts[0]
-            if row_bytes is not None:
+            if row_bytes is not None and not is_large_raw(answer.rows, row_bytes):
                 return before + answer.raw(name, row_bytes)
         written = []
         for name, row_bytes, before in parts:
             written.append(before)
             if row_bytes is None:
                 tensor = answer.tensor(name)
-                if tensor.size > WRITTEN_AT_ONCE:
+                if is_large(tensor):
                     return None
                 strings = join_strings(tensor.ravel().tolist())
                 written += (length_prefix(_RAW_OUTPUTS, len(strings)), strings)
+            elif is_large_raw(answer.rows, row_bytes):
+                return None
             else:
                 written.append(answer.raw(name, row_bytes))
         return b"".join(written) + _id_field(request_id)
@@ -433,7 +441,7 @@ class AnswerWriter:
         Raises:
             Overloaded: All requests together would hold too many bytes.
         """
-        written: list[bytes] = []
+        written: list[bytes | memoryview] = []
         if self._typed:
             written.append(self._base)
             for spec in self._specs:
@@ -444,9 +452,10 @@ class AnswerWriter:
                 if row_bytes is None:
                     written += yield from raw_texts_of(_RAW_OUTPUTS, answer.tensor(name), allowance)
                 else:
-                    written.append(answer.raw(name, row_bytes))
+                    allowance.hold(row_bytes * answer.rows)
+                    written.append(raw_bytes(answer.tensor(name)))
         written.append(_id_field(request_id))
-        return b"".join(written)
+        return (yield from joined(written))
 
     def _parts_of(self, answer: Answer) -> tuple[_Part, ...]:
         # Where the model fixes the outputs' shapes, the number of rows says all but the values.

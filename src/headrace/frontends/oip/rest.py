@@ -22,7 +22,6 @@ from headrace.frontends.oip.infer_json import (
     recognise,
 )
 from headrace.frontends.oip.tensors import version_number
-from headrace.frontends.slices import needs_slices
 from headrace.frontends.wire_fields import AT_ONCE_BYTES, in_steps
 
 if TYPE_CHECKING:
@@ -87,11 +86,9 @@ def _inferring(service: Service) -> HttpHandler:
         if inference is None:
             loaded, inference = await _parsed(service, find, call, json_bytes)
         answer = await service.predict(loaded, inference.inputs, inference.deadline)
-        in_json = [answer.tensor(spec.name) for spec, is_binary in inference.outputs if not is_binary]
-        if needs_slices(in_json):
+        if large.needs_slices(answer, inference):
             async with service.lane as lane:
-                printed = await large.print_values(answer, inference, lane)
-            return encode_answer(loaded, inference, answer, printed)
+                return await large.encode_answer(loaded, inference, answer, lane)
         return encode_answer(loaded, inference, answer)
 
     return infer

@@ -7,7 +7,7 @@ all forms.
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from itertools import islice
 from struct import Struct
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar, cast
@@ -52,6 +52,8 @@ TEXT_BYTES = 41
 _NAMES_TOO_MANY = 100
 _SPREAD_BYTES = 256 * 1024
 _STEP = 1024
+_FEW = 32
+_STEP_BYTES = 256 * 1024
 _MOST_ELEMENTS = 1 << 48  # beyond any message, and within what NumPy can address
 
 
@@ -317,10 +319,14 @@ def gathering(strings: Sequence[bytes] | Array) -> Steps[Array]:
     """
     if isinstance(strings, np.ndarray):
         return strings
-    array = np.empty(len(strings), STRING)
-    for start in range(0, len(strings), _STEP):
-        array[start : start + _STEP] = strings[start : start + _STEP]
-        yield
+    array, size = np.empty(len(strings), STRING), 0
+    for start in range(0, len(strings), _FEW):
+        part = strings[start : start + _FEW]
+        array[start : start + _FEW] = part
+        size += _STEP_BYTES // _STEP * len(part) + sum(map(len, part))
+        if size >= _STEP_BYTES:
+            size = 0
+            yield
     return array
 
 
@@ -341,7 +347,8 @@ def splitting(field: str, raw: bytes, count: int) -> Steps[Array]:
     array = np.empty(count, STRING)
     while position < end:
         strings: list[bytes] = []
-        while position < end and len(strings) < _STEP:
+        enough = position + _STEP_BYTES
+        while position < end and position < enough and len(strings) < _STEP:
             start = position + _LENGTH.size
             position = start + _LENGTH.unpack_from(raw, position)[0] if start <= end else start
             if position > end:
@@ -411,6 +418,33 @@ def _wrong_count(field: str, count: int, got: object) -> InvalidRequest:
     return InvalidRequest(
         f"expected {count} strings for its shape, got {got}; make the shape and the data agree", field=field
     )
+
+
+def text_parts(texts: Array) -> Iterator[list[bytes]]:
+    """Cut texts into parts that are written at once; a long text is one alone.
+
+    Args:
+        texts: The texts, in an array of any shape.
+    """
+    flat = texts.ravel()
+    for start in range(0, len(flat), _STEP):
+        part, size = list[bytes](), 0
+        for text in flat[start : start + _STEP].tolist():
+            if part and size + len(text) > _STEP_BYTES:
+                yield part
+                part, size = [], 0
+            part.append(text)
+            size += len(text)
+        yield part
+
+
+def raw_texts(texts: Array) -> Iterator[list[bytes]]:
+    """Write texts in their raw form, in pieces that are made in small steps; a long one is not copied."""
+    for part in text_parts(texts):
+        if len(part) == 1:
+            yield [_LENGTH.pack(len(part[0])), part[0]]
+        else:
+            yield [join_strings(part)]
 
 
 def join_strings(strings: Iterable[bytes]) -> bytes:

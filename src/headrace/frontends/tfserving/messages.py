@@ -23,11 +23,12 @@ from headrace.frontends.oip.tensors import (
     is_spread_at_once,
     spread_inputs,
 )
-from headrace.frontends.packing import WRITTEN_AT_ONCE
+from headrace.frontends.packing import is_large, is_large_raw, raw_bytes
+from headrace.frontends.slices import joined
 from headrace.frontends.templates import MOST_FIELDS, Span, Templates
 from headrace.frontends.tfserving.specs import ModelChoice, answered, choice, find, find_signature
 from headrace.frontends.tfserving.tensors import TensorProto, read_tensor, write_tensor, writing_tensor
-from headrace.frontends.wire_fields import LENGTH_DELIMITED, fields, length_prefix
+from headrace.frontends.wire_fields import AT_ONCE_BYTES, LENGTH_DELIMITED, fields, length_prefix
 from headrace.servable import CheckedInputs, RowLayout, Shape, Signature, spread_columns
 from headrace.tensors import BY_DTYPE, Buffer
 
@@ -126,6 +127,8 @@ class PredictDecoder:
             HeadraceError: The request is wrong, or there is no such version.
         """
         request = protos.parse(PredictRequest, message, counted=True)
+        if len(message) > AT_ONCE_BYTES:
+            yield  # parsing has copied it
         chosen = choice(request)
         loaded = find(self._service, chosen)
         signature = find_signature(loaded, chosen.signature)
@@ -271,10 +274,12 @@ class AnswerWriter:
         for name, row_bytes, prefix in self._parts_of(answer):
             if row_bytes is None:
                 tensor = answer.tensor(name)
-                if tensor.size > WRITTEN_AT_ONCE:
+                if is_large(tensor):
                     return None
                 response = PredictResponse(outputs={name: write_tensor(tensor)})
                 written.append(response.SerializeToString())
+            elif is_large_raw(answer.rows, row_bytes):
+                return None
             else:
                 written += (prefix, answer.raw(name, row_bytes))
         written.append(self._tail)
@@ -290,15 +295,16 @@ class AnswerWriter:
         Raises:
             Overloaded: All requests together would hold too many bytes.
         """
-        written: list[bytes] = []
+        written: list[bytes | memoryview] = []
         for name, row_bytes, prefix in self._parts_of(answer):
             if row_bytes is None:
                 pieces = yield from writing_tensor(answer.tensor(name), allowance)
                 written += (_entry_prefix(name, sum(map(len, pieces))), *pieces)
             else:
-                written += (prefix, answer.raw(name, row_bytes))
+                allowance.hold(row_bytes * answer.rows)
+                written += (prefix, raw_bytes(answer.tensor(name)))
         written.append(self._tail)
-        return b"".join(written)
+        return (yield from joined(written))
 
     def _parts_of(self, answer: Answer) -> tuple[_Part, ...]:
         tensors = answer.outputs.tensors

@@ -140,6 +140,8 @@ def read_columns(
     columns = [Column(spec, allowance) for spec in signature.inputs]
     for index, (start, stop) in enumerate(zip(given.starts, given.stops, strict=True)):
         features = yield from _parse(message[start:stop], allowance)
+        if stop - start > AT_ONCE_BYTES:
+            yield
         said = [_values(features, column.spec.name) for column in columns]
         allowance.values(sum([1 if values is None else len(values) for values in said]), "input")
         for column, values in zip(columns, said, strict=True):
@@ -160,6 +162,7 @@ def _parse(example: bytes, allowance: Allowance) -> Steps[Mapping[str, protos.Me
         for values in counted(example, _FORM):
             allowance.values(values, "input")
             yield
+        yield  # parsing a large one copies it, as cutting it out has
     features: Mapping[str, protos.Message] = protos.parse(_Example, example, counted=True).features.feature
     return features
 

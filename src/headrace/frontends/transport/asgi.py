@@ -44,6 +44,7 @@ from headrace.frontends.transport.grpc_framing import (
     Opening,
     error_headers,
     frame,
+    frame_prefix,
     one_message,
     opening,
     plain_message,
@@ -63,6 +64,7 @@ _GRPC_OK = {"type": "http.response.trailers", "headers": [(b"grpc-status", b"0")
 _NO_BODY = {"type": "http.response.body", "body": b"", "more_body": False}
 # What smaller bodies are parsed to is within what each open request counts with anyway.
 _COUNTED_FROM_BYTES = 16_384
+_FRAMED_BYTES = 1024 * 1024
 _TIMEOUT_HEADER = b"x-request-timeout-ms"
 # HTTP/2 says it in a frame of the server's under the application, which drops this header there.
 _CLOSE = ((b"connection", b"close"),)
@@ -199,7 +201,11 @@ class Application:
         if self._holding is not None:
             await self._holding.wait()
         await send(_GRPC_START)
-        await send({"type": "http.response.body", "body": frame(reply), "more_body": False})
+        if len(reply) > _FRAMED_BYTES:  # not copied once more, behind its prefix
+            await send({"type": "http.response.body", "body": frame_prefix(reply), "more_body": True})
+            await send({"type": "http.response.body", "body": reply, "more_body": False})
+        else:
+            await send({"type": "http.response.body", "body": frame(reply), "more_body": False})
         await send(_GRPC_OK)
 
     async def _stream(self, handler: StreamHandler, headers: Headers, receive: Receive, send: Send) -> None:

@@ -38,7 +38,12 @@ Header = tuple[bytes, bytes]
 
 def frame(message: bytes) -> bytes:
     """Put the prefix of an uncompressed message in front of it."""
-    return _PREFIX.pack(0, len(message)) + message
+    return frame_prefix(message) + message
+
+
+def frame_prefix(message: bytes) -> bytes:
+    """The prefix of an uncompressed message."""
+    return _PREFIX.pack(0, len(message))
 
 
 def plain_message(body: bytes) -> bytes | None:

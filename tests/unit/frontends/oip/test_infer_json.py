@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 import numpy as np
 import pytest
 
 from headrace.batching.request import Answer, BatchOutputs, Timings
+from headrace.config import Limits
 from headrace.errors import HeadraceError, InvalidRequest, Unsupported
-from headrace.frontends.oip.infer_json import JSON_LENGTH_HEADER, JsonInference, encode_answer, recognise
+from headrace.frontends.allowance import Allowance
+from headrace.frontends.calls import Account, HttpCall, HttpReply
+from headrace.frontends.lane import Lane
+from headrace.frontends.oip import large
+from headrace.frontends.oip.infer_json import (
+    JSON_LENGTH_HEADER,
+    JsonInference,
+    encode_answer,
+    parse,
+    recognise,
+)
+from headrace.frontends.oip.tensors import run
 from headrace.servable import Signature
 from headrace.tensors import Array
 from tests.unit.frontends.decoding import decode_body
@@ -373,3 +387,55 @@ def test_numbers_that_are_slow_to_parse_are_numbers() -> None:
     body = b'{"inputs":[{"name":"x","datatype":"FP64","shape":[9],"data":[' + b"1e-320," * 8 + b"2]}]}"
     (column,) = decode_body(echo("FP64"), body, None).inputs.columns
     assert np.frombuffer(column).tolist() == [1e-320] * 8 + [2]
+
+
+def _in_slices(loaded: LoadedDouble, inference: JsonInference, answer: Answer) -> tuple[HttpReply, int]:
+    """A large answer, and how often others had their turn while it was written."""
+    lane, turns = Lane(), 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def write() -> HttpReply:
+        counting = asyncio.create_task(count())
+        async with lane:
+            reply = await large.encode_answer(loaded, inference, answer, lane)
+        counting.cancel()
+        return reply
+
+    with patch("headrace.frontends.lane._SLICE_SECONDS", 0.0):
+        return asyncio.run(write()), turns
+
+
+@pytest.mark.parametrize("texts", [[b"w" * 40_000] * 50, [b"w" * 2_000_000], [b"a", b"b" * 2_000_000, b""]])
+@pytest.mark.parametrize("binary_names", [["s", "y"], ["s"], ["y"], []])
+def test_a_large_answer_is_written_in_slices_as_it_would_be_at_once(
+    texts: list[bytes], binary_names: list[str]
+) -> None:
+    signature = Signature("serving_default", (spec("x", "FP32"),), (spec("y", "FP32", 2), spec("s", "BYTES")))
+    loaded = LoadedDouble(signature, lambda inputs: {})
+    outputs = [{"name": name, "parameters": {"binary_data": name in binary_names}} for name in ("y", "s")]
+    inference = decode(loaded, body("FP32", [1], [1], outputs=outputs))
+    answer = answer_of(y=np.ones((len(texts), 2), np.float32), s=np.array(texts, object))
+    at_once = encode_answer(loaded, inference, answer)
+    assert large.needs_slices(answer, inference)
+    reply, turns = _in_slices(loaded, inference, answer)
+    assert (reply.body, reply.headers) == (at_once.body, at_once.headers)
+    assert turns > 20
+
+
+def test_raw_numbers_of_a_body_count_as_held_each_time_they_are_copied_out_of_it() -> None:
+    loaded, raw = echo("FP32", None), np.ones(10_000, np.float32).tobytes()
+    text, length = binary("FP32", [1, 10_000], raw)
+    for known in (False, True):
+        call = HttpCall("POST", "", {}, body=text)
+        call.account = Account(lambda size: None, len(text))
+        found = recognise(loaded, call, int(length))
+        assert (found is not None) == known
+        if not known:
+            allowance = Allowance.of(Limits(), call, text)
+            run(parse(lambda: loaded, call, int(length), 9, allowance))
+        assert call.account.held == len(text) + len(raw)

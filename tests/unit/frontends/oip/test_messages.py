@@ -15,8 +15,9 @@ from headrace.config import Limits
 from headrace.errors import HeadraceError, InvalidRequest, NotFound, Unsupported
 from headrace.frontends import protos
 from headrace.frontends.allowance import Allowance
+from headrace.frontends.calls import Account
 from headrace.frontends.oip.messages import InferDecoder, Inference, InferRequest, InferResponse
-from headrace.frontends.oip.tensors import run
+from headrace.frontends.oip.tensors import run, splitting
 from headrace.servable import Signature
 from headrace.tensors import Array
 from tests.unit.frontends.decoding import infer
@@ -307,6 +308,34 @@ def test_outputs_come_in_the_order_asked_for_strings_included() -> None:
         assert [output.name for output in response.outputs] == ["s", "n"]
         assert list(response.outputs[1].shape) == [1, width]
         assert list(response.raw_output_contents) == [b"\3\0\0\0ab\0", numbers.tobytes()]
+
+
+@pytest.mark.parametrize("texts", [[b"w" * 40_000] * 50, [b"w" * 2_000_000], [b"a", b"b" * 2_000_000, b""]])
+@pytest.mark.parametrize("typed", [False, True])
+def test_a_few_long_texts_are_written_in_steps(texts: list[bytes], typed: bool) -> None:
+    loaded = echo("BYTES")
+    request = one("BYTES", [1], **({"bytes_contents": [b""]} if typed else {}))
+    if not typed:
+        request.raw_input_contents.append(bytes(4))
+    writer = infer(decoder(loaded), request.SerializeToString()).writer
+    answer = answer_of(y=np.array(texts, object))
+    assert writer.write(answer) is None
+    assert len(list(writer.writing(answer, "", Allowance(Limits(), 0)))) >= 5
+    response = InferResponse.FromString(run(writer.writing(answer, "", Allowance(Limits(), 0))))
+    if typed:
+        assert list(response.outputs[0].contents.bytes_contents) == texts
+    else:
+        assert run(splitting("y", response.raw_output_contents[0], len(texts))).tolist() == texts
+
+
+def test_many_numbers_are_written_in_steps_and_count_as_held() -> None:
+    writer = infer(decoder(), message().SerializeToString()).writer
+    values = np.arange(600_000, dtype=np.float32).reshape(-1, 1)
+    account = Account(lambda size: None)
+    assert writer.write(answer_of(p=values)) is None
+    written = run(writer.writing(answer_of(p=values), "", Allowance(Limits(), 0, account)))
+    assert list(InferResponse.FromString(written).raw_output_contents) == [values.tobytes()]
+    assert account.held == values.nbytes
 
 
 def test_writers_and_heads_do_not_take_endless_memory() -> None:
