@@ -220,6 +220,15 @@ def test_a_few_short_rows_are_filled_up(ask: Any) -> None:
     assert ask(wide(), [[], [1], [2, 3]]) == [1, 1, 1]
 
 
+@pytest.mark.parametrize("ask", [predict_rows, regress_rows, infer_rows])
+def test_short_rows_that_came_as_they_are_never_told_to_come_uncompressed(ask: Any) -> None:
+    """How few bytes a plain body has says nothing of compression, however much is put in."""
+    assert ask(wide(), [[1], *[[]] * 20]) == [1] * 21
+    with pytest.raises(TooLarge, match=r"^x: .*\(limits\.max_values\).*; send fewer rows at once") as refused:
+        ask(wide(), [[1], *[[]] * 1_800])
+    assert "compress" not in refused.value.message
+
+
 def test_what_a_large_body_spreads_is_held_while_it_is_answered() -> None:
     specs = (
         TensorSpec("user", np.dtype(np.float32), (100,), context=True),
