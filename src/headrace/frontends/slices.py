@@ -64,7 +64,9 @@ def joined(parts: list[bytes | memoryview]) -> Generator[None, None, bytes]:
     Args:
         parts: The parts.
     """
-    whole, written = BytesIO(), 0  # what it grew to becomes the bytes: nothing is copied again
+    # What it is made with is written over, and becomes the bytes: nothing is copied again. Growing would copy
+    # it several times where the system has no pages to move.
+    whole, written = BytesIO(bytes(sum(map(len, parts)))), 0
     for index, part in enumerate(parts):
         view = memoryview(part)
         for start in range(0, len(view), _JOINED_BYTES):

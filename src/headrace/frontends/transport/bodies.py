@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
-from io import BytesIO
 from typing import Any
 
 from headrace.config import Limits
 from headrace.errors import Cancelled, DeadlineExceeded, Overloaded, TooLarge
 from headrace.frontends.calls import Account
+from headrace.frontends.slices import joined
 
 Event = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Event]]
 
 
 _DIGITS_OF_63_BITS = 19
+_JOINED_AT_ONCE_BYTES = 1024 * 1024
 
 
 def announced_bytes(content_length: bytes) -> int:
@@ -153,20 +154,22 @@ class Bodies:
 
         What has arrived is held while the rest is on its way: many slow bodies cost as much as many at once.
         """
-        gathered, size, complete = BytesIO(), 0, False
+        chunks, size, complete = [first], 0, False
         try:
             self.hold(len(first))
-            size = gathered.write(first)
+            size = len(first)
             async with asyncio.timeout(self.limits.body_timeout_seconds):
                 while True:
                     if event["type"] == "http.disconnect":
                         raise Cancelled("the client left before its request had arrived")
                     chunk: bytes = event.get("body", b"")
                     self.hold(len(chunk), size)
-                    size += gathered.write(chunk)
+                    size += len(chunk)
+                    chunks.append(chunk)
                     if not event.get("more_body"):
+                        whole = b"".join(chunks) if size <= _JOINED_AT_ONCE_BYTES else await _joined(chunks)
                         complete = True
-                        return gathered.getvalue()  # what it grew to, not a copy
+                        return whole
                     event = await receive()
         except TimeoutError:
             raise DeadlineExceeded(
@@ -204,3 +207,16 @@ class Bodies:
                 yield chunk
             if not event.get("more_body"):
                 return
+
+
+async def _joined(chunks: list[bytes]) -> bytes:
+    """Join many bytes piece by piece, with others answered in between."""
+    steps = joined([*chunks])
+    chunks.clear()
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            whole: bytes = end.value
+            return whole
+        await asyncio.sleep(0)

@@ -320,8 +320,8 @@ def test_a_few_long_texts_are_written_in_steps(texts: list[bytes], typed: bool) 
     writer = infer(decoder(loaded), request.SerializeToString()).writer
     answer = answer_of(y=np.array(texts, object))
     assert writer.write(answer) is None
-    assert len(list(writer.writing(answer, "", Allowance(Limits(), 0)))) >= 5
-    response = InferResponse.FromString(run(writer.writing(answer, "", Allowance(Limits(), 0))))
+    assert len(list(writer.writing(answer, "", Allowance(Limits())))) >= 5
+    response = InferResponse.FromString(run(writer.writing(answer, "", Allowance(Limits()))))
     if typed:
         assert list(response.outputs[0].contents.bytes_contents) == texts
     else:
@@ -333,7 +333,7 @@ def test_many_numbers_are_written_in_steps_and_count_as_held() -> None:
     values = np.arange(600_000, dtype=np.float32).reshape(-1, 1)
     account = Account(lambda size: None)
     assert writer.write(answer_of(p=values)) is None
-    written = run(writer.writing(answer_of(p=values), "", Allowance(Limits(), 0, account)))
+    written = run(writer.writing(answer_of(p=values), "", Allowance(Limits(), account)))
     assert list(InferResponse.FromString(written).raw_output_contents) == [values.tobytes()]
     assert account.held == values.nbytes
 

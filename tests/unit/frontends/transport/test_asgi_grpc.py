@@ -52,6 +52,18 @@ def test_a_unary_call_is_answered_however_its_body_comes(server: Server, events:
     assert server.held_bytes == 0
 
 
+def test_a_large_answer_is_not_copied_behind_its_prefix(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.frontends.transport.asgi._FRAMED_BYTES", 99)
+    text = b"w" * 100
+    response = server.grpc(body(message(text)))
+    assert response.grpc == (0, "")
+    assert response.messages == [text]
+    assert [len(event["body"]) for event in response.sent if "body" in event] == [5, len(text)]
+    assert server.held_bytes == 0
+
+
 def test_empty_messages_are_messages(server: Server) -> None:
     assert server.grpc(body(message(b""))).messages == [b""]
 
