@@ -1,4 +1,4 @@
-"""The lane: one heavy decoding or encoding at a time, in slices, with everybody else answered in between."""
+"""The lane: heavy decoding and encoding in slices, one at a time, with everybody else answered in between."""
 
 from __future__ import annotations
 
@@ -9,25 +9,34 @@ _SLICE_SECONDS = 0.001
 # A request takes several turns of the event loop from its arrival to its answer: there are as many after each
 # slice, so that whoever waits gets all the way through.
 _TURNS = 4
+_LIGHT_SLICES = 20
+"""What needs no more slices never waits for the end of anything; of what needs more, there is one at a time,
+as it may hold a hundred bytes for each byte that came."""
 
 
 class Lane:
-    """A queue with one place: first come, first served. Serving thread only.
+    """A place for one, which those who share it take in turns of a slice each. Serving thread only.
+
+    So between two turns of everybody else there is one slice, however many are in the lane; and what needs
+    few slices does not wait for the end of what needs many.
 
     Use it as an asynchronous context manager; inside it, await ``breathe`` between short steps. Small bodies
     never see it.
     """
 
-    __slots__ = ("_lock", "_until")
+    __slots__ = ("_heavy", "_place", "_slices", "_until")
 
     def __init__(self) -> None:
         """A lane that is free."""
-        self._lock = asyncio.Lock()
+        self._place = _Place()
+        self._heavy = _Place()
+        self._slices: dict[asyncio.Task[object] | None, int] = {}
         self._until = 0.0
 
     async def __aenter__(self) -> Lane:
         """Wait for one's turn."""
-        await self._lock.acquire()
+        await self._place.take()
+        self._slices[asyncio.current_task()] = 0
         self._until = 0.0  # others go on after the first step: the one before may have left without a pause
         return self
 
@@ -36,16 +45,53 @@ class Lane:
 
         It still holds bytes of the budget, and must not refuse those who ask for some meanwhile.
         """
-        self._lock.release()
+        del self._slices[asyncio.current_task()]
+        self._heavy.give()
+        self._place.give()
         if kind is None:
             await self._let_others_go_on()
 
     async def breathe(self) -> None:
         """Let others go on, if this one has had a slice of time."""
-        if perf_counter() >= self._until:
-            await self._let_others_go_on()
-            self._until = perf_counter() + _SLICE_SECONDS
+        if perf_counter() < self._until:
+            return
+        await self._let_others_go_on()
+        task = asyncio.current_task()
+        self._slices[task] += 1
+        if self._slices[task] == _LIGHT_SLICES:
+            self._place.give()
+            await self._heavy.take()
+            await self._place.take()
+        elif self._place.waiting:
+            self._place.give()
+            await self._place.take()
+        self._until = perf_counter() + _SLICE_SECONDS
 
     async def _let_others_go_on(self) -> None:
         for _ in range(_TURNS):
             await asyncio.sleep(0)
+
+
+class _Place:
+    """A lock that knows who holds it: first come, first served."""
+
+    __slots__ = ("_holder", "_lock", "waiting")
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._holder: asyncio.Task[object] | None = None
+        self.waiting = 0
+
+    async def take(self) -> None:
+        self.waiting += 1
+        try:
+            await self._lock.acquire()
+        finally:
+            self.waiting -= 1
+        self._holder = asyncio.current_task()
+
+    def give(self) -> None:
+        """Give it back if this task holds it, which it does not if it was cancelled while it waited."""
+        if self._holder is asyncio.current_task():
+            self._holder = None
+            self._lock.release()

@@ -14,22 +14,91 @@ from headrace.frontends.oip.tensors import run
 from headrace.frontends.slices import joined
 
 
-def test_one_at_a_time_first_come_first_served() -> None:
+def busy(seconds: float) -> None:
+    until = perf_counter() + seconds
+    while perf_counter() < until:
+        pass
+
+
+def test_one_at_a_time_in_the_order_in_which_they_came() -> None:
     lane, events = Lane(), []
 
-    async def heavy(name: str) -> None:
+    async def light(name: str) -> None:
         async with lane:
             events.append(f"{name} begins")
-            for _ in range(3):
-                await lane.breathe()
-                await asyncio.sleep(0)
+            await asyncio.sleep(0)
             events.append(f"{name} ends")
 
     async def all_of_them() -> None:
-        await asyncio.gather(*[heavy(name) for name in "abc"])
+        await asyncio.gather(*[light(name) for name in "abc"])
 
     asyncio.run(all_of_them())
     assert events == ["a begins", "a ends", "b begins", "b ends", "c begins", "c ends"]
+
+
+def test_who_needs_little_does_not_wait_for_the_end_of_who_needs_much() -> None:
+    lane, ended = Lane(), []
+
+    async def heavy(name: str, steps: int) -> None:
+        async with lane:
+            for _ in range(steps):
+                busy(0.002)
+                await lane.breathe()
+            ended.append(name)
+
+    async def all_of_them() -> None:
+        await asyncio.gather(heavy("a", 20), heavy("b", 10), heavy("c", 2))
+
+    asyncio.run(all_of_them())
+    assert ended == ["c", "b", "a"]
+
+
+def test_of_those_who_need_much_one_goes_on_at_a_time() -> None:
+    lane, begun, ended = Lane(), [], []
+
+    async def heavy(name: str) -> None:
+        async with lane:
+            for step in range(60):
+                busy(0.0012)
+                if step == 40:
+                    begun.append(name)
+                await lane.breathe()
+            ended.append(name)
+
+    async def all_of_them() -> None:
+        await asyncio.gather(*[heavy(name) for name in "abc"])
+        async with lane:
+            pass
+
+    asyncio.run(all_of_them())
+    assert begun == ended == ["a", "b", "c"]
+
+
+def test_who_is_cancelled_while_it_is_anothers_turn_does_not_end_that_turn() -> None:
+    lane, inside, most = Lane(), 0, 0
+
+    async def heavy() -> None:
+        nonlocal inside, most
+        async with lane:
+            for _ in range(50):
+                inside += 1
+                most = max(most, inside)
+                busy(0.0012)
+                inside -= 1
+                await lane.breathe()
+
+    async def all_of_them() -> None:
+        tasks = [asyncio.create_task(heavy()) for _ in range(4)]
+        for task in tasks[:3]:
+            await asyncio.sleep(0.01)
+            task.cancel()
+        await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 10)
+        async with lane:  # it is free again
+            pass
+        assert not tasks[3].cancelled()
+
+    asyncio.run(all_of_them())
+    assert most == 1
 
 
 def test_others_get_several_turns_after_each_slice_of_time() -> None:
@@ -45,9 +114,7 @@ def test_others_get_several_turns_after_each_slice_of_time() -> None:
         beside = asyncio.create_task(neighbour())
         async with lane:
             for _ in range(5):
-                until = perf_counter() + 0.002
-                while perf_counter() < until:
-                    pass
+                busy(0.002)
                 await lane.breathe()
                 at_slices.append(turns)
         beside.cancel()
