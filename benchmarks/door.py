@@ -75,7 +75,8 @@ def _attacks() -> Iterator[tuple[str, bytes]]:
         ),
     )
     yield "64 MB of texts, legal", large_text(64 * _MEGABYTE - 4096)
-    yield "64 MB of numbers, legal", large_numbers(64 * _MEGABYTE - 4096, 1000)
+    for form in ("rows", "columns", "flat", "nested"):
+        yield f"64 MB, a million numbers, legal, {form}", large_numbers(64 * _MEGABYTE - 4096, form)
 
 
 def _many_inputs(count: int) -> bytes:

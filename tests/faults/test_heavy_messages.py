@@ -15,7 +15,9 @@ from tests.faults.still_serves import MODEL, does_it_still_serve, grpc_calls, in
 from tests.model_directories import write
 from tests.running_server import RunningServer
 
-MOST_WAIT_SECONDS = 0.5
+# A message that jams the door does so for seconds, and each time; a busy machine makes others wait once.
+MOST_WAIT_SECONDS = 1.0
+TRIES = 3
 MOST_GROWTH_BYTES = 200 * 2**20
 
 
@@ -73,9 +75,13 @@ def test_heavy_messages_get_their_answers_and_hold_up_nobody(
     with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}", options) as channel:
         before = server.rss_bytes()
         for heavy in heavy_messages():
-            with Neighbour(server) as neighbour:
-                status = _status(channel.unary_unary(heavy.method), heavy.message, compression)
-            assert status in heavy.expected, heavy.name
-            assert neighbour.longest_seconds < MOST_WAIT_SECONDS, heavy.name
+            for _ in range(TRIES):
+                with Neighbour(server) as neighbour:
+                    status = _status(channel.unary_unary(heavy.method), heavy.message, compression)
+                assert status in heavy.expected, heavy.name
+                if neighbour.longest_seconds < MOST_WAIT_SECONDS:
+                    break
+            else:
+                pytest.fail(f"beside {heavy.name}, a neighbour waited {neighbour.longest_seconds:.1f} s")
         assert server.rss_bytes() - before < MOST_GROWTH_BYTES
     does_it_still_serve(server)

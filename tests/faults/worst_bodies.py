@@ -19,7 +19,9 @@ SIZE = 64 * 1024
 _PREDICT = "/v1/models/half_plus_two:predict"
 _WORDS = "/v1/models/words:predict"
 _WIDE = "/v1/models/wide:predict"
+_WIDE_INFER = "/v2/models/wide/infer"
 _WIDE_VALUES = 64
+_LARGE_ROWS = 15_000
 _INFER = "/v2/models/half_plus_two/infer"
 _HALFWAY = b"20749139528992099900e281"  # half between two doubles: each digit counts
 
@@ -117,7 +119,7 @@ def large_text(size: int) -> bytes:
     return http_request(_WORDS, json.dumps({"instances": [text] * 1000}).encode())
 
 
-def large_binary_texts(size: int) -> bytes:
+def too_many_binary_texts(size: int) -> bytes:
     """A million texts in raw form: more rows than a queue takes, which is seen once they are decoded."""
     count = 1_000_000
     text = b"w" * (size // count - 4)
@@ -133,7 +135,21 @@ def large_binary_texts(size: int) -> bytes:
     return http_request("/v2/models/words/infer", head + raw, length)
 
 
-def large_numbers(size: int, rows: int) -> bytes:
-    """A legal request of many numbers, written with many digits and spaces."""
-    one = b"0.12345678901234567".ljust(size // rows - 1)
-    return http_request(_PREDICT, b'{"instances":[' + b",".join([one] * rows) + b"]}")
+def large_numbers(size: int, form: str) -> bytes:
+    """A legal request of a million numbers, nearly as many as a request may have.
+
+    Args:
+        size: How large it is: spaces fill it up.
+        form: "rows" or "columns" of TensorFlow Serving's API, "flat" or "nested" of the other.
+    """
+    values = _LARGE_ROWS * _WIDE_VALUES
+    one = b"0.12345678901234567".ljust(size // values - 2)
+    row = b"[" + b",".join([one] * _WIDE_VALUES) + b"]"
+    start = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[%d,%d],"data":[' % (_LARGE_ROWS, _WIDE_VALUES)
+    path, start, unit, end = {
+        "rows": (_WIDE, b'{"instances":[', row, b"]}"),
+        "columns": (_WIDE, b'{"inputs":[', row, b"]}"),
+        "flat": (_WIDE_INFER, start, row[1:-1], b"]}]}"),
+        "nested": (_WIDE_INFER, start, row, b"]}]}"),
+    }[form]
+    return http_request(path, start + b",".join([unit] * _LARGE_ROWS) + end)
