@@ -1,117 +1,186 @@
-"""The door: how long one hostile request holds up a neighbour, and how much memory it takes.
+"""The door: what one hostile request costs others, in time and in memory, and what a large legal one does.
 
-Stall is the longest time that a neighbour's small request took meanwhile; peak is what the process held at
-the most, beside what it held before. `PYTHONPATH` says which headrace is started, so that two can be
-compared: `PYTHONPATH=OTHER/src python -m benchmarks.door`.
+Each kind is sent to a server of its own, large legal ones three times. Stall is the longest time that a
+neighbour's small request took meanwhile, on a connection of its own; memory is what the process held at the
+most, beside what it held before; refused is how many of the neighbour's requests were not answered with 200.
+A server that has not answered after 60 s, or takes more than 6 GB, is ended: `>` stands before its figures.
 """
 
 from __future__ import annotations
 
-import gzip
-import json
+import argparse
+import multiprocessing
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmarks.door_requests import MEGABYTE, MOST_SECONDS, Line, hostile_lines
+from benchmarks.large_bodies import legal_lines
+from tests.conformance.ctr_models import LARGE
+from tests.conformance.ctr_models import write as write_clicks
+from tests.faults.heavy import WORDS
 from tests.faults.neighbours import Connection, percentile, sending, waits
-from tests.faults.still_serves import MODEL, http_request
-from tests.faults.worst_bodies import GOOD, WORST, Worst, large_numbers, large_text, write_models
+from tests.faults.still_serves import MODEL, predict_request
+from tests.faults.worst_bodies import GOOD, WORST, write_models
 from tests.model_directories import affine, write
 from tests.running_server import RunningServer
 
 if TYPE_CHECKING:
     from benchmarks.rounds import Effort
 
-_MOST_SECONDS = 20.0
-_MEGABYTE = 1 << 20
-_LARGE = 60 * _MEGABYTE
+_MOST_BYTES = 6 * 1024 * MEGABYTE
+_LOOK_SECONDS = 0.005
+_OK = 200
+_FORK = multiprocessing.get_context("fork")
 
 
-def run(effort: Effort) -> None:
-    """Send each attack once to a server of its own, then the worst 64 KB bodies from four connections.
+class Server(RunningServer):
+    """A server without the options that only the newest has: any headrace may be measured."""
+
+    common = ()
+
+
+@dataclass
+class Cost:
+    """What a request cost others.
+
+    Attributes:
+        status: What was answered to it.
+        stall_seconds: The neighbour's longest wait.
+        peak_bytes: What the process held beside what it held before.
+        asked: How many requests of the neighbour were sent.
+        refused: How many of them got something else than 200.
+        ended: Whether the server was ended because it took too long, or too much.
+    """
+
+    status: str = "none"
+    stall_seconds: float = 0.0
+    peak_bytes: int = 0
+    asked: int = 0
+    refused: int = 0
+    ended: bool = False
+
+
+def run(effort: Effort, names: tuple[str, ...] = ()) -> None:
+    """Print the table: what is hostile, what is large and legal, and four connections' worst small bodies.
 
     Args:
-        effort: How much measuring is done; the attacks are sent once however much that is.
+        effort: How much measuring is done; what costs seconds is sent once however much that is.
+        names: Parts of the names of what is sent; everything if empty.
     """
     with tempfile.TemporaryDirectory() as directory:
         models = Path(directory) / "models"
-        write(models, MODEL, 1, affine(1.0, 1.0))
-        write_models(models)
-        for name, request in _attacks():
-            stall, peak, status = _once(models, request)
-            print(
-                f"  {name:42} {len(request) / 1024:9.0f} KiB  {status:>7}  stall {stall:6.2f} s  "
-                f"peak {peak / _MEGABYTE:5.0f} MB",
-                flush=True,
-            )
-        with RunningServer(models, "--allow-code") as server:
-            for one in (*GOOD, *WORST):
-                for how, request in (("", one.request()), (", gzip", one.packed(_MEGABYTE))):
-                    with sending(server.http_port, [request]) as statuses:
-                        waited = waits(server.http_port, min(1.0, effort.seconds))
-                    print(
-                        f"  4 × {one.name + how:38} {len(request) / 1024:9.0f} KiB  {max(statuses):>7}  "
-                        f"p99 {percentile(waited, 0.99) * 1000:7.1f} ms",
-                        flush=True,
-                    )
+        _write_models(models)
+        for times, kinds in ((1, hostile_lines()), (3, legal_lines())):
+            for name, made in kinds:
+                if _wanted(name, names):
+                    _print_line(name, models, made, times)
+        if _wanted("4 × 64 KB", names):
+            _print_worst(models, min(1.0, effort.seconds))
 
 
-def _attacks() -> Iterator[tuple[str, bytes]]:
-    by_name = {one.name: one for one in WORST}
-    yield "65 lists, then escaped quotes", by_name["escaped quotes in deep lists"].request()
-    lists = Worst("", "/v1/models/pair:predict", b'{"inputs":{"a":[', b"[],", b'],"b":[1]}}')
-    yield "60 MiB of empty lists", lists.request(_LARGE)
-    yield "60 MiB of empty lists, gzip", lists.packed(_LARGE)
-    yield "numbers like 1e-320", by_name["tiny numbers"].request()
-    yield "numbers like 1e-320, gzip", by_name["tiny numbers"].packed(_MEGABYTE)
-    yield "20,000 inputs, the last two of one name", _many_inputs(20_000)
-    yield (
-        "60 MiB of zeros, gzip",
-        http_request(
-            "/v1/models/half_plus_two:predict", gzip.compress(bytes(_LARGE)), "content-encoding: gzip"
-        ),
+def _wanted(name: str, names: tuple[str, ...]) -> bool:
+    return not names or any(part in name for part in names)
+
+
+def _write_models(models: Path) -> None:
+    write(models, MODEL, 1, affine(1.0, 1.0))
+    write_models(models)
+    write(models, "ages", 1, WORDS, '[signature]\nkind = "regress"\n')
+    (models / "clicks" / "1").mkdir(parents=True)
+    write_clicks(models / "clicks" / "1", "lr", LARGE)
+
+
+def _print_line(name: str, models: Path, made: Callable[[], Line], times: int) -> None:
+    line = made()
+    server = Server(models, "--allow-code")
+    with server:
+        waits(server.http_port, 0.2)
+        costs = [_cost(server, line) for _ in range(times)]
+        if server.process.poll() is None:
+            server.kill()
+    more = "> " if any(cost.ended for cost in costs) else ""
+    stalls = ", ".join(f"{cost.stall_seconds:.2f}" for cost in costs)
+    peak = max(cost.peak_bytes for cost in costs) / MEGABYTE
+    refused, asked = (sum(getattr(cost, what) for cost in costs) for what in ("refused", "asked"))
+    said = f"{refused} of {asked}" if refused else "0"
+    print(
+        f"| {name} | {_size(line.wire_bytes)} | {costs[0].status} | {more}{stalls} s "
+        f"| {more}{peak:.0f} MB | {said} |",
+        flush=True,
     )
-    yield "64 MB of texts, legal", large_text(64 * _MEGABYTE - 4096)
-    for form in ("rows", "columns", "flat", "nested"):
-        yield f"64 MB, a million numbers, legal, {form}", large_numbers(64 * _MEGABYTE - 4096, form)
 
 
-def _many_inputs(count: int) -> bytes:
-    names = [*(f"x{index}" for index in range(count - 2)), "same", "same"]
-    inputs = [{"name": name, "datatype": "FP32", "shape": [1], "data": [1]} for name in names]
-    return http_request("/v2/models/half_plus_two/infer", json.dumps({"inputs": inputs}).encode())
+def _size(count: int) -> str:
+    if count < 1024:
+        return f"{count} B"
+    return f"{count / 1024:.0f} KiB" if count < MEGABYTE else f"{count / MEGABYTE:.1f} MiB"
 
 
-def _once(models: Path, request: bytes) -> tuple[float, int, str]:
-    with RunningServer(models, "--allow-code") as server:
-        before, peak, ended = server.rss_bytes(), 0, threading.Event()
-        statuses: list[int] = []
+def _cost(server: RunningServer, line: Line) -> Cost:
+    """Send it from a process of its own, so that a neighbour waits for nothing but the server."""
+    statuses: SimpleQueue[str] = _FORK.SimpleQueue()
+    sender = _FORK.Process(target=lambda: statuses.put(line.call(server)))
+    cost, ended = Cost(), threading.Event()
+    connection = Connection(server.http_port, MOST_SECONDS)
+    connection.send(predict_request(MODEL, [1.0]))
+    sender.start()
+    watcher = threading.Thread(target=_watch, args=(server, cost, sender.is_alive, ended))
+    watcher.start()
+    while not ended.is_set():
+        started = time.monotonic()
+        status = connection.send(predict_request(MODEL, [1.0]))
+        cost.stall_seconds = max(cost.stall_seconds, time.monotonic() - started)
+        cost.asked += 1
+        cost.refused += status != _OK
+        time.sleep(0.001)  # a neighbour, not a load
+    watcher.join()
+    sender.join()
+    connection.close()
+    if not cost.ended and not statuses.empty():
+        cost.status = statuses.get()
+    return cost
 
-        def send() -> None:
-            connection = Connection(server.http_port)
-            statuses.append(connection.send(request))
-            connection.close()
+
+def _watch(server: RunningServer, cost: Cost, under_way: Callable[[], bool], ended: threading.Event) -> None:
+    """Look at the process's memory until the answer is there, and end it if it takes too long or too much."""
+    before, until = server.rss_bytes(), time.monotonic() + MOST_SECONDS
+    while under_way() and server.process.poll() is None:
+        try:
+            cost.peak_bytes = max(cost.peak_bytes, server.rss_bytes() - before)
+        except (OSError, AssertionError):
+            break  # it has ended by itself
+        if time.monotonic() > until or cost.peak_bytes > _MOST_BYTES:
+            cost.ended = True
             ended.set()
+            server.kill()
+            return
+        time.sleep(_LOOK_SECONDS)
+    cost.ended = server.process.poll() is not None
+    ended.set()
 
-        def watch() -> None:
-            nonlocal peak
-            while not ended.is_set():
-                peak = max(peak, server.rss_bytes() - before)
-                time.sleep(0.005)
 
-        threads = [threading.Thread(target=send), threading.Thread(target=watch)]
-        for thread in threads:
-            thread.start()
-        longest = max(waits(server.http_port, 3 * _MOST_SECONDS, ended))
-        for thread in threads:
-            thread.join()
-        return longest, peak, str(statuses[0] or "none")
+def _print_worst(models: Path, seconds: float) -> None:
+    with Server(models, "--allow-code") as server:
+        for one in (*GOOD, *WORST):
+            for how, request in (("", one.request()), (", gzip", one.packed(MEGABYTE))):
+                with sending(server.http_port, [request]) as statuses:
+                    waited = waits(server.http_port, seconds)
+                status, longest = max(statuses), percentile(waited, 0.99) * 1000
+                size, name = _size(len(request)), f"4 × 64 KB: {one.name}{how}"
+                print(f"| {name} | {size} | {status} | p99 {longest:.1f} ms | | |", flush=True)
 
 
 if __name__ == "__main__":
     from benchmarks.rounds import Effort as _Effort
 
-    run(_Effort(1, 0.4))
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.door", description=__doc__)
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="part of a line's name; all if none is given"
+    )
+    run(_Effort(1, 0.4), tuple(parser.parse_args().names))

@@ -1,107 +1,35 @@
-"""Large legal bodies: how long each holds up a neighbour, the first time after the start and later.
-
-Stall is the longest time that a neighbour's small request took meanwhile. Each kind has a server of its own.
-`python -m benchmarks.large_bodies [NAME …]`; `PYTHONPATH` says which headrace is started, so that two can be
-compared.
-"""
+"""Large legal bodies: what each of them may cost others is told by `benchmarks.door`, in the same table."""
 
 from __future__ import annotations
 
 import json
-import multiprocessing
-import sys
-import tempfile
-import threading
-from collections.abc import Callable
-from multiprocessing.queues import SimpleQueue
-from pathlib import Path
+from collections.abc import Callable, Iterator
 
-import grpc
 import numpy as np
 
+from benchmarks.door_requests import MEGABYTE, Call, Line, grpc_call, http_call
 from headrace.frontends import protos
-from tests.faults.heavy import INFER, PREDICT, REGRESS, WORDS
-from tests.faults.neighbours import Connection, waits
-from tests.faults.still_serves import MODEL, http_request
-from tests.faults.worst_bodies import large_text
-from tests.model_directories import affine, write, write_menagerie
-from tests.running_server import RunningServer
+from tests.faults.heavy import INFER, PREDICT, REGRESS
+from tests.faults.still_serves import http_request
+from tests.faults.worst_bodies import large_numbers, large_text
 
-_MEGABYTE = 1 << 20
-_LARGE = 64 * _MEGABYTE - 4096
-_MOST_SECONDS = 60.0
-_GRPC_OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
-
-_FORK = multiprocessing.get_context("fork")
-
-Call = Callable[[RunningServer], str]
+_LARGE = 64 * MEGABYTE - 4096
 
 
-def measure(names: list[str], times: int) -> None:
-    """Print the stalls of some bodies.
-
-    Args:
-        names: Which.
-        times: How often each is sent.
-    """
-    with tempfile.TemporaryDirectory() as directory:
-        models = Path(directory) / "models"
-        write(models, MODEL, 1, affine(1.0, 1.0))
-        write_menagerie(models)
-        write(models, "ages", 1, WORDS, '[signature]\nkind = "regress"\n')
-        for name in names:
-            call = _CALLS[name]()
-            with RunningServer(models, "--allow-code") as server:
-                waits(server.http_port, 0.2)
-                stalls = [_once(server, call) for _ in range(times)]
-            said = ", ".join(f"{stall:.2f} s ({status})" for stall, status in stalls)
-            print(f"  {name:34} stall {said}", flush=True)
-
-
-def _once(server: RunningServer, call: Call) -> tuple[float, str]:
-    """Send a body from a process of its own, so that a neighbour waits for nothing but the server."""
-    statuses: SimpleQueue[str] = _FORK.SimpleQueue()
-    sender = _FORK.Process(target=lambda: statuses.put(call(server)))
-    ended = threading.Event()
-    sender.start()
-    threading.Thread(target=lambda: (sender.join(), ended.set())).start()
-    longest = max(waits(server.http_port, _MOST_SECONDS, ended))
-    return longest, statuses.get() if not statuses.empty() else "none"
-
-
-# ---- The bodies ----
-
-
-def _http(request: bytes) -> Call:
-    def call(server: RunningServer) -> str:
-        connection = Connection(server.http_port)
-        status = connection.send(request)
-        connection.close()
-        return str(status)
-
-    return call
-
-
-def _grpc(method: str, message: bytes) -> Call:
-    def call(server: RunningServer) -> str:
-        with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}", _GRPC_OPTIONS) as channel:
-            try:
-                channel.unary_unary(method)(message, timeout=_MOST_SECONDS)
-            except grpc.RpcError as error:
-                return str(error.code().name)
-        return "OK"
-
-    return call
+def legal_lines() -> Iterator[tuple[str, Callable[[], Line]]]:
+    """All of them by their names; each is made when it is its turn."""
+    for name, made in _CALLS.items():
+        yield f"64 MB: {name}", lambda made=made: Line("", _LARGE, made())
 
 
 def _one_text() -> Call:
-    return _http(
+    return http_call(
         http_request("/v1/models/words:predict", b'{"instances":["' + b"word " * (_LARGE // 5 - 20) + b'"]}')
     )
 
 
 def _one_number() -> Call:
-    return _http(
+    return http_call(
         http_request("/v1/models/half_plus_two:predict", b'{"instances":[' + b"7" * (60_000_000) + b"]}")
     )
 
@@ -116,7 +44,7 @@ def _binary_texts(count: int, *, binary: bool = True) -> Call:
         "parameters": {"binary_data_size": len(raw)},
     }
     head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": binary}}).encode()
-    return _http(
+    return http_call(
         http_request("/v2/models/words/infer", head + raw, f"inference-header-content-length: {len(head)}")
     )
 
@@ -129,7 +57,7 @@ def _infer_texts(count: int, *, raw: bool) -> Call:
         request.raw_input_contents.append((len(text).to_bytes(4, "little") + text) * count)
     else:
         one.contents.bytes_contents.extend([text] * count)
-    return _grpc(INFER, request.SerializeToString())
+    return grpc_call(INFER, request.SerializeToString())
 
 
 def _predict_texts(count: int) -> Call:
@@ -140,7 +68,7 @@ def _predict_texts(count: int) -> Call:
     request = protos.message("tensorflow.serving.PredictRequest")(
         model_spec={"name": "words"}, inputs={"text": tensor}
     )
-    return _grpc(PREDICT, request.SerializeToString())
+    return grpc_call(PREDICT, request.SerializeToString())
 
 
 def _example(feature: dict[str, object]) -> Call:
@@ -149,19 +77,19 @@ def _example(feature: dict[str, object]) -> Call:
     request = protos.message("tensorflow.serving.RegressionRequest")(
         model_spec={"name": "ages"}, input={"example_list": {"examples": [example]}}
     )
-    return _grpc(REGRESS, request.SerializeToString())
+    return grpc_call(REGRESS, request.SerializeToString())
 
 
 def _example_text() -> Call:
-    return _example({"city": {"bytes_list": {"value": [b"x" * 57 * _MEGABYTE]}}})
+    return _example({"city": {"bytes_list": {"value": [b"x" * 57 * MEGABYTE]}}})
 
 
 def _example_texts() -> Call:
-    return _example({"other": {"bytes_list": {"value": [b"x" * 57] * _MEGABYTE}}})
+    return _example({"other": {"bytes_list": {"value": [b"x" * 57] * MEGABYTE}}})
 
 
 def _example_numbers() -> Call:
-    return _example({"other": {"float_list": {"value": np.zeros(57 * _MEGABYTE // 4, np.float32)}}})
+    return _example({"other": {"float_list": {"value": np.zeros(57 * MEGABYTE // 4, np.float32)}}})
 
 
 def _example_integers() -> Call:
@@ -169,7 +97,11 @@ def _example_integers() -> Call:
 
 
 _CALLS: dict[str, Callable[[], Call]] = {
-    "1,000 texts": lambda: _http(large_text(_LARGE)),
+    "a million numbers, rows": lambda: http_call(large_numbers(_LARGE, "rows")),
+    "a million numbers, columns": lambda: http_call(large_numbers(_LARGE, "columns")),
+    "a million numbers, flat": lambda: http_call(large_numbers(_LARGE, "flat")),
+    "a million numbers, nested": lambda: http_call(large_numbers(_LARGE, "nested")),
+    "1,000 texts": lambda: http_call(large_text(_LARGE)),
     "one text": _one_text,
     "one number": _one_number,
     "1,000 binary texts": lambda: _binary_texts(1000),
@@ -184,7 +116,3 @@ _CALLS: dict[str, Callable[[], Call]] = {
     "Regress, an Example of numbers": _example_numbers,
     "Regress, an Example of integers": _example_integers,
 }
-
-
-if __name__ == "__main__":
-    measure(sys.argv[1:] or [*_CALLS], 3)

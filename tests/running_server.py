@@ -28,7 +28,10 @@ class RunningServer:
         grpc_port: The port of gRPC.
         output: What it printed on standard output so far.
         errors: What it wrote to standard error so far.
+        common: Options that every server gets.
     """
+
+    common: tuple[str, ...] = ("--drain-lead-seconds", "0")  # no test waits for callers it does not have
 
     def __init__(
         self,
@@ -48,8 +51,7 @@ class RunningServer:
             seconds: How long it may take to be ready.
         """
         command = [*prefix, sys.executable, "-m", "headrace", "serve", str(models)]
-        command += ["--http-port", "0", "--grpc-port", "0", "--poll-seconds", "0.1"]
-        command += ["--drain-lead-seconds", "0", *options]  # no test waits for callers it does not have
+        command += ["--http-port", "0", "--grpc-port", "0", "--poll-seconds", "0.1", *self.common, *options]
         self.output: list[str] = []
         self.errors: list[str] = []
         self._ports: queue.Queue[int] = queue.Queue()

@@ -67,9 +67,7 @@ def heavy_messages(scale: int = 1) -> list[Heavy]:
     """
     size, wrong, large = scale << 20, ("INVALID_ARGUMENT",), ("RESOURCE_EXHAUSTED",)
     either = wrong + large
-    good = infer_message(MODEL, 1.0)
-    one = {"x": _tensor(1, [1], float_val=[1])}
-    predict = _serialized("PredictRequest", model_spec={"name": MODEL}, inputs=one)
+    good, predict = infer_message(MODEL, 1.0), predict_message()
     any_of = (*either, "OK", "UNAVAILABLE")
     return [
         Heavy("an empty id again and again", INFER, good + b"\x1a\x00" * (size // 2), any_of),
@@ -78,18 +76,28 @@ def heavy_messages(scale: int = 1) -> list[Heavy]:
         Heavy("empty inputs", INFER, good + b"\x2a\x00" * (size // 2), either),
         Heavy("empty entries", PREDICT, predict + b"\x12\x00" * (size // 2), either),
         Heavy("many inputs, the last two of one name", INFER, _many(20_000 * scale), either),
-        Heavy("inputs nobody knows, of one repeated text", PREDICT, _repeated("u", 30, 8 << 20), wrong),
-        Heavy("one text for very many rows", PREDICT, _repeated("city", 1, 1 << 40), large),
+        Heavy("inputs nobody knows, of one repeated text", PREDICT, repeated("u", 30, 8 << 20), wrong),
+        Heavy("one text for very many rows", PREDICT, repeated("city", 1, 1 << 40), large),
         Heavy("empty texts", INFER, _texts(size // 2), any_of),
-        Heavy("a long text in the context of many", REGRESS, _context(scale * 1_000_000, 500), large),
-        Heavy("empty examples", REGRESS, _examples(b"\x0a\x00" * (size // 2)), either),
-        Heavy("one example of empty features", REGRESS, _examples(_features(size // 2)), either),
+        Heavy("a long text in the context of many", REGRESS, context_of_many(scale * 1_000_000, 500), large),
+        Heavy("empty examples", REGRESS, regress_of(b"\x0a\x00" * (size // 2)), either),
+        Heavy("one example of empty features", REGRESS, regress_of(_features(size // 2)), either),
         Heavy("a task again and again", TASKS, b"\x0a\x00" * (size // 2), either),
         Heavy("a question as long as a book", METADATA, b"\x12\x00" * (size // 2), large),
         Heavy(
             "more rows than the queue takes", INFER, infer_message(MODEL, *np.zeros(20_000 * scale)), large
         ),
     ]
+
+
+def predict_message(model: str = MODEL) -> bytes:
+    """A good Predict of one number.
+
+    Args:
+        model: What is asked.
+    """
+    one = {"x": _tensor(1, [1], float_val=[1])}
+    return _serialized("PredictRequest", model_spec={"name": model}, inputs=one)
 
 
 def _serialized(kind: str, **fields: object) -> bytes:
@@ -119,7 +127,14 @@ def _many(inputs: int) -> bytes:
     return written
 
 
-def _repeated(name: str, inputs: int, rows: int) -> bytes:
+def repeated(name: str, inputs: int, rows: int) -> bytes:
+    """A Predict of one letter that stands for many rows.
+
+    Args:
+        name: The input's name, or the beginning of all names.
+        inputs: How many inputs say so.
+        rows: How many rows it stands for.
+    """
     text = _tensor(7, [rows], string_val=[b"a"])
     given = {f"{name}{number}" if inputs > 1 else name: text for number in range(inputs)}
     if inputs == 1:
@@ -136,7 +151,14 @@ def _texts(count: int) -> bytes:
     return written
 
 
-def _context(length: int, examples: int) -> bytes:
+def context_of_many(length: int, examples: int, model: str = "words") -> bytes:
+    """A Regress with one text in the context of many empty Examples.
+
+    Args:
+        length: The text's.
+        examples: How many share it.
+        model: What is asked.
+    """
     context = _Example(
         features={
             "feature": {
@@ -146,12 +168,18 @@ def _context(length: int, examples: int) -> bytes:
         }
     )
     given = {"example_list_with_context": {"context": context, "examples": [_Example()] * examples}}
-    return _serialized("RegressionRequest", model_spec={"name": "words"}, input=given)
+    return _serialized("RegressionRequest", model_spec={"name": model}, input=given)
 
 
 def _features(count: int) -> bytes:
     return _within(1, _within(1, b"\x0a\x00" * count))
 
 
-def _examples(examples: bytes) -> bytes:
-    return _serialized("RegressionRequest", model_spec={"name": "words"}) + _within(2, _within(1, examples))
+def regress_of(examples: bytes, model: str = "words") -> bytes:
+    """A Regress with Examples as they stand on the wire.
+
+    Args:
+        examples: Their fields.
+        model: What is asked.
+    """
+    return _serialized("RegressionRequest", model_spec={"name": model}) + _within(2, _within(1, examples))

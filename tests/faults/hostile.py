@@ -208,12 +208,17 @@ def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
     return struct.pack(">I", len(payload))[1:] + bytes([kind, flags]) + struct.pack(">I", stream) + payload
 
 
-def grpc_opening() -> bytes:
-    """The preface, settings, and the headers of a call on stream 1."""
+def grpc_opening(method: str = "/inference.GRPCInferenceService/ModelInfer", streams: int = 1) -> bytes:
+    """The preface, settings, and the headers of calls.
+
+    Args:
+        method: What they call.
+        streams: How many; the first is on stream 1.
+    """
     headers = {
         ":method": "POST",
         ":scheme": "http",
-        ":path": "/inference.GRPCInferenceService/ModelInfer",
+        ":path": method,
         ":authority": "localhost",
         "content-type": "application/grpc",
         "te": "trailers",
@@ -222,4 +227,5 @@ def grpc_opening() -> bytes:
         b"\x00" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
         for name, value in headers.items()
     )
-    return b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(4, 0, 0, b"") + _frame(1, 4, 1, block)
+    calls = b"".join(_frame(1, 4, 2 * number + 1, block) for number in range(streams))
+    return b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(4, 0, 0, b"") + calls

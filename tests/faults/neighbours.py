@@ -15,18 +15,29 @@ from tests.faults.still_serves import MODEL, connect, predict_request
 
 
 class Connection:
-    """One connection that stays open, and opens anew when the server has closed it."""
+    """One connection that stays open, and opens anew when the server has closed it.
 
-    def __init__(self, port: int) -> None:
-        """Connect when it is needed."""
+    Attributes:
+        answered_bytes: The size of the last answer's body.
+    """
+
+    def __init__(self, port: int, most_seconds: float = 120.0) -> None:
+        """Connect when it is needed.
+
+        Args:
+            port: The server's.
+            most_seconds: How long it waits for bytes, at the most.
+        """
         self._port = port
+        self._most_seconds = most_seconds
         self._socket: socket.socket | None = None
+        self.answered_bytes = 0
 
     def send(self, request: bytes) -> int:
         """Send one request, and give the status of its answer; 0 if there was none."""
         try:
             self._socket = self._socket or connect(self._port)
-            self._socket.settimeout(120)
+            self._socket.settimeout(self._most_seconds)
             self._socket.sendall(request)
             return self._answer(self._socket)
         except OSError:
@@ -44,6 +55,7 @@ class Connection:
         length = next(
             int(line.split(b":")[1]) for line in head.lower().split(b"\r\n") if b"content-length" in line
         )
+        self.answered_bytes = length
         missing = length - len(body)
         while missing > 0:
             missing -= len(connection.recv(min(missing, 1 << 18))) or missing
