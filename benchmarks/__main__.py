@@ -15,6 +15,7 @@ NAMES = (
     "rest_single",
     "lone",
     "swap",
+    "arrivals",
     "batching",
     "start",
     "transports",
@@ -28,6 +29,8 @@ NAMES = (
     "training",
     "door",
 )
+ALONE = {"door": ("taskset",), "arrivals": ("taskset", "h2load"), "swap": ("taskset", "h2load")}
+"""What those need that compare headrace with no other server; all others need more, and the peers."""
 
 
 def main() -> None:
@@ -41,9 +44,13 @@ def main() -> None:
     options = parser.parse_args()
     if unknown := set(options.names) - set(NAMES):
         parser.error(f"no benchmark {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
-    require("taskset", "h2load", "wrk")
+    names = options.names or NAMES
+    if all(name in ALONE for name in names):
+        require(*(program for name in names for program in ALONE[name]), peers=False)
+    else:
+        require("taskset", "h2load", "wrk")
     print_machine()
-    for name in options.names or NAMES:
+    for name in names:
         module = import_module(f"benchmarks.{name}")
         print(f"\n{name}: {(module.__doc__ or '').strip()}", flush=True)
         with told():

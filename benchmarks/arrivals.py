@@ -22,6 +22,7 @@ from benchmarks.models import CACHE
 from benchmarks.processes import Server, cores, on_core, running
 from benchmarks.rounds import Effort, print_lines, verdict
 from benchmarks.sides import Contender, Side, headrace
+from benchmarks.swap import now, prepare, states
 from headrace.lifecycle.manifest import publish
 
 ROWS = 64
@@ -107,9 +108,6 @@ def run(effort: Effort) -> None:
 
 
 def _measure(situation: Situation, rounds: int) -> tuple[Calls, list[Arrival]]:
-    # It imports this module.
-    from benchmarks.swap import now  # noqa: PLC0415
-
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         directory, versions = stack.enter_context(_versions(rounds))
@@ -144,9 +142,6 @@ def _without_rights(side: Side) -> Side:
 @contextmanager
 def _versions(rounds: int) -> Iterator[tuple[Path, list[Path]]]:
     """A model directory with a first version, and those that follow, made elsewhere on its file system."""
-    # As above.
-    from benchmarks.swap import prepare  # noqa: PLC0415
-
     with tempfile.TemporaryDirectory(dir=CACHE, prefix="arrivals-") as name:
         folder = Path(name)
         made = []
@@ -196,9 +191,6 @@ def _begin(situation: Situation, contender: Contender, folder: Path, seconds: fl
 
 
 def _wait_for(server: Server, version: int) -> float:
-    # As above.
-    from benchmarks.swap import now, states  # noqa: PLC0415
-
     deadline = time.monotonic() + LIMIT_SECONDS
     while time.monotonic() < deadline:
         if states(server).get(version) == "AVAILABLE":

@@ -1,9 +1,9 @@
 """The door: what one hostile request costs others, in time and in memory, and what a large legal one does.
 
-Each kind is sent to a server of its own, large legal ones three times. Stall is the longest time that a
-neighbour's small request took meanwhile, on a connection of its own; memory is what the process held at the
-most, beside what it held before; refused is how many of the neighbour's requests were not answered with 200.
-A server that has not answered after 60 s, or takes more than 6 GB, is ended: `>` stands before its figures.
+Each kind is sent to a server of its own, three times, or once where it takes long. Stall is the longest time
+that a neighbour's small request took meanwhile, on a connection of its own; memory is what the process held
+at the most, beside what it held before; refused is how many of the neighbour's requests got no 200. A server
+that has not answered after 60 s, or takes more than 6 GB, is ended: `>` stands before its figures then.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 _MOST_BYTES = 6 * 1024 * MEGABYTE
 _LOOK_SECONDS = 0.005
+_SLOW_SECONDS = 2.0
+"""What has stalled others for so long need not be sent again."""
 _OK = 200
 _FORK = multiprocessing.get_context("fork")
 
@@ -76,10 +78,9 @@ def run(effort: Effort, names: tuple[str, ...] = ()) -> None:
     with tempfile.TemporaryDirectory() as directory:
         models = Path(directory) / "models"
         _write_models(models)
-        for times, kinds in ((1, hostile_lines()), (3, legal_lines())):
-            for name, made in kinds:
-                if _wanted(name, names):
-                    _print_line(name, models, made, times)
+        for name, made in (*hostile_lines(), *legal_lines()):
+            if _wanted(name, names):
+                _print_line(name, models, made())
         if _wanted("4 × 64 KB", names):
             _print_worst(models, min(1.0, effort.seconds))
 
@@ -96,12 +97,12 @@ def _write_models(models: Path) -> None:
     write_clicks(models / "clicks" / "1", "lr", LARGE)
 
 
-def _print_line(name: str, models: Path, made: Callable[[], Line], times: int) -> None:
-    line = made()
-    server = Server(models, "--allow-code")
-    with server:
+def _print_line(name: str, models: Path, line: Line) -> None:
+    with Server(models, "--allow-code") as server:
         waits(server.http_port, 0.2)
-        costs = [_cost(server, line) for _ in range(times)]
+        costs = [_cost(server, line)]
+        while len(costs) < line.times and costs[-1].stall_seconds < _SLOW_SECONDS and not costs[-1].ended:
+            costs.append(_cost(server, line))
         if server.process.poll() is None:
             server.kill()
     more = "> " if any(cost.ended for cost in costs) else ""

@@ -48,14 +48,14 @@ class Line:
     """One line of the table.
 
     Attributes:
-        name: What is sent.
-        wire_bytes: How much of it.
+        wire_bytes: How much is sent.
         call: Sends it.
+        times: How often it is sent.
     """
 
-    name: str
     wire_bytes: int
     call: Call
+    times: int = 3
 
 
 def hostile_lines() -> Iterator[tuple[str, Callable[[], Line]]]:
@@ -92,7 +92,7 @@ def hostile_lines() -> Iterator[tuple[str, Callable[[], Line]]]:
     yield from _http("60 MiB of empty lists", lambda: lists.request(60 * MEGABYTE))
     yield from _http("60 MiB of empty lists, gzip", lambda: lists.packed(60 * MEGABYTE))
     yield from _message("15M rows in one request", INFER, lambda: infer_message(MODEL, *np.zeros(15_000_000)))
-    yield "NaN for a click model, 4 connections", lambda: Line("", len(_clicks("NaN")), _nan)
+    yield "NaN for a click model, 4 connections", lambda: Line(len(_clicks("NaN")), _nan, 1)
     for connections, streams, method in ((50, 256, INFER), (50, 1000, INFER), (180, 256, _STREAM)):
         yield (
             f"{connections} × {streams:,} open {method.rsplit('/', 1)[1]}",
@@ -102,7 +102,7 @@ def hostile_lines() -> Iterator[tuple[str, Callable[[], Line]]]:
         )
     yield from _http("a name of 20 MiB", lambda: _name(20 * MEGABYTE))
     yield from _http("a timeout of 400 digits", lambda: _timeout(400))
-    yield "1,024 invented paths", lambda: Line("", len(_invented(0)), _paths)
+    yield "1,024 invented paths", lambda: Line(1024 * len(_invented(0)), _paths, 1)
     zeros = f"/v1/models/{MODEL}:predict"
     yield from _http(
         "60 MiB of zeros, gzip",
@@ -145,7 +145,7 @@ Kind = Iterator[tuple[str, Callable[[], Line]]]
 def _http(name: str, request: Callable[[], bytes]) -> Kind:
     def made() -> Line:
         content = request()
-        return Line(name, len(content), http_call(content))
+        return Line(len(content), http_call(content))
 
     yield name, made
 
@@ -154,7 +154,7 @@ def _message(name: str, method: str, message: Callable[[], bytes], compress: boo
     def made() -> Line:
         content = message()
         size = len(gzip.compress(content, 6)) if compress else len(content)
-        return Line(name, size, grpc_call(method, content, compress))
+        return Line(size, grpc_call(method, content, compress))
 
     yield name, made
 
@@ -262,7 +262,7 @@ def _streams(connections: int, opening: bytes) -> Line:
             one.close()
         return f"open; {ended:,} streams ended"
 
-    return Line("", connections * len(opening), call)
+    return Line(connections * len(opening), call, 1)
 
 
 def _resets(connection: socket.socket) -> int:

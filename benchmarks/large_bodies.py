@@ -19,7 +19,7 @@ _LARGE = 64 * MEGABYTE - 4096
 def legal_lines() -> Iterator[tuple[str, Callable[[], Line]]]:
     """All of them by their names; each is made when it is its turn."""
     for name, made in _CALLS.items():
-        yield f"64 MB: {name}", lambda made=made: Line("", _LARGE, made())
+        yield f"64 MB: {name}", lambda made=made: Line(_LARGE, made())
 
 
 def _one_text() -> Call:

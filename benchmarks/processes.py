@@ -225,15 +225,19 @@ def http_post(port: int, path: str, body: bytes, content_type: str) -> bytes:
     return answer
 
 
-def require(*programs: str) -> None:
+def require(*programs: str, peers: bool = True) -> None:
     """Stop with a clear message where a program is missing.
+
+    Args:
+        programs: What is called.
+        peers: Whether the other servers are needed.
 
     Raises:
         SystemExit: One is.
     """
     packages = {"h2load": "nghttp2-client", "wrk": "wrk", "taskset": "util-linux"}
-    missing = [program for program in programs if shutil.which(program) is None]
+    missing = [program for program in dict.fromkeys(programs) if shutil.which(program) is None]
     if missing:
         raise SystemExit(f"install {', '.join(packages[program] for program in missing)} (Debian's names)")
-    if not PEERS_PYTHON.exists():
+    if peers and not PEERS_PYTHON.exists():
         raise SystemExit("the peers' environment is missing: run `make peers`")

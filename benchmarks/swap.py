@@ -18,7 +18,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks import arrivals
 from benchmarks.h2load import Calls, H2load
 from benchmarks.models import CACHE, model_file
 from benchmarks.processes import Server, running
@@ -77,7 +76,6 @@ def run(effort: Effort) -> None:
                 load.stop()
             _check_last(contender, len(windows))
     _report(calls, windows)
-    arrivals.run(effort)
 
 
 def now() -> float:
