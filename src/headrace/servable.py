@@ -319,7 +319,7 @@ class Signature:
         )
 
     def _wrong_names(self, inputs: Collection[str]) -> InvalidRequest:
-        given, known = set(inputs), set(self.input_names)
+        given, known = inputs if isinstance(inputs, dict) else set(inputs), set(self.input_names)
         missing = [name for name in self.input_names if name not in given]
         unknown = list(islice((name for name in inputs if name not in known), _NAMES_TOLD))
         said = [f"missing input {_listed(missing)}"] if missing else []

@@ -23,6 +23,7 @@ from headrace.frontends.allowance import Allowance
 from headrace.frontends.json_cost import has_slow_numbers
 from headrace.frontends.lane import Lane
 from headrace.frontends.names import check_name
+from headrace.frontends.slices import given_back
 
 Json = Any
 """What JSON decodes to; looked into with isinstance before it is used."""
@@ -59,7 +60,6 @@ _STEPS = np.array([0, 0, 0, 1, 1, -1, -1], np.int32)
 _BRACKETS = {_LIST: (b"[", b"]"), _OBJECT: (b"{", b"}")}
 _BACKSLASH = ord("\\")
 _SPACE = b" \t\n\r"
-
 
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
@@ -380,9 +380,13 @@ async def _parsed(structure: _Structure, span: _Span, lane: Lane) -> Json:
         if begin == end:
             return found
     await lane.breathe()
-    for group in _groups(at[edges], edges):
-        await _add_members(found, structure, edges[group], level, lane)
-        await lane.breathe()
+    try:
+        for group in _groups(at[edges], edges):
+            await _add_members(found, structure, edges[group], level, lane)
+            await lane.breathe()
+    except InvalidRequest:
+        await given_back(found, lane)
+        raise
     return found
 
 

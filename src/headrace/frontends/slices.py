@@ -17,6 +17,8 @@ PRINTED_AT_ONCE = 4096
 _TEXT_BYTES_A_NUMBER = 64
 _JOINED_BYTES = 256 * 1024
 
+_CONTAINERS = frozenset((list, dict))
+
 STEP = 2048
 """How many values are converted at once."""
 
@@ -41,6 +43,36 @@ async def used_up(values: list[Any], lane: Lane, step: int = 0) -> AsyncIterator
             del values[-STEP:]
             await asyncio.sleep(0)
         raise
+
+
+async def given_back(document: Any, lane: Lane) -> None:
+    """Take a document apart in small steps: to give back a million objects at once takes long.
+
+    Args:
+        document: What JSON decodes to; its lists and objects are emptied.
+        lane: Held by the caller.
+    """
+    left = [document]
+    while left:
+        part = left[-STEP:]
+        del left[-STEP:]
+        for one in [one for one in part if one and type(one) in _CONTAINERS]:
+            if len(one) > STEP:
+                left.append(one)
+                left += _taken_out(one)
+            else:
+                left += one.values() if isinstance(one, dict) else one
+                one.clear()
+        await lane.breathe()
+
+
+def _taken_out(container: list[Any] | dict[str, Any]) -> list[Any]:
+    """The last members of a container, which has them no more."""
+    if isinstance(container, dict):
+        return [container.popitem()[1] for _ in range(STEP)]
+    members = container[-STEP:]
+    del container[-STEP:]
+    return members
 
 
 def parts(values: list[Any], step: int = 0) -> Iterator[list[Any]]:

@@ -25,6 +25,8 @@ from headrace.tensors import STRING, Array
 
 _REST_VALUES, _REST_VALUES_AN_INPUT = 8192, 16
 """What a request may have beside its inputs' values: some milliseconds of parsing."""
+_CHARACTERS_A_VALUE = 128
+_BITS_A_VALUE = 64
 _LOOKED_AT_ONCE = 512
 _WRONG_INPUTS = 256
 """With so many inputs more than the model takes, the wrong ones are no longer told by name."""
@@ -63,39 +65,52 @@ async def decode(
         text = body if json_bytes == len(body) else body[:json_bytes]
         max_depth = service.limits.max_json_depth
         document = await parse_in_slices(text, max_depth, allowance, lane, nan=False)
-        data = _take_data(document, find())
-        await _check_rest(document, len(data), lane)
-        request = infer_json.parsed(msgspec.json.encode(document))
-        specs = infer_json.input_specs(find(), request)
-        spans = infer_json.binary_spans(request.inputs, json_bytes, len(body))
-        tensors = [
-            await in_steps(infer_json.from_binary(one, specs[one.name], body[slice(*span)], allowance), lane)
-            if span
-            else await in_steps(_from_values(one, specs[one.name], came, allowance), lane)
-            for one, span, came in zip(request.inputs, spans, data, strict=True)
-        ]
-        del document, data
+        data = list[Json]()
+        try:
+            data += _take_data(document, find())
+            await _check_rest(document, len(data), lane)
+            request = infer_json.parsed(msgspec.json.encode(document))
+            specs = infer_json.input_specs(find(), request)
+            spans = infer_json.binary_spans(request.inputs, json_bytes, len(body))
+            tensors = [
+                await in_steps(
+                    infer_json.from_binary(one, specs[one.name], body[slice(*span)], allowance), lane
+                )
+                if span
+                else await in_steps(_from_values(one, specs[one.name], came, allowance), lane)
+                for one, span, came in zip(request.inputs, spans, data, strict=True)
+            ]
+        finally:
+            await slices.given_back([document, data], lane)
     loaded = find()
     return loaded, infer_json.finished(loaded, request, tensors, call.deadline, allowance)
 
 
 async def _check_rest(document: Json, inputs: int, lane: Lane) -> None:
     """Refuse long texts and many values in what is left of a body without its data: it is parsed at once."""
-    left, looked_at, most = [document], 0, _REST_VALUES + inputs * _REST_VALUES_AN_INPUT
+    left, found, most = [document], 1, _REST_VALUES + inputs * _REST_VALUES_AN_INPUT
+    looked_at = 0
     while left:
         one = left.pop()
         if isinstance(one, str):
             check_name(len(one), "body")
+            found += len(one) // _CHARACTERS_A_VALUE
+        elif isinstance(one, int):  # to print 4,000 digits takes as long as many texts
+            found += one.bit_length() // _BITS_A_VALUE
         elif isinstance(one, dict | list):
-            left += one.values() if isinstance(one, dict) else one
+            found += len(one)
+            if found <= most:
+                left += one.values() if isinstance(one, dict) else one
+                found += sum(map(len, one)) // _CHARACTERS_A_VALUE if isinstance(one, dict) else 0
+        if found > most:
+            raise TooLarge(
+                f"expected at most {most} names, shapes, parameters and outputs beside the data, and long "
+                f"texts count as one for each {_CHARACTERS_A_VALUE} characters; got more",
+                field="body",
+            )
         looked_at += 1
         if looked_at % _LOOKED_AT_ONCE == 0:
             await lane.breathe()
-        if looked_at + len(left) > most:
-            raise TooLarge(
-                f"expected at most {most} names, shapes, parameters and outputs beside the data, got more",
-                field="body",
-            )
 
 
 def _take_data(document: Json, loaded: LoadedVersion) -> list[Json]:

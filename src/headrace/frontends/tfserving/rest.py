@@ -12,7 +12,7 @@ from headrace.frontends.json_cost import is_light, light_bytes, parsed_at_once
 from headrace.frontends.json_text import Json, parse_in_slices
 from headrace.frontends.lane import Lane
 from headrace.frontends.oip.tensors import Steps, run
-from headrace.frontends.slices import needs_slices
+from headrace.frontends.slices import given_back, needs_slices
 from headrace.frontends.tfserving import bodies, descriptions, examples, large, results, serialized
 from headrace.frontends.tfserving.rows import RowsDecoder
 from headrace.frontends.tfserving.specs import ModelChoice, answered, find, find_signature, path_choice
@@ -112,8 +112,11 @@ async def _large_columns(
             if rows is not None:
                 return rows, True, ""
         document = await _large_document(service, call, allowance, lane)
-        name = bodies.signature_name(document)
-        columns, by_row = await large.columns_of(document, find_signature(loaded, name), allowance, lane)
+        try:
+            name = bodies.signature_name(document)
+            columns, by_row = await large.columns_of(document, find_signature(loaded, name), allowance, lane)
+        finally:
+            await given_back(document, lane)
     return columns, by_row, name
 
 
@@ -212,10 +215,13 @@ async def _example_inputs(
     else:
         async with service.lane as lane:
             document = await _large_document(service, call, allowance, lane)
-            signature = find_signature(loaded, bodies.signature_name(document))
-            check(loaded, signature)
-            given = await large.examples_of(document, signature, allowance, lane)
-            columns = await in_steps(_columns_of(signature, given, allowance), lane)
+            try:
+                signature = find_signature(loaded, bodies.signature_name(document))
+                check(loaded, signature)
+                given = await large.examples_of(document, signature, allowance, lane)
+                columns = await in_steps(_columns_of(signature, given, allowance), lane)
+            finally:
+                await given_back(document, lane)
         loaded = find(service, chosen)  # in the turn in which it is used: another may serve by now
         signature = find_signature(loaded, signature.name)
         check(loaded, signature)
