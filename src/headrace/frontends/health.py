@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
-from headrace.errors import NotFound, shown
+from headrace.errors import NotFound, Overloaded, shown
 from headrace.frontends import protos
 from headrace.frontends.calls import GrpcCall, GrpcMethod
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 _SERVICE = "/grpc.health.v1.Health/"
 _WATCH_SECONDS = 0.5
+# Nothing ends a watch but its client, and each holds what an open call holds.
+_MOST_WATCHES = 1024
 
 _Request = protos.message("grpc.health.v1.HealthCheckRequest")
 _Response = protos.message("grpc.health.v1.HealthCheckResponse")
@@ -44,6 +46,7 @@ class _Health:
     def __init__(self, service: Service, watch_seconds: float) -> None:
         self._service = service
         self._watch_seconds = watch_seconds
+        self._watches = 0
         self._names = (SERVER, *protos.services())
 
     def _status(self, name: str) -> str:
@@ -71,12 +74,22 @@ class _Health:
             break
         else:
             return
+        if self._watches >= _MOST_WATCHES:
+            raise Overloaded(f"{_MOST_WATCHES} watch already, which is the most; Check is answered")
+        self._watches += 1
+        try:
+            async for status in self._changes(name):
+                yield _serialized(_Response(status=status))
+        finally:
+            self._watches -= 1
+
+    async def _changes(self, name: str) -> AsyncIterator[str]:
         sent = ""
         while True:
             status = self._status(name)
             if status != sent:
                 sent = status
-                yield _serialized(_Response(status=status))
+                yield status
             if self._service.draining:
                 return  # an open watch would keep the server from stopping
             await asyncio.sleep(self._watch_seconds)

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from headrace.errors import NotFound
+from headrace.errors import NotFound, Overloaded
 from headrace.frontends import health, protos
 from headrace.frontends.calls import GrpcCall
 from tests.unit.frontends.oip.doubles import ServiceDouble, ctr, run
@@ -103,3 +103,23 @@ def test_watch_without_a_request_ends() -> None:
         return [response async for response in handler(nothing(), GrpcCall())]
 
     assert run(scenario()) == []
+
+
+def test_no_more_than_so_many_watch_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A watch is ended by its client only: all together must not take the room of all others."""
+    monkeypatch.setattr(health, "_MOST_WATCHES", 2)
+    handler = health.grpc_methods(ServiceDouble(ctr()))[2].stream
+    assert handler is not None
+
+    async def crowd() -> None:
+        watches = [handler(_one(b""), GrpcCall()) for _ in range(4)]
+        for watch in watches[:2]:
+            await anext(watch)
+        with pytest.raises(Overloaded, match="2 watch already"):
+            await anext(watches[2])
+        await watches[0].aclose()
+        await anext(watches[3])
+        for watch in watches[1:]:
+            await watch.aclose()
+
+    asyncio.run(crowd())

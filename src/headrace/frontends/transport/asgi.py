@@ -173,7 +173,7 @@ class Application:
             return
         try:
             call, encoding = _grpc_call(headers, self._plain_call)
-            event = await receive()
+            event = await bodies.silent.coming(receive)
             message = plain_message(event.get("body", b""))
             if message is None:
                 body = await bodies.read(event, receive)
@@ -339,7 +339,7 @@ class Application:
         bodies = self.bodies
         compressed, length = _read_headers(call)
         bodies.check(length)
-        event = await receive()
+        event = await bodies.silent.coming(receive)
         body: bytes = event.get("body", b"")
         if len(body) == length:
             bodies.hold(length)

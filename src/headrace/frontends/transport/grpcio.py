@@ -16,6 +16,7 @@ from headrace.frontends.calls import Account, Budget, GrpcCall, GrpcMethod, Unar
 from headrace.frontends.error_counts import ErrorCounts
 from headrace.frontends.status import codes
 from headrace.frontends.transport.asgi import Application
+from headrace.frontends.transport.bodies import Bodies
 from headrace.frontends.transport.grpc_framing import short_message
 
 try:
@@ -135,7 +136,7 @@ class _Unary:
             await _abort(context, bodies.full(), self._application.errors)
         failed: HeadraceError
         try:
-            message = await self._arrived(messages, bodies.limits.body_timeout_seconds)
+            message = await self._arrived(messages, bodies)
             account.hold(len(message))
             reply = await self._handler(message, _call(context, account))
             await self._answering.wait()
@@ -152,14 +153,15 @@ class _Unary:
         raise AssertionError("abort always raises")
 
     @staticmethod
-    async def _arrived(messages: AsyncIterator[bytes], seconds: float) -> bytes:
+    async def _arrived(messages: AsyncIterator[bytes], bodies: Bodies) -> bytes:
+        seconds = bodies.limits.body_timeout_seconds
         try:
             async with asyncio.timeout(seconds):
-                async for message in messages:
-                    return message
+                return await bodies.silent.coming(messages.__anext__)
         except TimeoutError:
             raise DeadlineExceeded(f"the message had not arrived after {seconds:g} s") from None
-        raise InvalidRequest("expected one gRPC message, got none")
+        except StopAsyncIteration:
+            raise InvalidRequest("expected one gRPC message, got none") from None
 
 
 def _stream(method: GrpcMethod, application: Application) -> object:
@@ -169,11 +171,13 @@ def _stream(method: GrpcMethod, application: Application) -> object:
         unanswered: deque[int] = deque()
 
         async def counted() -> AsyncIterator[bytes]:
-            async for message in messages:
+            async for message in _in_time(messages, bodies):
                 bodies.hold_of_stream(len(message))
                 unanswered.append(len(message))
                 yield message
 
+        if not bodies.open():
+            await _abort(context, bodies.full(), errors)
         try:
             async for reply in method.stream(counted(), _call(context, budget=bodies)):  # type: ignore[misc]  # the caller has checked
                 if unanswered:
@@ -185,9 +189,25 @@ def _stream(method: GrpcMethod, application: Application) -> object:
             _log.exception("a gRPC stream failed unexpectedly", extra={"path": method.path})
             await _abort(context, _INTERNAL, errors)
         finally:
-            bodies.release(sum(unanswered))
+            bodies.close(sum(unanswered))
 
     return answer
+
+
+async def _in_time(messages: AsyncIterator[bytes], bodies: Bodies) -> AsyncIterator[bytes]:
+    """A stream's messages: the first one within the time for a body, those after it whenever they come."""
+    seconds = bodies.limits.body_timeout_seconds
+    come = False
+    while True:
+        try:
+            async with asyncio.timeout(None if come else seconds):
+                message = await (bodies.begun if come else bodies.silent).coming(messages.__anext__)
+        except TimeoutError:
+            raise DeadlineExceeded(f"no message had come {seconds:g} s after the stream was opened") from None
+        except StopAsyncIteration:
+            return
+        come = True
+        yield message
 
 
 def _call(

@@ -126,6 +126,7 @@ class Server:
     hold: int = 0
     most_held: int = 0
     call_bytes: int = 0
+    most_waiting: int = 1000
 
     def __post_init__(self) -> None:
         self.application = Application(
@@ -137,7 +138,9 @@ class Server:
             [GrpcMethod("/x.Echo/Unary", unary=self.unary), GrpcMethod("/x.Echo/Stream", stream=self.stream)],
             self.limits,
         )
-        self.application.bodies.call_bytes = self.call_bytes
+        bodies = self.application.bodies
+        bodies.call_bytes = self.call_bytes
+        bodies.silent.most = bodies.begun.most = self.most_waiting
 
     @property
     def held_bytes(self) -> int:

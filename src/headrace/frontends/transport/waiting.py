@@ -1,0 +1,64 @@
+"""The calls that wait for their clients: so many and no more, and never at the cost of those that do not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from headrace.errors import Overloaded
+
+_T = TypeVar("_T")
+
+
+class Waiting:
+    """A line of calls that wait, first the one that has waited longest.
+
+    Opening calls and sending nothing costs a client next to nothing, so where too many wait, the first is
+    ended. A call whose body came with it is never among them.
+
+    Attributes:
+        most: How many calls may wait.
+    """
+
+    def __init__(self, most: int) -> None:
+        """Start with none."""
+        self.most = most
+        self._line: dict[asyncio.Task[object] | None, None] = {}
+        self._looking = False
+
+    async def coming(self, receive: Callable[[], Awaitable[_T]]) -> _T:
+        """Receive what a client sends next.
+
+        Raises:
+            Overloaded: Too many calls waited, and this one had waited longest.
+        """
+        task, line = asyncio.current_task(), self._line
+        line[task] = None
+        if len(line) > self.most and not self._looking:
+            # Not now: what is there already is given at once, and then this call does not wait.
+            self._looking = True
+            asyncio.get_running_loop().call_soon(self._end_some)
+        try:
+            return await receive()
+        except asyncio.CancelledError:
+            if task is None or task in line or task.uncancel():
+                raise  # for another reason, or for another one, too
+            raise self._ended() from None
+        finally:
+            line.pop(task, None)
+
+    def _end_some(self) -> None:
+        self._looking = False
+        line = self._line
+        while len(line) > self.most:
+            task = next(iter(line))
+            del line[task]
+            if task is not None:
+                task.cancel()
+
+    def _ended(self) -> Overloaded:
+        return Overloaded(
+            f"more than {self.most} calls waited for what their clients send, which may take a quarter of "
+            "max_inflight_bytes; the one that had waited longest was ended"
+        )

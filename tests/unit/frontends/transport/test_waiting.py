@@ -1,0 +1,133 @@
+"""Calls that wait for their clients have a part of the room for calls, and never that of others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import pytest
+
+from headrace.config import Limits
+from headrace.frontends.transport.bodies import CALL_BYTES, Bodies
+from tests.unit.frontends.transport.wire import GRPC, Event, Server, Wire, body, message, part
+
+LIMITS = Limits(max_message_bytes=1000, max_inflight_bytes=5000, body_timeout_seconds=0.05)
+UNARY, STREAM, REST = "/x.Echo/Unary", "/x.Echo/Stream", "/echo/x"
+SILENT: list[Event] = []
+WHOLE = body(message(b"a"))
+
+
+@asynccontextmanager
+async def asked(
+    server: Server, path: str, crowd: Sequence[Sequence[Event]]
+) -> AsyncIterator[tuple[list[Wire], list[asyncio.Task[None]]]]:
+    """So many calls open at once, for as long as the block lasts."""
+    wires = [Wire(events) for events in crowd]
+    headers = [] if path == REST else GRPC
+    scopes = [server.scope("POST", path, headers) for _ in wires]
+    calls = [
+        asyncio.create_task(server.application(scope, wire.receive, wire.send))
+        for scope, wire in zip(scopes, wires, strict=True)
+    ]
+    for _ in range(20):
+        await asyncio.sleep(0)
+    yield wires, calls
+    for call in calls:
+        call.cancel()
+    await asyncio.gather(*calls, return_exceptions=True)
+
+
+def outcome(wire: Wire) -> int | None:
+    """The status of REST, or gRPC's in the trailers; None if there is no answer yet."""
+    if not wire.sent:
+        return None
+    trailers = dict(wire.sent[-1].get("headers", ())) or dict(wire.sent[0]["headers"])
+    found = trailers.get(b"grpc-status")
+    return wire.sent[0]["status"] if found is None else int(found)
+
+
+@pytest.mark.parametrize(("path", "ended", "good"), [(UNARY, 14, 0), (STREAM, 14, 0), (REST, 503, 200)])
+def test_of_too_many_silent_calls_those_that_were_silent_longest_are_ended(
+    path: str, ended: int, good: int
+) -> None:
+    server = Server(LIMITS, call_bytes=1000, most_waiting=2)
+
+    async def scenario() -> None:
+        async with asked(server, path, [SILENT] * 4) as (wires, _):
+            assert [outcome(wire) for wire in wires] == [ended, ended, None, None]
+            for other, answered in ((UNARY, 0), (STREAM, 0), (REST, 200)):
+                async with asked(server, other, [WHOLE] * 20) as (others, calls):
+                    await asyncio.wait_for(asyncio.gather(*calls), 10)
+                    assert {outcome(wire) for wire in others} <= {answered}
+            wires[3].more.put_nowait(WHOLE[0])
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert outcome(wires[3]) == good
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("path", [UNARY, STREAM, REST])
+def test_what_is_coming_is_never_ended_for_what_is_silent(path: str) -> None:
+    server = Server(LIMITS, call_bytes=1000, most_waiting=2)
+    first, *rest = body(*[message(b"abc")[at : at + 1] for at in range(8)])
+
+    async def scenario() -> None:
+        async with asked(server, path, [[first]]) as (coming, calls):
+            for event in rest:
+                async with asked(server, UNARY, [SILENT] * 5):
+                    assert not calls[0].done()
+                    coming[0].more.put_nowait(event)
+            await asyncio.wait_for(calls[0], 10)
+            assert outcome(coming[0]) == (200 if path == REST else 0)
+
+    asyncio.run(scenario())
+
+
+def test_of_too_many_that_stopped_on_their_way_those_that_stopped_first_are_ended() -> None:
+    """A byte more than nothing must not be another way of taking all the room."""
+    server = Server(LIMITS, call_bytes=1000, most_waiting=2)
+
+    async def scenario() -> None:
+        async with asked(server, UNARY, [[part(b"\x00")]] * 3) as (wires, _):
+            assert [outcome(wire) for wire in wires] == [14, None, None]
+        async with asked(server, STREAM, [[part(message(b"a"))]] * 3) as (wires, calls):
+            assert [call.done() for call in calls] == [True, False, False]
+            assert outcome(wires[0]) == 14
+
+    asyncio.run(scenario())
+
+
+def test_a_stream_without_a_first_message_is_given_up() -> None:
+    response = Server(LIMITS).grpc([], path=STREAM)
+    status, said = response.grpc
+    assert status == 4
+    assert "no message had come 0.05 s after the stream was opened" in said
+
+
+def test_a_call_that_is_cancelled_by_its_server_is_not_answered() -> None:
+    server = Server(LIMITS)
+
+    async def scenario() -> None:
+        async with asked(server, UNARY, [SILENT]) as (wires, calls):
+            calls[0].cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await calls[0]
+            assert wires[0].sent == []
+            assert server.application.bodies.open()
+
+    asyncio.run(scenario())
+
+
+def test_the_numbers_by_default() -> None:
+    """46,000 silent streams took 862 MB: each counts with what it takes, and a quarter may be silent."""
+    assert CALL_BYTES == 20 * 1024
+    bodies = Bodies(Limits())
+    assert bodies.call_bytes == CALL_BYTES
+    assert bodies.silent.most == bodies.begun.most == 6553
+    opened = 0
+    while bodies.open():
+        opened += 1
+    assert opened == 512 * 1024 * 1024 // CALL_BYTES
+    assert "max_inflight_bytes" in bodies.full().message
