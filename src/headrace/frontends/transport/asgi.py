@@ -188,7 +188,8 @@ class Application:
                     call = GrpcCall(call.deadline, account)
             reply = await handler(message, call)
         except HeadraceError as error:
-            failed = error
+            # Without its frames: this one knows it, and all together would wait for the garbage collector.
+            failed = error.with_traceback(None)
         except Exception:  # noqa: BLE001 - the boundary to the network: a bug fails its own call only
             _log.exception("a gRPC call failed unexpectedly")
             failed = HeadraceError(_INTERNAL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
@@ -131,3 +132,23 @@ def test_the_numbers_by_default() -> None:
         opened += 1
     assert opened == 512 * 1024 * 1024 // CALL_BYTES
     assert "max_inflight_bytes" in bodies.full().message
+
+
+@pytest.mark.parametrize("path", [UNARY, STREAM, REST])
+def test_what_is_ended_leaves_nothing_to_the_garbage_collector(path: str) -> None:
+    """It comes rarely, and thousands of ended calls would wait for it."""
+    server = Server(LIMITS, most_waiting=1)
+
+    async def scenario() -> None:
+        async with asked(server, path, [SILENT] * 51) as (wires, calls):
+            gc.collect()
+            gc.disable()
+            try:
+                del wires[:], calls[:50]
+                async with asked(server, path, [SILENT] * 50) as (others, more):
+                    del others[:], more[:49]
+                    assert gc.collect() < 50
+            finally:
+                gc.enable()
+
+    asyncio.run(scenario())
