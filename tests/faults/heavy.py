@@ -75,11 +75,16 @@ def heavy_messages(scale: int = 1) -> list[Heavy]:
         Heavy("the same to Predict", PREDICT, predict + b"\x7a\x00" * (size // 2), any_of),
         Heavy("empty inputs", INFER, good + b"\x2a\x00" * (size // 2), either),
         Heavy("empty entries", PREDICT, predict + b"\x12\x00" * (size // 2), either),
-        Heavy("many inputs, the last two of one name", INFER, _many(20_000 * scale), either),
+        Heavy("many inputs, the last two of one name", INFER, many_inputs(20_000 * scale), either),
         Heavy("inputs nobody knows, of one repeated text", PREDICT, repeated("u", 30, 8 << 20), wrong),
         Heavy("one text for very many rows", PREDICT, repeated("city", 1, 1 << 40), large),
-        Heavy("empty texts", INFER, _texts(size // 2), any_of),
-        Heavy("a long text in the context of many", REGRESS, context_of_many(scale * 1_000_000, 500), large),
+        Heavy("empty texts", INFER, texts_infer(size // 2), any_of),
+        Heavy(
+            "a long text in the context of many",
+            REGRESS,
+            context_of_many(scale * 1_000_000, 500),
+            large,
+        ),
         Heavy("empty examples", REGRESS, regress_of(b"\x0a\x00" * (size // 2)), either),
         Heavy("one example of empty features", REGRESS, regress_of(_features(size // 2)), either),
         Heavy("a task again and again", TASKS, b"\x0a\x00" * (size // 2), either),
@@ -118,10 +123,16 @@ def _within(number: int, value: bytes) -> bytes:
     return bytes([number << 3 | 2]) + bytes(length) + value
 
 
-def _many(inputs: int) -> bytes:
+def many_inputs(inputs: int, alike: int = 2) -> bytes:
+    """A ModelInfer of many inputs.
+
+    Args:
+        inputs: How many.
+        alike: How many of the last have one name.
+    """
     request = _Infer(model_name="many")
     for number in range(inputs):
-        name = f"x{min(number, inputs - 2)}"
+        name = f"x{min(number, inputs - alike)}"
         request.inputs.add(name=name, datatype="FP32", shape=[1]).contents.fp32_contents.append(1.0)
     written: bytes = request.SerializeToString()
     return written
@@ -142,11 +153,17 @@ def repeated(name: str, inputs: int, rows: int) -> bytes:
     return _serialized("PredictRequest", model_spec={"name": "words"}, inputs=given)
 
 
-def _texts(count: int) -> bytes:
+def texts_infer(count: int, text: bytes = b"") -> bytes:
+    """A ModelInfer of many texts, all alike, and one age.
+
+    Args:
+        count: How many.
+        text: What they say.
+    """
     request = _Infer(model_name="words")
     request.inputs.add(name="city", datatype="BYTES", shape=[count])
     request.inputs.add(name="age", datatype="FP32", shape=[1]).contents.fp32_contents.append(1.0)
-    request.inputs[0].contents.bytes_contents.extend([b""] * count)
+    request.inputs[0].contents.bytes_contents.extend([text] * count)
     written: bytes = request.SerializeToString()
     return written
 

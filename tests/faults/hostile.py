@@ -8,9 +8,25 @@ import socket
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
+from tests.faults.heavy import (
+    INFER,
+    MANY,
+    METADATA,
+    PREDICT,
+    REGRESS,
+    TASKS,
+    WORDS,
+    context_of_many,
+    many_inputs,
+    predict_message,
+    regress_of,
+    repeated,
+    texts_infer,
+)
 from tests.faults.still_serves import (
     MODEL,
     Request,
@@ -20,6 +36,7 @@ from tests.faults.still_serves import (
     infer_message,
     predict_request,
 )
+from tests.model_directories import write
 
 Status = int | str | None
 """An HTTP status, the name of a gRPC one, or None where nothing need be answered."""
@@ -33,11 +50,26 @@ class Attack:
         name: What it is called in a failing test.
         expected: What may be answered.
         content: The bytes of an HTTP request, or of the message of a gRPC call.
+        method: What a gRPC call calls.
+        every: It is sent once where others are sent so often: not because it is rare in life, but because it
+            is slow to send.
     """
 
     name: str
     expected: tuple[Status, ...]
     content: bytes
+    method: str = INFER
+    every: int = 1
+
+
+def write_models(directory: Path) -> None:
+    """Models with texts, Examples and contexts, and with many inputs; both are code.
+
+    Args:
+        directory: Where they are written.
+    """
+    write(directory, "words", 1, WORDS, '[signature]\nkind = "regress"\n')
+    write(directory, "many", 1, MANY)
 
 
 BOMB_BYTES = 256 * 1024 * 1024
@@ -75,8 +107,13 @@ def http_attacks() -> list[Attack]:
         Attack("wrong dtype", bad, predict_request(MODEL, ["one"])),
         Attack("wrong shape", bad, predict_request(MODEL, [[1.0, 2.0]])),
         Attack("wrong name", bad, http_request(predict, b'{"inputs": {"z": [1]}}')),
-        Attack("too deep", bad, http_request(predict, b'{"instances": ' + deep + b"}")),
-        Attack("too deep for the other protocol", bad, http_request(infer, b'{"inputs": ' + deep + b"}")),
+        Attack("too deep", bad, http_request(predict, b'{"instances": ' + deep + b"}"), every=20),
+        Attack(
+            "too deep for the other protocol",
+            bad,
+            http_request(infer, b'{"inputs": ' + deep + b"}"),
+            every=20,
+        ),
         Attack("shape that overflows", bad, v2(shape=[2**62, 2**62])),
         Attack("negative dimension", bad, v2(shape=[-1])),
         Attack("more rows than data", bad, v2(shape=[5])),
@@ -100,6 +137,45 @@ def http_attacks() -> list[Attack]:
             predict_request(MODEL, [1.0], "x: " + "y" * 100_000),
         ),
     ]
+
+
+def http_attacks_of_many_kinds() -> list[Attack]:
+    """Requests over HTTP/1.1 for the models of texts, Examples and contexts, and many inputs."""
+
+    def asked(path: str, value: object) -> bytes:
+        return http_request(path, json.dumps(value).encode())
+
+    words, regress = "/v1/models/words:predict", "/v1/models/words:regress"
+    rome, example = {"city": "rome", "age": 1.0}, {"age": 1.0}
+    inputs = [{"name": f"x{number}", "datatype": "FP32", "shape": [1], "data": [1]} for number in range(300)]
+    many = "/v2/models/many/infer"
+    large = json.dumps({"context": {"city": "x" * 1_000_000}, "examples": [example] * 500}).encode()
+    good, bad, refused = (200,), (400,), (413,)
+    return [
+        Attack("good texts", good, asked(words, {"instances": [rome, rome]})),
+        Attack("text in base64", good, asked(words, {"instances": [rome | {"city": {"b64": "cm9tZQ=="}}]})),
+        Attack("base64 that is none", bad, asked(words, {"instances": [rome | {"city": {"b64": "!"}}]})),
+        Attack("a number for a text", bad, asked(words, {"instances": [rome | {"city": 1}]})),
+        Attack("a text for a number", bad, asked(words, {"instances": [rome | {"age": "old"}]})),
+        Attack("a text of escapes", good, http_request(words, _text(b"\\u0000" * 5000))),
+        Attack("half a surrogate", bad, http_request(words, _text(b"\\ud83d"))),
+        Attack("empty rows", bad, asked(words, {"instances": [{}] * 5000})),
+        Attack("empty lists", bad, asked(words, {"inputs": {"city": [[]] * 5000, "age": [1.0]}})),
+        Attack("good Examples", good, asked(regress, {"context": {"city": "a"}, "examples": [example] * 3})),
+        Attack("Examples without features", bad, asked(regress, {"examples": [{}] * 5000})),
+        Attack("Examples that are none", bad, asked(regress, {"examples": [1, "two", None]})),
+        Attack("a context that is none", bad, asked(regress, {"context": [1], "examples": [example]})),
+        Attack("a long context of many", refused, http_request(regress, large), every=20),
+        Attack("good inputs, 300", good, asked(many, {"inputs": inputs})),
+        Attack("an input twice", bad, asked(many, {"inputs": [*inputs[:-1], inputs[0]]})),
+        Attack("an input too few", bad, asked(many, {"inputs": inputs[:-1]})),
+        Attack("inputs nobody knows", bad, asked(many, {"inputs": [one | {"name": "z"} for one in inputs]})),
+        Attack("inputs without data", bad, asked(many, {"inputs": [{}] * 300})),
+    ]
+
+
+def _text(written: bytes) -> bytes:
+    return b'{"instances":[{"age":1.0,"city":"' + written + b'"}]}'
 
 
 def gzip_bomb() -> Attack:
@@ -142,7 +218,33 @@ def grpc_attacks() -> list[Attack]:
         Attack("no contents", bad, changed()),
         Attack("contents of no input", bad, changed(raw_input_contents=[one, one])),
         Attack("unknown model", ("NOT_FOUND",), infer_message("missing", 1.0)),
-        Attack("too large", ("RESOURCE_EXHAUSTED",), bytes(65 * 1024 * 1024)),
+        Attack("too large", ("RESOURCE_EXHAUSTED",), bytes(65 * 1024 * 1024), every=400),
+    ]
+
+
+def grpc_attacks_of_many_kinds() -> list[Attack]:
+    """Messages for the models of texts, Examples and contexts, and many inputs."""
+    good, bad, large = ("OK",), ("INVALID_ARGUMENT",), ("RESOURCE_EXHAUSTED",)
+    either, empty, any_of = bad + large, b"\x0a\x00" * 10_000, bad + large + good
+    return [
+        Attack("good Predict", good, predict_message(), PREDICT),
+        Attack("good texts", good, texts_infer(1, b"rome")),
+        Attack("one age for many texts", bad, texts_infer(5000)),
+        Attack("good Examples", good, context_of_many(10, 3), REGRESS),
+        Attack("a long context of many", large, context_of_many(1_000_000, 500), REGRESS, 20),
+        Attack("empty Examples", bad, regress_of(empty), REGRESS),
+        Attack("Examples cut short", bad, regress_of(b"\x0a\x7f\x0a"), REGRESS),
+        Attack("no Examples", either, regress_of(b""), REGRESS),
+        Attack("good inputs, 300", good, many_inputs(300, 1)),
+        Attack("inputs of one name", bad, many_inputs(300)),
+        Attack("inputs nobody knows", either, many_inputs(3000, 1)),
+        Attack("an empty id again and again", any_of, infer_message(MODEL, 1.0) + b"\x1a\x00" * 10_000),
+        Attack("a field that is not known", any_of, predict_message() + b"\x7a\x00" * 10_000, PREDICT),
+        Attack("empty entries", either, predict_message() + b"\x12\x00" * 10_000, PREDICT),
+        Attack("unknown inputs of a repeated text", bad, repeated("u", 30, 8 << 20), PREDICT),
+        Attack("one text for very many rows", large, repeated("city", 1, 1 << 40), PREDICT),
+        Attack("empty tasks", either, empty, TASKS),
+        Attack("empty questions", either, b"\x12\x00" * 10_000, METADATA),
     ]
 
 

@@ -13,8 +13,18 @@ from pathlib import Path
 import grpc
 import pytest
 
-from tests.faults.hostile import CUTS_OF_GRPC, CUTS_OF_HTTP, Attack, grpc_attacks, gzip_bomb, http_attacks
-from tests.faults.still_serves import connect, does_it_still_serve, grpc_calls
+from tests.faults.hostile import (
+    CUTS_OF_GRPC,
+    CUTS_OF_HTTP,
+    Attack,
+    grpc_attacks,
+    grpc_attacks_of_many_kinds,
+    gzip_bomb,
+    http_attacks,
+    http_attacks_of_many_kinds,
+    write_models,
+)
+from tests.faults.still_serves import connect, does_it_still_serve
 from tests.running_server import RunningServer
 
 PAIRS = {
@@ -22,8 +32,6 @@ PAIRS = {
     "uvicorn and grpcio": (1_000, ("--http-server", "uvicorn", "--grpc-server", "grpcio")),
 }
 THREADS = 4
-# Rare because they are slow to send, not because they are rare in life.
-EVERY_SO_MANY = {"too large": 400, "too deep": 20, "too deep for the other protocol": 20}
 MOST_GROWTH_BYTES = 150 * 2**20
 
 
@@ -79,12 +87,23 @@ class Rest:
             return None
 
 
-def grpc_status(call: grpc.UnaryUnaryMultiCallable, message: bytes) -> str:
-    try:
-        call(message, timeout=30)
-    except grpc.RpcError as error:
-        return str(error.code().name)
-    return "OK"
+class Grpc:
+    """One client's connection, for calls of any method with messages as bytes."""
+
+    def __init__(self, port: int) -> None:
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        self._channel = grpc.insecure_channel(f"127.0.0.1:{port}", options)
+
+    def send(self, attack: Attack) -> str:
+        """The status that was answered."""
+        try:
+            self._channel.unary_unary(attack.method)(attack.content, timeout=30)
+        except grpc.RpcError as error:
+            return str(error.code().name)
+        return "OK"
+
+    def close(self) -> None:
+        self._channel.close()
 
 
 class Storm:
@@ -106,26 +125,27 @@ class Storm:
 
     def _client(self, seed: int) -> None:
         chosen = random.Random(seed)
-        http, over_grpc = http_attacks(), grpc_attacks()
-        rest = Rest(self._server.http_port)
-        with grpc_calls(self._server) as call:
-            while next(self._numbers) < self._requests:
-                kind = chosen.random()
-                if kind < 0.5:
-                    self._send(chosen, http, rest.send)
-                elif kind < 0.95:
-                    self._send(chosen, over_grpc, lambda attack: grpc_status(call, attack.content))
-                elif kind < 0.975:
-                    chosen.choice(CUTS_OF_HTTP)(self._server.http_port)
-                    self.sent["cut"] += 1
-                else:
-                    chosen.choice(CUTS_OF_GRPC)(self._server.grpc_port)
-                    self.sent["cut"] += 1
+        http = [*http_attacks(), *http_attacks_of_many_kinds()]
+        over_grpc = [*grpc_attacks(), *grpc_attacks_of_many_kinds()]
+        rest, calls = Rest(self._server.http_port), Grpc(self._server.grpc_port)
+        while next(self._numbers) < self._requests:
+            kind = chosen.random()
+            if kind < 0.5:
+                self._send(chosen, http, rest.send)
+            elif kind < 0.95:
+                self._send(chosen, over_grpc, calls.send)
+            elif kind < 0.975:
+                chosen.choice(CUTS_OF_HTTP)(self._server.http_port)
+                self.sent["cut"] += 1
+            else:
+                chosen.choice(CUTS_OF_GRPC)(self._server.grpc_port)
+                self.sent["cut"] += 1
         rest.close()
+        calls.close()
 
     def _send(self, chosen: random.Random, attacks: list[Attack], send: Callable[[Attack], object]) -> None:
         attack = chosen.choice(attacks)
-        if chosen.random() * EVERY_SO_MANY.get(attack.name, 1) > 1:
+        if chosen.random() * attack.every > 1:
             attack = attacks[0]
         status = send(attack)
         self.sent[attack.name] += 1
@@ -137,12 +157,20 @@ class Storm:
 def test_thousands_of_mixed_requests_leave_the_server_serving(
     models: Path, requests: int, options: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with RunningServer(models, *options) as server:
-        for attack in http_attacks():  # first each by itself, so that a failure has a name
+    write_models(models)
+    with RunningServer(models, "--allow-code", *options) as server:
+        for attack in [
+            *http_attacks(),
+            *http_attacks_of_many_kinds(),
+        ]:  # each by itself: a failure has a name
             rest = Rest(server.http_port)
             assert rest.send(attack) in attack.expected, attack.name
             rest.close()
             assert server.process.poll() is None, attack.name
+        calls = Grpc(server.grpc_port)
+        for attack in grpc_attacks_of_many_kinds():
+            assert calls.send(attack) in attack.expected, attack.name
+        calls.close()
         before = server.rss_bytes()
         storm = Storm(server, requests)
         storm.rage()
