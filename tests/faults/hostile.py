@@ -109,10 +109,7 @@ def http_attacks() -> list[Attack]:
         Attack("wrong name", bad, http_request(predict, b'{"inputs": {"z": [1]}}')),
         Attack("too deep", bad, http_request(predict, b'{"instances": ' + deep + b"}"), every=20),
         Attack(
-            "too deep for the other protocol",
-            bad,
-            http_request(infer, b'{"inputs": ' + deep + b"}"),
-            every=20,
+            "too deep for the other one", bad, http_request(infer, b'{"inputs": ' + deep + b"}"), every=20
         ),
         Attack("shape that overflows", bad, v2(shape=[2**62, 2**62])),
         Attack("negative dimension", bad, v2(shape=[-1])),
