@@ -253,7 +253,7 @@ def test_a_body_means_the_same_in_slices(model: Any, body: Any, step: int) -> No
         patch.multiple(large, _BASE64_STEP=4, _LONG_BYTES=3),
         patch.multiple(rows, _PART_BYTES=step),
         patch.multiple(
-            json_text, _PIECE_BYTES=step, _PART_BYTES=step, _PART_MARKS=step, _TEXT_BYTES=8 * step
+            json_text, _PIECE_BYTES=step, _PART_BYTES=step, _PART_MARKS=step, _TEXT_BYTES=12 + step
         ),
     ):
         in_slices = answer(sliced)

@@ -44,9 +44,9 @@ class Waiting:
         except asyncio.CancelledError:
             if task is None or task in line or task.uncancel():
                 raise  # for another reason, or for another one, too
-            raise self._ended() from None
         finally:
             line.pop(task, None)
+        raise self._ended()  # here, where it does not keep the cancellation and its frames
 
     def _end_some(self) -> None:
         self._looking = False
