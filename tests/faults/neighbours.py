@@ -89,6 +89,7 @@ def sending(port: int, requests: Sequence[bytes], connections: int = 4) -> Itera
             said = json.dumps([request.decode("latin-1") for request in requests])
             process.stdin.write(said.encode() + b"\n")
             process.stdin.flush()
+            process.stdout.readline()  # the first answer has come
             yield statuses
         finally:
             process.stdin.close()

@@ -1,7 +1,7 @@
 """Sends requests back to back from a process of its own, so that a neighbour's waits hold nothing of it.
 
 ``python -m tests.faults.senders PORT CONNECTIONS`` reads a line with the requests, sends them until its input
-ends, and prints the statuses that were answered.
+ends, and prints the statuses that were answered; an empty line says that the first answer has come.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ def send(port: int, requests: Sequence[bytes], connections: int, ended: threadin
         while not ended.is_set():
             for request in requests:
                 statuses.append(connection.send(request))
+                if len(statuses) == 1:
+                    print(flush=True)
         connection.close()
 
     threads = [threading.Thread(target=send_on_one) for _ in range(connections)]

@@ -27,7 +27,8 @@ from tests.running_server import RunningServer
 
 SECONDS = 0.5
 TRIES = 3
-MOST_LONGER_SECONDS = 0.1
+# What jams a door takes seconds (12 s with 64 KB, before); the aim, 5 ms, is benchmarks/door.py's to judge.
+MOST_LONGER_SECONDS = 1.0
 LARGE_BYTES = 64 * 1024 * 1024
 MOST_STALL_SECONDS = 0.5  # it is 0.1 on a quiet machine
 
