@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -11,7 +10,7 @@ from benchmarks.door_requests import MEGABYTE, Call, Line, grpc_call, http_call
 from headrace.frontends import protos
 from tests.faults.heavy import INFER, PREDICT, REGRESS
 from tests.faults.still_serves import http_request
-from tests.faults.worst_bodies import large_numbers, large_text
+from tests.faults.worst_bodies import binary_texts, large_numbers, large_text
 
 _LARGE = 64 * MEGABYTE - 4096
 
@@ -35,18 +34,7 @@ def _one_number() -> Call:
 
 
 def _binary_texts(count: int, *, binary: bool = True) -> Call:
-    text = b"w" * (_LARGE // count - 8)
-    raw = (len(text).to_bytes(4, "little") + text) * count
-    tensor = {
-        "name": "text",
-        "datatype": "BYTES",
-        "shape": [count],
-        "parameters": {"binary_data_size": len(raw)},
-    }
-    head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": binary}}).encode()
-    return http_call(
-        http_request("/v2/models/words/infer", head + raw, f"inference-header-content-length: {len(head)}")
-    )
+    return http_call(binary_texts(count, _LARGE // count - 8, binary_answer=binary))
 
 
 def _infer_texts(count: int, *, raw: bool) -> Call:

@@ -122,17 +122,26 @@ def large_text(size: int) -> bytes:
 def too_many_binary_texts(size: int) -> bytes:
     """A million texts in raw form: more rows than a queue takes, which is seen once they are decoded."""
     count = 1_000_000
-    text = b"w" * (size // count - 4)
-    raw = (len(text).to_bytes(4, "little") + text) * count
+    return binary_texts(count, size // count - 4)
+
+
+def binary_texts(count: int, length: int, *, binary_answer: bool = True) -> bytes:
+    """A request of equal texts in raw form.
+
+    Args:
+        count: How many.
+        length: How long each is.
+        binary_answer: Whether they are wanted back in raw form, or else in JSON.
+    """
+    raw = (length.to_bytes(4, "little") + b"w" * length) * count
     tensor = {
         "name": "text",
         "datatype": "BYTES",
         "shape": [count],
         "parameters": {"binary_data_size": len(raw)},
     }
-    head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
-    length = f"inference-header-content-length: {len(head)}"
-    return http_request("/v2/models/words/infer", head + raw, length)
+    head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": binary_answer}}).encode()
+    return http_request("/v2/models/words/infer", head + raw, f"inference-header-content-length: {len(head)}")
 
 
 def large_numbers(size: int, form: str) -> bytes:

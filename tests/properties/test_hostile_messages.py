@@ -11,7 +11,6 @@ import asyncio
 import gc
 import re
 import time
-import tracemalloc
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -27,6 +26,7 @@ from headrace.frontends.oip.messages import InferRequest
 from headrace.frontends.oip.tensors import join_strings
 from headrace.frontends.tfserving.grpc import grpc_methods as tfserving_methods
 from headrace.frontends.wire_fields import length_prefix
+from tests.properties.costs import check_time_is_linear, peak_bytes
 from tests.unit.frontends.oip.doubles import echo
 from tests.unit.frontends.tfserving.doubles import ServiceDouble, classifier
 from tests.unit.frontends.tfserving.doubles import message as serving_message
@@ -218,27 +218,20 @@ every_shape = pytest.mark.parametrize("shape", SHAPES, ids=[shape.name for shape
 
 @every_shape
 def test_time_is_linear_in_the_bytes(shape: Shape) -> None:
-    middle, largest = shape.make(MIDDLE), shape.make(LARGEST)
-    for _ in range(3):
-        a_byte = seconds(shape, largest) / LARGEST
-        growth = a_byte / (seconds(shape, middle) / MIDDLE)
-        if growth < MOST_GROWTH and a_byte < MOST_SECONDS_A_BYTE:
-            return
-    pytest.fail(f"a byte of {LARGEST} costs {a_byte * 1e9:.0f} ns, {growth:.1f} times a byte of {MIDDLE}")
+    given = {size: shape.make(size) for size in (MIDDLE, LARGEST)}
+    check_time_is_linear(
+        lambda size: seconds(shape, given[size]),
+        *(MIDDLE, LARGEST),
+        most_growth=MOST_GROWTH,
+        most_seconds=MOST_SECONDS_A_BYTE,
+    )
 
 
 @every_shape
 def test_memory_is_a_small_factor_of_the_bytes(shape: Shape) -> None:
     data = shape.make(MIDDLE)
-    methods = handlers(Limits())  # which refuse many examples of two bytes: where each lies takes more
-    decoded(shape, data, methods)  # what is made once only
-    tracemalloc.start()
-    try:
-        decoded(shape, data, methods)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert peak < MOST_MEMORY_A_BYTE * len(data) + 4 * 2**20
+    methods = handlers(Limits())
+    assert peak_bytes(lambda: decoded(shape, data, methods)) < MOST_MEMORY_A_BYTE * len(data) + 4 * 2**20
 
 
 def beside(start: bytes, unit: bytes) -> bytes:

@@ -11,7 +11,6 @@ import gc
 import gzip
 import re
 import time
-import tracemalloc
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -28,6 +27,7 @@ from headrace.frontends.transport.grpc_framing import at_once, opening
 from headrace.frontends.transport.routing import Router
 from headrace.tensors import STRING
 from tests.faults.worst_bodies import GOOD, WORST, Worst
+from tests.properties.costs import check_time_is_linear, peak_bytes
 from tests.unit.frontends.oip.doubles import LoadedDouble, echo
 from tests.unit.frontends.tfserving.doubles import ServiceDouble, classifier
 
@@ -209,27 +209,20 @@ SHAPES = [*JSON, *READ_TO_THEIR_ENDS, *MORE]
 
 @pytest.mark.parametrize("shape", SHAPES, ids=[shape.name for shape in SHAPES])
 def test_time_is_linear_in_the_bytes(shape: Shape) -> None:
-    middle, largest = shape.make(MIDDLE), shape.make(LARGEST)
-    for _ in range(3):
-        a_byte = seconds(shape, largest) / LARGEST
-        growth = a_byte / (seconds(shape, middle) / MIDDLE)
-        if growth < MOST_GROWTH and a_byte < MOST_SECONDS_A_BYTE:
-            return
-    pytest.fail(f"a byte of {LARGEST} costs {a_byte * 1e9:.0f} ns, {growth:.1f} times a byte of {MIDDLE}")
+    given = {size: shape.make(size) for size in (MIDDLE, LARGEST)}
+    check_time_is_linear(
+        lambda size: seconds(shape, given[size]),
+        *(MIDDLE, LARGEST),
+        most_growth=MOST_GROWTH,
+        most_seconds=MOST_SECONDS_A_BYTE,
+    )
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=[shape.name for shape in SHAPES])
 def test_memory_is_a_small_factor_of_the_bytes(shape: Shape) -> None:
     body = shape.make(MIDDLE)
     opened = MIDDLE if shape.decode is unzip else len(body)
-    decoded(shape, body)  # what is made once only
-    tracemalloc.start()
-    try:
-        decoded(shape, body)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert peak < MOST_MEMORY_A_BYTE * opened + 4 * 2**20
+    assert peak_bytes(lambda: decoded(shape, body)) < MOST_MEMORY_A_BYTE * opened + 4 * 2**20
 
 
 def decoded(shape: Shape, body: bytes) -> Any:
