@@ -80,8 +80,11 @@ async def decode(
                 else await in_steps(_from_values(one, specs[one.name], came, allowance), lane)
                 for one, span, came in zip(request.inputs, spans, data, strict=True)
             ]
-        finally:
-            await slices.given_back([document, data], lane)
+        except BaseException:
+            await slices.given_back(
+                [document, data], lane
+            )  # else the values are used up, and the rest is small
+            raise
     loaded = find()
     return loaded, infer_json.finished(loaded, request, tensors, call.deadline, allowance)
 

@@ -12,7 +12,9 @@ import pytest
 
 from headrace.config import Limits
 from headrace.errors import FailedPrecondition, InvalidRequest, NotFound, TooLarge, Unsupported
+from headrace.frontends import slices
 from headrace.frontends.calls import Headers, HttpCall, HttpReply
+from headrace.frontends.lane import Lane
 from headrace.frontends.oip.infer_json import JSON_LENGTH_HEADER
 from headrace.frontends.oip.rest import http_routes
 from headrace.frontends.transport.routing import Router
@@ -297,3 +299,23 @@ def longest_seconds(service: ServiceDouble, path: str, body: bytes) -> float:
         return longest
 
     return min(run(answer()) for _ in range(3))
+
+
+class CountingLane(Lane):
+    """Counts the steps that are done in it."""
+
+    steps = 0
+
+    async def breathe(self) -> None:
+        self.steps += 1
+        await super().breathe()
+
+
+def test_values_that_are_used_up_are_not_walked_once_more_to_be_given_back() -> None:
+    """One step to parse so many values, and one to take them; walking what is left took two more."""
+    service, count = ServiceDouble(echo("FP32")), 50 * slices.STEP
+    service.lane = lane = CountingLane()
+    values = b"1," * (count - 1) + b"1"
+    body = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[%d],"data":[%s]}]}' % (count, values)
+    assert call(service, "POST", "/v2/models/echo/infer", body).status == 200
+    assert lane.steps < 3 * count // slices.STEP + 50
