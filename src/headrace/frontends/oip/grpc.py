@@ -128,7 +128,12 @@ def _streaming(infer: UnaryHandler, errors: ErrorCounts) -> StreamHandler:
                 free.release()
             await reader  # raises what ended the reading, if that was not the stream's end
         finally:
-            await _cancel([reader, *_left(under_way)])
+            try:
+                await _cancel([reader, *_left(under_way)])
+            finally:
+                # It keeps what ended the reading, whose traceback keeps this frame: all of that would wait
+                # for the garbage collector.
+                del reader
 
     return stream
 

@@ -8,6 +8,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 
 from headrace.batching.request import NO_DEADLINE
 from headrace.config import ServerConfig
@@ -199,13 +200,15 @@ async def _in_time(messages: AsyncIterator[bytes], bodies: Bodies) -> AsyncItera
     seconds = bodies.limits.body_timeout_seconds
     come = False
     while True:
+        message = None
         try:
-            async with asyncio.timeout(None if come else seconds):
-                message = await (bodies.begun if come else bodies.silent).coming(messages.__anext__)
-        except TimeoutError:
-            raise DeadlineExceeded(f"no message had come {seconds:g} s after the stream was opened") from None
+            with suppress(TimeoutError):
+                async with asyncio.timeout(None if come else seconds):
+                    message = await (bodies.begun if come else bodies.silent).coming(messages.__anext__)
         except StopAsyncIteration:
             return
+        if message is None:  # told here, where it does not keep the cancellation, its frames and their task
+            raise DeadlineExceeded(f"no message had come {seconds:g} s after the stream was opened")
         come = True
         yield message
 

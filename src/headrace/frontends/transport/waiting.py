@@ -42,7 +42,10 @@ class Waiting:
         try:
             return await receive()
         except asyncio.CancelledError:
-            if task is None or task in line or task.uncancel():
+            was_ended = task is not None and task not in line and not task.uncancel()
+            line.pop(task, None)
+            task = None  # it keeps what ends it, which keeps this frame
+            if not was_ended:
                 raise  # for another reason, or for another one, too
         finally:
             line.pop(task, None)

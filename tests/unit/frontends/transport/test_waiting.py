@@ -122,7 +122,7 @@ def test_a_call_that_is_cancelled_by_its_server_is_not_answered() -> None:
 
 
 def test_the_numbers_by_default() -> None:
-    """46,000 silent streams took 862 MB: each counts with what it takes, and a quarter may be silent."""
+    """46,000 silent streams took 960 MB: each counts with what it took, and a quarter may be silent."""
     assert CALL_BYTES == 20 * 1024
     bodies = Bodies(Limits())
     assert bodies.call_bytes == CALL_BYTES
