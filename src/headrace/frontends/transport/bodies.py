@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
-from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from headrace.config import Limits
 from headrace.errors import Cancelled, DeadlineExceeded, Overloaded, TooLarge
 from headrace.frontends.calls import Account
 from headrace.frontends.slices import joined
-from headrace.frontends.transport.waiting import Waiting
+from headrace.frontends.transport.waiting import Pauses, Waiting
 
 Event = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Event]]
@@ -41,6 +41,7 @@ class Bodies:
     Attributes:
         silent: The calls of whose bodies nothing has come.
         begun: The calls that wait for more: of a body, or for a stream's next message.
+        pauses: The pauses of streams before and between their messages.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -51,6 +52,7 @@ class Bodies:
         self._calls_bytes = 0
         most = max(1, limits.max_inflight_bytes // _WAITING_SHARE // CALL_BYTES)
         self.silent, self.begun = Waiting(most), Waiting(most)
+        self.pauses, self._messages = Pauses(), Pauses()
 
     def open(self) -> bool:
         """Count a call as open, before anything of its body has come; ``close`` ends it.
@@ -203,6 +205,7 @@ class Bodies:
         Raises:
             Cancelled: The client left.
             DeadlineExceeded: A message took too long to arrive, or the first one to begin.
+            Unavailable: The server stopped before a message began.
             Overloaded: It had waited longest of too many calls that wait for their clients.
         """
         seconds, loop = self.limits.body_timeout_seconds, asyncio.get_running_loop()
@@ -210,11 +213,10 @@ class Bodies:
         while True:
             if (now := message()) != begun:
                 begun, until = now, loop.time() + seconds
-            event = None
-            with suppress(TimeoutError):
-                async with asyncio.timeout_at(None if come and begun is None else until):
-                    event = await (self.begun if come else self.silent).coming(receive)
-            if event is None:  # told here, where it does not keep the cancellation, its frames and their task
+            pauses = self.pauses if begun is None else self._messages
+            coming = partial((self.begun if come else self.silent).coming, receive)
+            event = await pauses.coming(coming, None if come and begun is None else until)
+            if event is None:
                 raise DeadlineExceeded(
                     f"a message had not arrived {seconds:g} s after it began"
                     if come

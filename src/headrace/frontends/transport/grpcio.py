@@ -8,7 +8,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
-from contextlib import suppress
+from functools import partial
 
 from headrace.batching.request import NO_DEADLINE
 from headrace.config import ServerConfig
@@ -19,6 +19,7 @@ from headrace.frontends.status import codes
 from headrace.frontends.transport.asgi import Application
 from headrace.frontends.transport.bodies import Bodies
 from headrace.frontends.transport.grpc_framing import short_message
+from headrace.frontends.transport.waiting import Pauses
 
 try:
     import grpc
@@ -82,6 +83,7 @@ class GrpcioTransport:
         stopping = asyncio.ensure_future(self._server.stop(self._drain_seconds))
         await asyncio.sleep(_QUIET_SECONDS)
         self._methods.answering.set()
+        self._methods.pauses.end()
         await stopping
 
 
@@ -90,6 +92,7 @@ class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has no t
 
     Attributes:
         answering: Not set while answers are held back.
+        pauses: The pauses of streams before and between their messages.
     """
 
     def __init__(self, methods: Sequence[GrpcMethod], application: Application) -> None:
@@ -97,6 +100,7 @@ class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has no t
         self._application = application
         self.answering = asyncio.Event()
         self.answering.set()
+        self.pauses = Pauses()
         self._calls = 0
 
     async def until_quiet(self) -> None:
@@ -116,7 +120,7 @@ class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has no t
             # As a stream of one message: only so there is a moment in which it has not arrived yet.
             unary = _Unary(method.path, method.unary, self._application, self.answering)
             return grpc.stream_unary_rpc_method_handler(unary.answer)
-        return grpc.stream_stream_rpc_method_handler(_stream(method, self._application))
+        return grpc.stream_stream_rpc_method_handler(_stream(method, self._application, self.pauses))
 
 
 class _Unary:
@@ -165,14 +169,14 @@ class _Unary:
             raise InvalidRequest("expected one gRPC message, got none") from None
 
 
-def _stream(method: GrpcMethod, application: Application) -> object:
+def _stream(method: GrpcMethod, application: Application, pauses: Pauses) -> object:
     bodies, errors = application.bodies, application.errors
 
     async def answer(messages: AsyncIterator[bytes], context: aio.ServicerContext) -> AsyncIterator[bytes]:
         unanswered: deque[int] = deque()
 
         async def counted() -> AsyncIterator[bytes]:
-            async for message in _in_time(messages, bodies):
+            async for message in _in_time(messages, bodies, pauses):
                 bodies.hold_of_stream(len(message))
                 unanswered.append(len(message))
                 yield message
@@ -195,19 +199,18 @@ def _stream(method: GrpcMethod, application: Application) -> object:
     return answer
 
 
-async def _in_time(messages: AsyncIterator[bytes], bodies: Bodies) -> AsyncIterator[bytes]:
+async def _in_time(messages: AsyncIterator[bytes], bodies: Bodies, pauses: Pauses) -> AsyncIterator[bytes]:
     """A stream's messages: the first one within the time for a body, those after it whenever they come."""
     seconds = bodies.limits.body_timeout_seconds
     come = False
     while True:
-        message = None
+        coming = partial((bodies.begun if come else bodies.silent).coming, messages.__anext__)
+        until = None if come else asyncio.get_running_loop().time() + seconds
         try:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(None if come else seconds):
-                    message = await (bodies.begun if come else bodies.silent).coming(messages.__anext__)
+            message = await pauses.coming(coming, until)
         except StopAsyncIteration:
             return
-        if message is None:  # told here, where it does not keep the cancellation, its frames and their task
+        if message is None:
             raise DeadlineExceeded(f"no message had come {seconds:g} s after the stream was opened")
         come = True
         yield message

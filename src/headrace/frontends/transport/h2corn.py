@@ -97,6 +97,8 @@ class H2cornTransport:
         # client has sent meanwhile makes that a reset.
         async with self._application.holding_answers(_HELD_SECONDS):
             self._server.shutdown()
+        # Only now: who is told before that the connection ends opens his next stream here.
+        self._application.bodies.pauses.end()
         await self._serving
 
 

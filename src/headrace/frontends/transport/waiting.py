@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from headrace.errors import Overloaded
+from headrace.errors import Overloaded, Unavailable
 
 _T = TypeVar("_T")
 
@@ -65,3 +65,48 @@ class Waiting:
             f"more than {self.most} calls waited for what their clients send, which may take a quarter of "
             "max_inflight_bytes; the one that had waited longest was ended"
         )
+
+
+class Pauses:
+    """The pauses of streams before and between their messages, all of which end when the server stops."""
+
+    def __init__(self) -> None:
+        """Start with none."""
+        self._over = False
+        self._open: set[asyncio.Timeout] = set()
+
+    def end(self) -> None:
+        """End the pauses that are, and each that begins from now on; what has arrived is still received."""
+        self._over = True
+        for pause in self._open:
+            if not pause.expired():
+                pause.reschedule(0)
+
+    async def coming(self, receive: Callable[[], Awaitable[_T]], until: float | None) -> _T | None:
+        """Receive what a stream's client sends next.
+
+        Args:
+            receive: Gives it.
+            until: When that is late, on the loop's clock; None for never.
+
+        Returns:
+            What came; None if it was late.
+
+        Raises:
+            Unavailable: Nothing had come when the server stopped.
+        """
+        pause = asyncio.timeout_at(0 if self._over else until)
+        self._open.add(pause)
+        try:
+            async with pause:
+                return await receive()
+        except TimeoutError:
+            pass  # told below, where it does not keep the cancellation, its frames and their task
+        finally:
+            self._open.discard(pause)
+            del pause  # it keeps the task, which keeps what ends it, and that this frame
+        if self._over:
+            raise Unavailable(
+                "the server is stopping, and ends streams once it has answered what it has read"
+            )
+        return None

@@ -65,6 +65,26 @@ def test_a_stream_that_ended_leaves_nothing(way: str) -> None:
     run(scenario())
 
 
+def test_streams_that_end_with_the_server_leave_nothing() -> None:
+    application = _application(most_waiting=STREAMS)
+
+    async def one(events: list[Event]) -> None:
+        wire = Wire(events)
+        await application(SCOPE, wire.receive, wire.send)
+        assert wire.sent[-1]["headers"][0] == (b"grpc-status", b"14")
+
+    async def scenario() -> None:
+        with _no_garbage():
+            streams = asyncio.gather(*(one([part(GOOD)] * (at % 2)) for at in range(STREAMS)))
+            for _ in range(10):
+                await asyncio.sleep(0)
+            application.bodies.pauses.end()
+            await streams
+            del streams
+
+    run(scenario())
+
+
 @pytest.mark.parametrize(
     "events",
     [[], [part(GOOD)], [part(message(number(1.0, model="slow")))], body(message(number(1.0, model="slow")))],

@@ -152,3 +152,33 @@ def test_what_is_ended_leaves_nothing_to_the_garbage_collector(path: str) -> Non
                 gc.enable()
 
     asyncio.run(scenario())
+
+
+def test_a_server_that_stops_ends_streams_between_their_messages_only() -> None:
+    """What has come is answered, what has come in part may arrive, and unary calls are awaited."""
+    server = Server(Limits(body_timeout_seconds=5.0))
+    half, rest = message(b"abc")[:6], message(b"abc")[6:]
+
+    async def scenario() -> None:
+        crowd = [SILENT, [part(message(b"a"))], [part(half)]]
+        async with (
+            asked(server, STREAM, crowd) as (wires, calls),
+            asked(server, UNARY, [SILENT, [part(half)]]) as (unary, _),
+        ):
+            server.application.bodies.pauses.end()
+            await asyncio.wait(calls[:2], timeout=10)
+            assert [outcome(wire) for wire in wires] == [14, 14, None]
+            said = dict(wires[1].sent[-1]["headers"])[b"grpc-message"]
+            assert said.startswith(b"the server is stopping")
+            assert [event.get("body") for event in wires[1].sent[1:2]] == [message(b"a")]
+            assert [outcome(wire) for wire in unary] == [None, None]
+            wires[2].more.put_nowait(part(rest))
+            await asyncio.wait(calls[2:], timeout=10)
+            assert outcome(wires[2]) == 14
+            assert wires[2].sent[1]["body"] == message(b"abc")
+        async with asked(server, STREAM, [SILENT, [part(message(b"a"))] * 3]) as (wires, calls):
+            await asyncio.wait(calls, timeout=10)
+            assert [outcome(wire) for wire in wires] == [14, 14]
+            assert sum(event.get("body") == message(b"a") for event in wires[1].sent) == 3
+
+    asyncio.run(scenario())
