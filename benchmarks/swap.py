@@ -26,7 +26,10 @@ from benchmarks.rows import Reference
 from benchmarks.sides import TOLERANCE, Contender, headrace, model_path
 
 CONNECTIONS = 8
-NOMINAL_PER_SECOND = 8000
+BUSY_SHARE = 0.6
+"""The part of the server's core that the requests take: the rest is the idle time that a load may use."""
+TRIAL_SECONDS = 2.0
+FIRST_TRIAL_PER_SECOND = 1500.0
 BEFORE_SECONDS = 10.0
 BETWEEN_SECONDS = 1.0
 POLL_SECONDS = 0.01
@@ -54,28 +57,51 @@ class Window:
 
 
 def run(effort: Effort) -> None:
-    """Send requests at random moments at a moderate rate, and publish versions by rename meanwhile.
+    """Send requests at random moments that leave the server's core some time; publish versions meanwhile.
 
     Args:
         effort: How much measuring is done: a round is about as long as four turns elsewhere.
     """
-    calls_wanted = round(0.6 * NOMINAL_PER_SECOND * (BEFORE_SECONDS + 4 * effort.rounds * effort.seconds))
     with _model_directory() as directory, tempfile.TemporaryDirectory() as folder:
         side = headrace("grpc", directory, "headrace while versions change")
         with running(side.command) as server:
             contender = Contender(side, server, 1)
             contender.load(1.0)
             bodies = [body for body in contender.bodies for _ in range(CONNECTIONS // len(contender.bodies))]
+            per_second = _rate(contender, bodies)
+            calls_wanted = round(per_second * (BEFORE_SECONDS + 4 * effort.rounds * effort.seconds))
             load = H2load(Path(folder), server.ports["grpc"], bodies, calls_wanted)
+            before = server.counters().cpu_seconds
             try:
-                load.open_loop(NOMINAL_PER_SECOND, seed=0)
+                load.open_loop(per_second, seed=0)
                 _poll_for(server, BEFORE_SECONDS)
+                busy = (server.counters().cpu_seconds - before) / BEFORE_SECONDS
                 windows = _publish_while(load, server, directory)
                 calls = load.finish(contender.answer_bytes)
             finally:
                 load.stop()
             _check_last(contender, len(windows))
+    print(f"  {busy:.0%} of the server's core was busy before")
     _report(calls, windows)
+
+
+def _rate(contender: Contender, bodies: list[bytes]) -> float:
+    """How many requests a second to ask for, so that they take the part of the core that is meant."""
+    per_second = FIRST_TRIAL_PER_SECOND
+    for seed in (1, 2):  # a request costs less where more come
+        with tempfile.TemporaryDirectory() as folder:
+            trial = H2load(
+                Path(folder), contender.server.ports["grpc"], bodies, round(per_second * TRIAL_SECONDS)
+            )
+            before, began = contender.server.counters().cpu_seconds, time.monotonic()
+            try:
+                trial.open_loop(per_second, seed)
+                trial.finish(contender.answer_bytes)
+            finally:
+                trial.stop()
+            used = contender.server.counters().cpu_seconds - before
+        per_second *= BUSY_SHARE / (used / (time.monotonic() - began))
+    return per_second
 
 
 def now() -> float:

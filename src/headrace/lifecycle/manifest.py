@@ -18,7 +18,7 @@ import msgspec
 
 from headrace.disk import draft_directory, is_abandoned, open_file, read_file, sync_directory, sync_tree
 from headrace.errors import Conflict, LoadError
-from headrace.lifecycle.background import stop_if_dropped
+from headrace.lifecycle.idle import stop_if_dropped
 from headrace.lifecycle.layout import MANIFEST_FILE, version_directories
 
 FORMAT = 1

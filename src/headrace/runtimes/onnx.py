@@ -108,6 +108,7 @@ class OnnxServable:
     """A session of ONNX Runtime."""
 
     platform = "onnxruntime_onnx"
+    is_native = True
 
     def __init__(
         self, session: onnxruntime.InferenceSession, signature: Signature, maps: Sequence[bool]

@@ -19,7 +19,8 @@ import pytest
 
 from headrace import cpus
 from headrace.clock import LoopClock
-from headrace.lifecycle.background import NO_THREAD, LoaderThreads, stop_if_dropped
+from headrace.lifecycle.background import NO_THREAD, LoaderThreads
+from headrace.lifecycle.idle import stop_if_dropped
 
 T = TypeVar("T")
 LIMIT_SECONDS = 30.0
@@ -161,7 +162,7 @@ def test_a_native_call_is_left_to_idle_time_where_there_is_some(
 def test_a_native_call_keeps_the_share_where_there_is_no_idle_time(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    Idleness(monkeypatch, tmp_path, 0.02)
+    Idleness(monkeypatch, tmp_path, 0.0)
     assert native(threads(), lambda: os.sched_getscheduler(0)) == os.SCHED_BATCH
 
 
@@ -172,7 +173,7 @@ def test_a_native_call_fails_with_its_own_error_wherever_it_runs(
     def fail() -> None:
         raise ValueError("its own")
 
-    for share in (0.4, 0.02):
+    for share in (0.4, 0.0):
         Idleness(monkeypatch, tmp_path, share)
         loaders = threads()
 
