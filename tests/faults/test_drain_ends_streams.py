@@ -20,6 +20,8 @@ from tests.model_directories import SLOW, write
 from tests.running_server import RunningServer
 
 DRAIN_SECONDS = 20
+REQUESTS = 100
+"""More than are under way together: the others have arrived, too."""
 Response = protos.message("inference.ModelStreamInferResponse")
 
 
@@ -65,15 +67,17 @@ def test_a_server_that_stops_ends_its_streams_and_answers_what_it_owes(
         silent, quiet, owed = Stream(channel), Stream(channel), Stream(channel)
         quiet.send(infer_message(MODEL, 1.0))
         assert quiet.answer() == [2.0]
-        owed.send(*[infer_message("slow", 1.0, name="seconds")] * 3)
-        server.wait_for(lambda: counted(server, "outstanding_requests") == 3, "the requests to be under way")
+        owed.send(*[infer_message("slow", 0.5, name="seconds")] * REQUESTS)
+        server.wait_for(
+            lambda: counted(server, "outstanding_requests") == 64, "as many as may to be under way"
+        )
         server.process.send_signal(signal.SIGTERM)
         began = time.monotonic()
         for stream in (silent, quiet):
             error = stream.end()
             assert error.code() is grpc.StatusCode.UNAVAILABLE
             assert "the server is stopping" in error.details()
-        for _ in range(3):
+        for _ in range(REQUESTS):
             assert owed.answer().size == 1
         assert owed.end().code() is grpc.StatusCode.UNAVAILABLE
         assert server.wait_until_ended(DRAIN_SECONDS * 2) == 0

@@ -32,6 +32,8 @@ _log = logging.getLogger(__name__)
 # How long no call may have come before the server stops, and how often that is waited for at the most.
 _QUIET_SECONDS = 0.1
 _QUIET_ATTEMPTS = 10
+# How long a stream that is to end waits for a message: also one that has arrived takes a moment to be given.
+_LAST_PAUSE_SECONDS = 0.05
 _STATUS = {code.value[0]: code for code in grpc.StatusCode}
 _INTERNAL = HeadraceError("internal error; the server's log says more")
 
@@ -100,7 +102,7 @@ class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has no t
         self._application = application
         self.answering = asyncio.Event()
         self.answering.set()
-        self.pauses = Pauses()
+        self.pauses = Pauses(_LAST_PAUSE_SECONDS)
         self._calls = 0
 
     async def until_quiet(self) -> None:

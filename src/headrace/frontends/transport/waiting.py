@@ -70,8 +70,14 @@ class Waiting:
 class Pauses:
     """The pauses of streams before and between their messages, all of which end when the server stops."""
 
-    def __init__(self) -> None:
-        """Start with none."""
+    def __init__(self, last_seconds: float = 0.0) -> None:
+        """Start with none.
+
+        Args:
+            last_seconds: How long a pause is at the most when the server stops: what has arrived may take a
+                moment to be received.
+        """
+        self._last_seconds = last_seconds
         self._over = False
         self._open: set[asyncio.Timeout] = set()
 
@@ -80,7 +86,7 @@ class Pauses:
         self._over = True
         for pause in self._open:
             if not pause.expired():
-                pause.reschedule(0)
+                pause.reschedule(self._last())
 
     async def coming(self, receive: Callable[[], Awaitable[_T]], until: float | None) -> _T | None:
         """Receive what a stream's client sends next.
@@ -95,7 +101,7 @@ class Pauses:
         Raises:
             Unavailable: Nothing had come when the server stopped.
         """
-        pause = asyncio.timeout_at(0 if self._over else until)
+        pause = asyncio.timeout_at(self._last() if self._over else until)
         self._open.add(pause)
         try:
             async with pause:
@@ -110,3 +116,6 @@ class Pauses:
                 "the server is stopping, and ends streams once it has answered what it has read"
             )
         return None
+
+    def _last(self) -> float:
+        return asyncio.get_running_loop().time() + self._last_seconds
