@@ -1,7 +1,7 @@
 """No body jams the door: a neighbour of the worst ones is answered about as soon as one of good ones.
 
-What jams it takes 0.2 s or more. How many milliseconds a neighbour waits is measured by
-``benchmarks/door.py``, on a quiet machine: where tests run, others run, too.
+How many milliseconds a neighbour waits is measured by ``benchmarks/door.py``, on a quiet machine: where tests
+run, others run, too.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from tests.running_server import RunningServer
 
 SECONDS = 0.5
 TRIES = 3
-# What jams a door takes seconds (12 s with 64 KB, before); the aim, 5 ms, is benchmarks/door.py's to judge.
-MOST_LONGER_SECONDS = 1.0
+# What jams a door takes 0.2 s or more (12 s with 64 KB, before); the aim, 5 ms, is for benchmarks/door.py.
+MOST_LONGER_SECONDS = 0.25
 LARGE_BYTES = 64 * 1024 * 1024
 SLICE_SECONDS = 0.001
 MOST_STALL_SECONDS = 0.5  # it is 0.1 on a quiet machine

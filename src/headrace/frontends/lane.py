@@ -24,12 +24,13 @@ class Lane:
     never see it.
     """
 
-    __slots__ = ("_heavy", "_place", "_slices", "_until")
+    __slots__ = ("_heavy", "_place", "_slices", "_step", "_until")
 
     def __init__(self) -> None:
         """A lane that is free."""
         self._place = _Place()
         self._heavy = _Place()
+        self._step = asyncio.Lock()
         self._slices: dict[asyncio.Task[object] | None, int] = {}
         self._until = 0.0
 
@@ -66,6 +67,21 @@ class Lane:
             self._place.give()
             await self._place.take()
         self._until = perf_counter() + _SLICE_SECONDS
+
+    async def step(self) -> None:
+        """Wait for one's turn to decode a body in one step of some milliseconds, beside the lane.
+
+        Others go on after each such step, so that however many come together, each holds them up by itself.
+        Who is alone waits for nothing.
+        """
+        await self._step.acquire()
+        self._end_step(_TURNS)
+
+    def _end_step(self, turns: int) -> None:
+        if turns:
+            asyncio.get_running_loop().call_soon(self._end_step, turns - 1)
+        else:
+            self._step.release()
 
     async def _let_others_go_on(self) -> None:
         for _ in range(_TURNS):

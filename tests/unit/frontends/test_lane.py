@@ -53,6 +53,39 @@ def test_who_needs_little_does_not_wait_for_the_end_of_who_needs_much() -> None:
     assert ended == ["c", "b", "a"]
 
 
+def test_bodies_of_one_step_that_come_together_have_turns_of_others_between_them() -> None:
+    lane, turns, begun = Lane(), 0, list[int]()
+
+    async def body() -> None:
+        await lane.step()
+        begun.append(turns)
+
+    async def all_of_them() -> None:
+        nonlocal turns
+        bodies = [asyncio.create_task(body()) for _ in range(4)]
+        while len(begun) < len(bodies):
+            await asyncio.sleep(0)
+            turns += 1
+
+    asyncio.run(all_of_them())
+    assert begun[0] == 0, "who is alone waits for nothing"
+    assert all(later - sooner >= 4 for sooner, later in pairwise(begun)), begun
+
+
+def test_who_leaves_while_it_waits_for_its_step_holds_up_nobody() -> None:
+    lane = Lane()
+
+    async def one_leaves() -> None:
+        first, leaving, last = (asyncio.create_task(lane.step()) for _ in range(3))
+        await first
+        leaving.cancel()
+        await asyncio.wait_for(last, 5)
+        await asyncio.wait([leaving])
+        assert leaving.cancelled()
+
+    asyncio.run(one_leaves())
+
+
 def test_of_those_who_need_much_one_goes_on_at_a_time() -> None:
     lane, begun, ended = Lane(), [], []
 

@@ -99,6 +99,7 @@ async def _parsed(
 ) -> tuple[LoadedVersion, JsonInference]:
     allowance = Allowance.of(service.limits, call)
     if json_bytes > service.at_once_bytes:
+        await service.lane.step()
         text = call.body if json_bytes == len(call.body) else call.body[:json_bytes]
         if not parsed_at_once(text, service.at_once_bytes, service.limits):
             return await large.decode(service, find, call, json_bytes, allowance)

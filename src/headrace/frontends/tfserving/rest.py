@@ -66,6 +66,8 @@ def _handler(service: Service, answer: _Answering, method: str = "") -> HttpHand
 
 
 async def _predict(service: Service, chosen: ModelChoice, call: HttpCall) -> bytes:
+    if len(call.body) > service.at_once_bytes:
+        await service.lane.step()
     loaded = find(service, chosen)
     at_once = _inputs_at_once(service, loaded, call)
     if at_once is not None:
@@ -204,6 +206,8 @@ async def _example_inputs(
     call: HttpCall,
     check: Callable[[LoadedVersion, Signature], None],
 ) -> tuple[LoadedVersion, Signature, CheckedInputs]:
+    if len(call.body) > service.at_once_bytes:
+        await service.lane.step()
     loaded = find(service, chosen)
     allowance = Allowance.of(service.limits, call)
     if parsed_at_once(call.body, service.at_once_bytes, service.limits):
