@@ -27,7 +27,7 @@ from headrace.ctr.onnx_export import export
 from headrace.ctr.settings import ModelSettings
 from headrace.ctr.tables import Table
 from headrace.engine import Engine, ModelSpec
-from headrace.frontends import protos
+from headrace.frontends.wire import protos
 from headrace.runtimes import registry
 from headrace.servable import DEFAULT_SIGNATURE, Servable
 from headrace.stream.features import Features

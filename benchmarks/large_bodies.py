@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from benchmarks.door_requests import MEGABYTE, Call, Line, grpc_call, http_call
-from headrace.frontends import protos
+from headrace.frontends.wire import protos
 from tests.faults.heavy import INFER, PREDICT, REGRESS
 from tests.faults.still_serves import http_request
 from tests.faults.worst_bodies import binary_texts, large_numbers, large_text

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from google.protobuf.message import Message
 
 from demo.features import SCHEMA, Page, Value
-from headrace.frontends.protos import message
+from headrace.frontends.wire.protos import message
 from headrace.stream.schema import Field
 
 PredictRequest = message("tensorflow.serving.PredictRequest")

@@ -17,7 +17,7 @@ from grpc_tools import protoc
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ROOT / "proto"
-TARGET = ROOT / "src/headrace/frontends/protos.binpb"
+TARGET = ROOT / "src/headrace/frontends/wire/protos.binpb"
 
 
 def compiled(folder: Path) -> bytes:

@@ -18,7 +18,7 @@ from typing import Any, Self
 import grpc
 import numpy as np
 
-from headrace.frontends import protos
+from headrace.frontends.wire import protos
 from tests.running_server import RunningServer
 
 HEADRACE = (sys.executable, "-m", "headrace")

@@ -15,7 +15,7 @@ import pytest
 
 from headrace.engine import Engine, ModelSpec
 from headrace.errors import InvalidRequest
-from headrace.frontends import protos
+from headrace.frontends.wire import protos
 from headrace.tensors import BY_DTYPE, Array
 from tests.conformance.ctr_models import SCHEMA, field_inputs, write
 from tests.running_server import RunningServer

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from headrace.frontends import protos
+from headrace.frontends.wire import protos
 from tests.faults.still_serves import MODEL, infer_message
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import grpc
 import numpy as np
 
-from headrace.frontends import protos
+from headrace.frontends.wire import protos
 from tests.running_server import RunningServer
 
 MODEL = "good"

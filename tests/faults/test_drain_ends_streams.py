@@ -12,7 +12,7 @@ import grpc
 import numpy as np
 import pytest
 
-from headrace.frontends import protos
+from headrace.frontends.wire import protos
 from tests.faults.still_serves import MODEL, infer_message
 from tests.faults.test_client_leaves_mid_batch import counted
 from tests.faults.test_silent_streams import INFER, STREAM, opened

@@ -11,7 +11,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from headrace.frontends.wire_fields import length_prefix
+from headrace.frontends.wire.protobuf_fields import length_prefix
 from tests.faults.still_serves import does_it_still_serve, infer_message
 from tests.model_directories import SLOW, write
 from tests.running_server import RunningServer

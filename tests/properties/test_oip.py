@@ -17,10 +17,10 @@ from hypothesis.extra import numpy as st_numpy
 
 from headrace.batching.request import Answer, BatchOutputs, Timings
 from headrace.errors import HeadraceError
-from headrace.frontends import json_text, slices
 from headrace.frontends.oip.infer_json import JsonInference, encode_answer
 from headrace.frontends.oip.messages import InferDecoder, Inference, InferRequest, InferResponse
-from headrace.frontends.oip.tensors import WireTensor, as_array, join_strings, run, splitting
+from headrace.frontends.wire import json_text, slices
+from headrace.frontends.wire.tensors import WireTensor, as_array, join_strings, run, splitting
 from headrace.tensors import BY_OIP, DATATYPES, STRING, Array
 from tests.unit.frontends.decoding import decode_body, infer
 from tests.unit.frontends.oip.doubles import LoadedDouble, ServiceDouble, ctr, echo

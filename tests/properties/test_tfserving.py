@@ -17,16 +17,16 @@ from hypothesis.extra import numpy as arrays
 from headrace.batching.request import Answer, BatchOutputs, Timings
 from headrace.config import Limits
 from headrace.errors import HeadraceError, InvalidRequest
-from headrace.frontends import json_text, slices
-from headrace.frontends.allowance import Allowance
 from headrace.frontends.calls import HttpCall
-from headrace.frontends.json_text import parse_at_once
-from headrace.frontends.oip.tensors import as_array, run
 from headrace.frontends.tfserving import bodies, large, rest, rows
 from headrace.frontends.tfserving.decimals import shortest
 from headrace.frontends.tfserving.messages import PredictDecoder, PredictResponse, writer_for
 from headrace.frontends.tfserving.rows import RowsDecoder
 from headrace.frontends.tfserving.tensors import read_tensor, write_tensor
+from headrace.frontends.wire import json_text, slices
+from headrace.frontends.wire.allowance import Allowance
+from headrace.frontends.wire.json_text import parse_at_once
+from headrace.frontends.wire.tensors import as_array, run
 from headrace.servable import CheckedInputs, Signature
 from headrace.tensors import DATATYPES, STRING, Array
 from tests.unit.frontends.decoding import parsed, predict

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 from headrace.errors import NotFound, Overloaded, shown
-from headrace.frontends import protos
 from headrace.frontends.calls import GrpcCall, GrpcMethod
+from headrace.frontends.wire import protos
 
 if TYPE_CHECKING:
     from headrace.frontends.service import Service

@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING
 
 from headrace.errors import NotFound, Unsupported
-from headrace.frontends import protos
 from headrace.frontends.calls import GrpcCall, GrpcMethod, StreamHandler
 from headrace.frontends.status import codes
+from headrace.frontends.wire import protos
 
 if TYPE_CHECKING:
     from headrace.frontends.service import Service

@@ -8,10 +8,10 @@ from importlib.metadata import version as installed_version
 from headrace.engine import Engine
 from headrace.errors import FailedPrecondition, NotFound
 from headrace.frontends.error_counts import ErrorCounts
-from headrace.frontends.json_cost import at_once_bytes
-from headrace.frontends.lane import Lane
 from headrace.frontends.metrics import exposition
 from headrace.frontends.tensorflow_metrics import TensorFlowMetrics
+from headrace.frontends.wire.json_cost import at_once_bytes
+from headrace.frontends.wire.lane import Lane
 from headrace.lifecycle.state import State, VersionStatus
 
 

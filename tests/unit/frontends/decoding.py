@@ -6,13 +6,13 @@ from typing import Any
 
 from headrace.batching.request import NO_DEADLINE
 from headrace.config import Limits
-from headrace.frontends.allowance import Allowance
 from headrace.frontends.calls import HttpCall
 from headrace.frontends.oip import infer_json
 from headrace.frontends.oip.infer_json import JsonInference, json_bytes_of
 from headrace.frontends.oip.messages import InferDecoder, Inference
-from headrace.frontends.oip.tensors import run
 from headrace.frontends.tfserving.messages import PredictDecoder, Prediction
+from headrace.frontends.wire.allowance import Allowance
+from headrace.frontends.wire.tensors import run
 
 LIMITS = Limits()
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from headrace.errors import InvalidRequest, TooLarge
-from headrace.frontends import protos
 from headrace.frontends.calls import Account, GrpcCall, HttpCall
 from headrace.frontends.oip.grpc import grpc_methods as oip_methods
 from headrace.frontends.oip.rest import http_routes as oip_routes
 from headrace.frontends.tfserving.rest import http_routes
 from headrace.frontends.transport.routing import Router
+from headrace.frontends.wire import protos
 from headrace.runtimes.ctr import CtrServable, load
 from headrace.runtimes.options import RuntimeOptions
 from headrace.servable import Signature, TensorSpec

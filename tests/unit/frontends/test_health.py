@@ -8,8 +8,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from headrace.errors import NotFound, Overloaded
-from headrace.frontends import health, protos
+from headrace.frontends import health
 from headrace.frontends.calls import GrpcCall
+from headrace.frontends.wire import protos
 from tests.unit.frontends.oip.doubles import ServiceDouble, ctr, run
 
 Request = protos.message("grpc.health.v1.HealthCheckRequest")

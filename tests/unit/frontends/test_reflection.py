@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from google.protobuf import descriptor_pb2
 
-from headrace.frontends import protos, reflection
+from headrace.frontends import reflection
 from headrace.frontends.calls import GrpcCall
+from headrace.frontends.wire import protos
 from tests.unit.frontends.oip.doubles import ServiceDouble, run
 
 NOT_FOUND, UNIMPLEMENTED = 5, 12

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from headrace.errors import InvalidRequest, NotFound, Overloaded
-from headrace.frontends import protos
 from headrace.frontends.calls import GrpcCall, HttpCall
 from headrace.frontends.tensorflow_metrics import TensorFlowMetrics, model_name
 from headrace.frontends.tfserving.grpc import grpc_methods
 from headrace.frontends.tfserving.rest import http_routes
 from headrace.frontends.transport.routing import Router
+from headrace.frontends.wire import protos
 from tests.unit.frontends.oip.doubles import echo, run
 from tests.unit.frontends.tfserving.doubles import ServiceDouble
 

@@ -8,12 +8,12 @@ from collections.abc import Callable
 import pytest
 
 from headrace.errors import HeadraceError
-from headrace.frontends import slices
 from headrace.frontends.calls import HttpCall
-from headrace.frontends.lane import Lane
 from headrace.frontends.oip import rest as oip_rest
 from headrace.frontends.tfserving import rest as tfserving_rest
 from headrace.frontends.transport.routing import Router
+from headrace.frontends.wire import slices
+from headrace.frontends.wire.lane import Lane
 from tests.unit.frontends.oip.doubles import echo
 from tests.unit.frontends.tfserving.doubles import ServiceDouble
 from tests.unit.frontends.tfserving.test_large_results import longest_turn

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from headrace.errors import Unsupported
-from headrace.frontends.oip.tensors import BYTES, datatype_name, metadata_shape
+from headrace.frontends.wire.tensors import BYTES, datatype_name, metadata_shape
 from headrace.lifecycle.state import State
 from headrace.servable import Signature, TensorSpec, signature_named
 

@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING
 
 from headrace.batching.request import Answer
 from headrace.errors import HeadraceError, NotFound
-from headrace.frontends import protos
-from headrace.frontends.allowance import Allowance
 from headrace.frontends.calls import GrpcCall, GrpcMethod, StreamHandler, UnaryHandler
 from headrace.frontends.error_counts import ErrorCounts
 from headrace.frontends.oip import descriptions
 from headrace.frontends.oip.messages import InferDecoder, Inference, InferRequest
-from headrace.frontends.oip.tensors import version_number
-from headrace.frontends.templates import MOST_FIELDS
-from headrace.frontends.wire_fields import (
+from headrace.frontends.wire import protos
+from headrace.frontends.wire.allowance import Allowance
+from headrace.frontends.wire.protobuf_fields import (
     AT_ONCE_BYTES,
     LENGTH_DELIMITED,
     at_once,
@@ -27,6 +25,8 @@ from headrace.frontends.wire_fields import (
     in_steps,
     length_prefix,
 )
+from headrace.frontends.wire.templates import MOST_FIELDS
+from headrace.frontends.wire.tensors import version_number
 
 if TYPE_CHECKING:
     from headrace.frontends.service import Service

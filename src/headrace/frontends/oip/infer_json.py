@@ -11,10 +11,12 @@ from headrace.absent import Expansion
 from headrace.batching.request import Answer
 from headrace.errors import InvalidRequest
 from headrace.frontends.calls import JSON_HEADERS, HttpCall, HttpReply
-from headrace.frontends.json_text import check_depth
 from headrace.frontends.oip.json_values import InferInput, Parameters, from_json
 from headrace.frontends.oip.messages import SIGNATURE_PARAMETER, deadline_after
-from headrace.frontends.oip.tensors import (
+from headrace.frontends.wire.json_text import check_depth
+from headrace.frontends.wire.protobuf_packing import raw_bytes
+from headrace.frontends.wire.templates import Span, Templates
+from headrace.frontends.wire.tensors import (
     BYTES,
     Steps,
     WireTensor,
@@ -28,8 +30,6 @@ from headrace.frontends.oip.tensors import (
     spread_inputs,
     texts_of,
 )
-from headrace.frontends.packing import raw_bytes
-from headrace.frontends.templates import Span, Templates
 from headrace.servable import (
     CheckedInputs,
     RowLayout,
@@ -41,7 +41,7 @@ from headrace.servable import (
 from headrace.tensors import STRING, Array, Buffer
 
 if TYPE_CHECKING:
-    from headrace.frontends.allowance import Allowance
+    from headrace.frontends.wire.allowance import Allowance
     from headrace.loaded import LoadedVersion
 
 Headers = tuple[tuple[bytes, bytes], ...]

@@ -14,10 +14,10 @@ import numpy as np
 
 from headrace.absent import Expansion, pay, unexpected_null
 from headrace.errors import InvalidRequest, shown
-from headrace.frontends import slices
-from headrace.frontends.json_cost import has_slow_numbers
-from headrace.frontends.json_text import Json, decode
-from headrace.frontends.oip.tensors import ARRAY_CODES, BFLOAT16, BYTES, MOST_DIMENSIONS, Steps, WireTensor
+from headrace.frontends.wire import slices
+from headrace.frontends.wire.json_cost import has_slow_numbers
+from headrace.frontends.wire.json_text import Json, decode
+from headrace.frontends.wire.tensors import ARRAY_CODES, BFLOAT16, BYTES, MOST_DIMENSIONS, Steps, WireTensor
 from headrace.servable import TensorSpec
 
 Parameters = dict[str, msgspec.Raw] | None

@@ -9,17 +9,17 @@ import msgspec
 
 from headrace.batching.request import Answer
 from headrace.errors import InvalidRequest, TooLarge
-from headrace.frontends import slices
-from headrace.frontends.allowance import Allowance
 from headrace.frontends.calls import HttpCall, HttpReply
-from headrace.frontends.json_text import Json, parse_in_slices
-from headrace.frontends.lane import Lane
-from headrace.frontends.names import check_name
 from headrace.frontends.oip import infer_json
 from headrace.frontends.oip.infer_json import JsonInference
 from headrace.frontends.oip.json_values import InferInput, check_given, from_values
-from headrace.frontends.oip.tensors import Steps, WireTensor, raw_texts
-from headrace.frontends.wire_fields import in_steps
+from headrace.frontends.wire import slices
+from headrace.frontends.wire.allowance import Allowance
+from headrace.frontends.wire.json_text import Json, parse_in_slices
+from headrace.frontends.wire.lane import Lane
+from headrace.frontends.wire.names import check_name
+from headrace.frontends.wire.protobuf_fields import in_steps
+from headrace.frontends.wire.tensors import Steps, WireTensor, raw_texts
 from headrace.servable import TensorSpec, held_bytes
 from headrace.tensors import STRING, Array
 

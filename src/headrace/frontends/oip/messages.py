@@ -14,8 +14,13 @@ from weakref import ReferenceType, ref
 
 from headrace.batching.request import NO_DEADLINE, Answer
 from headrace.errors import InvalidRequest
-from headrace.frontends import protos
-from headrace.frontends.oip.tensors import (
+from headrace.frontends.oip.typed import CONTENTS, writing_output
+from headrace.frontends.wire import protos
+from headrace.frontends.wire.protobuf_fields import AT_ONCE_BYTES, LENGTH_DELIMITED, fields, length_prefix
+from headrace.frontends.wire.protobuf_packing import is_large, is_large_raw, raw_bytes, raw_texts_of
+from headrace.frontends.wire.slices import joined
+from headrace.frontends.wire.templates import MOST_FIELDS, Span, Templates
+from headrace.frontends.wire.tensors import (
     BYTES,
     TEXT_BYTES,
     Steps,
@@ -35,11 +40,6 @@ from headrace.frontends.oip.tensors import (
     version_number,
     wire_shape,
 )
-from headrace.frontends.oip.typed import CONTENTS, writing_output
-from headrace.frontends.packing import is_large, is_large_raw, raw_bytes, raw_texts_of
-from headrace.frontends.slices import joined
-from headrace.frontends.templates import MOST_FIELDS, Span, Templates
-from headrace.frontends.wire_fields import AT_ONCE_BYTES, LENGTH_DELIMITED, fields, length_prefix
 from headrace.servable import (
     CheckedInputs,
     RowLayout,
@@ -51,7 +51,7 @@ from headrace.servable import (
 from headrace.tensors import BY_OIP, STRING, Array, Buffer
 
 if TYPE_CHECKING:
-    from headrace.frontends.allowance import Allowance
+    from headrace.frontends.wire.allowance import Allowance
     from headrace.loaded import LoadedVersion
 
 InferRequest = protos.message("inference.ModelInferRequest")

@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 import msgspec
 
 from headrace.errors import InvalidRequest, TooLarge
-from headrace.frontends.allowance import Allowance
 from headrace.frontends.calls import HttpCall, HttpHandler, HttpReply, HttpRoute
-from headrace.frontends.json_cost import parsed_at_once
 from headrace.frontends.oip import descriptions, large
 from headrace.frontends.oip.infer_json import (
     JSON_LENGTH_HEADER,
@@ -21,8 +19,10 @@ from headrace.frontends.oip.infer_json import (
     parse,
     recognise,
 )
-from headrace.frontends.oip.tensors import version_number
-from headrace.frontends.wire_fields import AT_ONCE_BYTES, in_steps
+from headrace.frontends.wire.allowance import Allowance
+from headrace.frontends.wire.json_cost import parsed_at_once
+from headrace.frontends.wire.protobuf_fields import AT_ONCE_BYTES, in_steps
+from headrace.frontends.wire.tensors import version_number
 
 if TYPE_CHECKING:
     from headrace.frontends.service import Service

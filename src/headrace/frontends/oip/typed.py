@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headrace.frontends import protos
-from headrace.frontends.oip.tensors import Steps, datatype_name
-from headrace.frontends.packing import field_of
-from headrace.frontends.wire_fields import field_number, length_prefix
+from headrace.frontends.wire import protos
+from headrace.frontends.wire.protobuf_fields import field_number, length_prefix
+from headrace.frontends.wire.protobuf_packing import field_of
+from headrace.frontends.wire.tensors import Steps, datatype_name
 from headrace.servable import TensorSpec
 from headrace.tensors import Array
 
 if TYPE_CHECKING:
-    from headrace.frontends.allowance import Allowance
+    from headrace.frontends.wire.allowance import Allowance
 
 _Output = protos.message("inference.ModelInferResponse.InferOutputTensor")
 _Contents = protos.message("inference.InferTensorContents")

@@ -15,10 +15,10 @@ import numpy as np
 
 from headrace.absent import complete
 from headrace.errors import InvalidRequest, shown
-from headrace.frontends.allowance import Allowance
-from headrace.frontends.json_text import Json, parse_at_once
-from headrace.frontends.names import check_name
 from headrace.frontends.tfserving.decimals import shortest
+from headrace.frontends.wire.allowance import Allowance
+from headrace.frontends.wire.json_text import Json, parse_at_once
+from headrace.frontends.wire.names import check_name
 from headrace.servable import Signature, TensorSpec
 from headrace.tensors import STRING, Array
 

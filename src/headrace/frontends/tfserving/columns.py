@@ -14,7 +14,7 @@ from headrace.servable import TensorSpec, held_bytes
 from headrace.tensors import STRING, Array
 
 if TYPE_CHECKING:
-    from headrace.frontends.allowance import Allowance
+    from headrace.frontends.wire.allowance import Allowance
 
 _VALUES_A_PIECE = 8192
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headrace.errors import NotFound, shown
-from headrace.frontends import protos
 from headrace.frontends.tfserving.specs import ModelChoice
+from headrace.frontends.wire import protos
 from headrace.lifecycle.state import State, VersionStatus
 from headrace.servable import Signature, TensorSpec
 from headrace.tensors import BY_DTYPE

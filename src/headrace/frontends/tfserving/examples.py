@@ -8,15 +8,15 @@ import numpy as np
 
 from headrace.batching.request import Answer
 from headrace.errors import FailedPrecondition, InvalidRequest, ModelError
-from headrace.frontends import slices
-from headrace.frontends.oip.tensors import Steps
 from headrace.frontends.tfserving.columns import Column
+from headrace.frontends.wire import slices
+from headrace.frontends.wire.tensors import Steps
 from headrace.servable import Kind, Signature, TensorSpec
 from headrace.tensors import STRING, Array
 
 if TYPE_CHECKING:
     from headrace.config import SignatureConfig
-    from headrace.frontends.allowance import Allowance
+    from headrace.frontends.wire.allowance import Allowance
 
 Values = list[Any]
 Features = dict[str, Values]

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from headrace.batching.request import Answer
 from headrace.errors import InvalidRequest, Unsupported, shown
-from headrace.frontends import protos
-from headrace.frontends.allowance import Allowance
 from headrace.frontends.calls import GrpcCall, GrpcMethod, UnaryHandler
 from headrace.frontends.tensorflow_metrics import model_name
 from headrace.frontends.tfserving import descriptions, inference
 from headrace.frontends.tfserving.messages import AnswerWriter, PredictDecoder, PredictRequest
 from headrace.frontends.tfserving.specs import answered, choice, find
-from headrace.frontends.wire_fields import AT_ONCE_BYTES, at_once, charge, counted, form_of, in_steps
+from headrace.frontends.wire import protos
+from headrace.frontends.wire.allowance import Allowance
+from headrace.frontends.wire.protobuf_fields import AT_ONCE_BYTES, at_once, charge, counted, form_of, in_steps
 
 if TYPE_CHECKING:
     from headrace.frontends.service import Service

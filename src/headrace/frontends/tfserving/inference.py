@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.batching.request import Answer
 from headrace.errors import InvalidRequest, Unsupported
-from headrace.frontends import protos
-from headrace.frontends.allowance import Allowance
 from headrace.frontends.calls import GrpcCall, UnaryHandler
-from headrace.frontends.oip.tensors import Steps, run
 from headrace.frontends.tfserving import descriptions, examples, results
 from headrace.frontends.tfserving.specs import ModelChoice, answered, choice, find, find_signature
 from headrace.frontends.tfserving.wire_examples import find_examples, read_columns
-from headrace.frontends.wire_fields import AT_ONCE_BYTES, in_steps, length_prefix
+from headrace.frontends.wire import protos
+from headrace.frontends.wire.allowance import Allowance
+from headrace.frontends.wire.protobuf_fields import AT_ONCE_BYTES, in_steps, length_prefix
+from headrace.frontends.wire.tensors import Steps, run
 from headrace.servable import CheckedInputs, Signature
 from headrace.tensors import Array
 

@@ -14,12 +14,12 @@ import numpy as np
 
 from headrace.absent import complete
 from headrace.errors import InvalidRequest
-from headrace.frontends import slices
-from headrace.frontends.allowance import Allowance
-from headrace.frontends.json_text import Json
-from headrace.frontends.lane import Lane
 from headrace.frontends.tfserving import bodies
-from headrace.frontends.wire_fields import in_steps
+from headrace.frontends.wire import slices
+from headrace.frontends.wire.allowance import Allowance
+from headrace.frontends.wire.json_text import Json
+from headrace.frontends.wire.lane import Lane
+from headrace.frontends.wire.protobuf_fields import in_steps
 from headrace.servable import Signature, TensorSpec
 from headrace.tensors import STRING, Array
 

@@ -13,8 +13,14 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 from weakref import ReferenceType, ref
 
 from headrace.batching.request import Answer
-from headrace.frontends import protos
-from headrace.frontends.oip.tensors import (
+from headrace.frontends.tfserving.specs import ModelChoice, answered, choice, find, find_signature
+from headrace.frontends.tfserving.tensors import TensorProto, read_tensor, write_tensor, writing_tensor
+from headrace.frontends.wire import protos
+from headrace.frontends.wire.protobuf_fields import AT_ONCE_BYTES, LENGTH_DELIMITED, fields, length_prefix
+from headrace.frontends.wire.protobuf_packing import is_large, is_large_raw, raw_bytes
+from headrace.frontends.wire.slices import joined
+from headrace.frontends.wire.templates import MOST_FIELDS, Span, Templates
+from headrace.frontends.wire.tensors import (
     Steps,
     WireTensor,
     check_names,
@@ -23,18 +29,12 @@ from headrace.frontends.oip.tensors import (
     is_spread_at_once,
     spread_inputs,
 )
-from headrace.frontends.packing import is_large, is_large_raw, raw_bytes
-from headrace.frontends.slices import joined
-from headrace.frontends.templates import MOST_FIELDS, Span, Templates
-from headrace.frontends.tfserving.specs import ModelChoice, answered, choice, find, find_signature
-from headrace.frontends.tfserving.tensors import TensorProto, read_tensor, write_tensor, writing_tensor
-from headrace.frontends.wire_fields import AT_ONCE_BYTES, LENGTH_DELIMITED, fields, length_prefix
 from headrace.servable import CheckedInputs, RowLayout, Shape, Signature, spread_columns
 from headrace.tensors import BY_DTYPE, Buffer
 
 if TYPE_CHECKING:
-    from headrace.frontends.allowance import Allowance
     from headrace.frontends.service import Service
+    from headrace.frontends.wire.allowance import Allowance
     from headrace.loaded import LoadedVersion
 
 PredictRequest = protos.message("tensorflow.serving.PredictRequest")

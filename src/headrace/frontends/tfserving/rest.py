@@ -6,17 +6,17 @@ import re
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, cast
 
-from headrace.frontends.allowance import Allowance
 from headrace.frontends.calls import HttpCall, HttpHandler, HttpReply, HttpRoute
-from headrace.frontends.json_cost import is_light, light_bytes, parsed_at_once
-from headrace.frontends.json_text import Json, parse_in_slices
-from headrace.frontends.lane import Lane
-from headrace.frontends.oip.tensors import Steps, run
-from headrace.frontends.slices import given_back, needs_slices
 from headrace.frontends.tfserving import bodies, descriptions, examples, large, results, serialized
 from headrace.frontends.tfserving.rows import RowsDecoder
 from headrace.frontends.tfserving.specs import ModelChoice, answered, find, find_signature, path_choice
-from headrace.frontends.wire_fields import in_steps
+from headrace.frontends.wire.allowance import Allowance
+from headrace.frontends.wire.json_cost import is_light, light_bytes, parsed_at_once
+from headrace.frontends.wire.json_text import Json, parse_in_slices
+from headrace.frontends.wire.lane import Lane
+from headrace.frontends.wire.protobuf_fields import in_steps
+from headrace.frontends.wire.slices import given_back, needs_slices
+from headrace.frontends.wire.tensors import Steps, run
 from headrace.servable import DEFAULT_SIGNATURE, CheckedInputs, Signature
 from headrace.tensors import Array
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from headrace.frontends import protos, slices
-from headrace.frontends.oip.tensors import Steps
-from headrace.frontends.slices import printing_cost
 from headrace.frontends.tfserving import bodies
 from headrace.frontends.tfserving.examples import Classes
+from headrace.frontends.wire import protos, slices
+from headrace.frontends.wire.slices import printing_cost
+from headrace.frontends.wire.tensors import Steps
 from headrace.tensors import Array
 
 _ClassificationResult = protos.message("tensorflow.serving.ClassificationResult")

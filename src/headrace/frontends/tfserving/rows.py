@@ -18,11 +18,11 @@ import msgspec
 import numpy as np
 
 from headrace.errors import InvalidRequest
-from headrace.frontends.allowance import Allowance
-from headrace.frontends.json_cost import has_slow_numbers
-from headrace.frontends.json_text import decode
-from headrace.frontends.lane import Lane
 from headrace.frontends.tfserving.bodies import leaf_type
+from headrace.frontends.wire.allowance import Allowance
+from headrace.frontends.wire.json_cost import has_slow_numbers
+from headrace.frontends.wire.json_text import decode
+from headrace.frontends.wire.lane import Lane
 from headrace.servable import CheckedInputs, Signature, TensorSpec
 from headrace.tensors import STRING, Array
 

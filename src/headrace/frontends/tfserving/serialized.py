@@ -12,10 +12,10 @@ from collections.abc import Mapping
 import numpy as np
 
 from headrace.errors import InvalidRequest
-from headrace.frontends import protos, slices
-from headrace.frontends.allowance import Allowance
-from headrace.frontends.oip.tensors import Steps
 from headrace.frontends.tfserving.examples import Features, Values
+from headrace.frontends.wire import protos, slices
+from headrace.frontends.wire.allowance import Allowance
+from headrace.frontends.wire.tensors import Steps
 from headrace.servable import Signature
 from headrace.tensors import STRING, Array
 

@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.errors import InvalidRequest, NotFound
-from headrace.frontends import protos
+from headrace.frontends.wire import protos
 from headrace.servable import Signature, signature_named
 
 if TYPE_CHECKING:

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from headrace.errors import InvalidRequest
-from headrace.frontends import protos
-from headrace.frontends.oip.tensors import (
+from headrace.frontends.wire import protos
+from headrace.frontends.wire.protobuf_fields import field_number
+from headrace.frontends.wire.protobuf_packing import as_bytes, field_of
+from headrace.frontends.wire.tensors import (
     BFLOAT16,
     BYTES,
     MOST_DIMENSIONS,
@@ -21,12 +23,10 @@ from headrace.frontends.oip.tensors import (
     numbers,
     wire_shape,
 )
-from headrace.frontends.packing import as_bytes, field_of
-from headrace.frontends.wire_fields import field_number
 from headrace.tensors import BY_DTYPE, BY_TENSORFLOW, STRING, Array
 
 if TYPE_CHECKING:
-    from headrace.frontends.allowance import Allowance
+    from headrace.frontends.wire.allowance import Allowance
     from headrace.servable import TensorSpec
 
 TensorProto = protos.message("tensorflow.TensorProto")

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from headrace.errors import InvalidRequest
-from headrace.frontends import protos
-from headrace.frontends.oip.tensors import TEXT_BYTES, Steps
 from headrace.frontends.tfserving.columns import Column
-from headrace.frontends.wire_fields import (
+from headrace.frontends.wire import protos
+from headrace.frontends.wire.protobuf_fields import (
     AT_ONCE_BYTES,
     LENGTH_DELIMITED,
     MESSAGE_VALUES,
@@ -27,11 +26,12 @@ from headrace.frontends.wire_fields import (
     form_of,
     malformed,
 )
+from headrace.frontends.wire.tensors import TEXT_BYTES, Steps
 from headrace.servable import Signature
 from headrace.tensors import STRING, Array
 
 if TYPE_CHECKING:
-    from headrace.frontends.allowance import Allowance
+    from headrace.frontends.wire.allowance import Allowance
 
 _INPUT = 2  # of each request that has examples
 _LIST, _LIST_WITH_CONTEXT = 1, 2  # of an Input

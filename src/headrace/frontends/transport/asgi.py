@@ -36,7 +36,6 @@ from headrace.frontends.calls import (
     UnaryHandler,
 )
 from headrace.frontends.error_counts import METHOD_NOT_ALLOWED, ErrorCounts
-from headrace.frontends.lane import Lane
 from headrace.frontends.status import codes
 from headrace.frontends.transport.bodies import Bodies, Receive, announced_bytes
 from headrace.frontends.transport.grpc_framing import (
@@ -51,6 +50,7 @@ from headrace.frontends.transport.grpc_framing import (
     timeout_seconds,
 )
 from headrace.frontends.transport.routing import Router
+from headrace.frontends.wire.lane import Lane
 
 _log = logging.getLogger(__name__)
 

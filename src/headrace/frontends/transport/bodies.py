@@ -11,8 +11,8 @@ from typing import Any
 from headrace.config import Limits
 from headrace.errors import Cancelled, DeadlineExceeded, Overloaded, TooLarge
 from headrace.frontends.calls import Account
-from headrace.frontends.slices import joined
 from headrace.frontends.transport.waiting import Pauses, Waiting
+from headrace.frontends.wire.slices import joined
 
 Event = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Event]]

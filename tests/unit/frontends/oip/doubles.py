@@ -14,9 +14,9 @@ from headrace.batching.statistics import VersionStatistics
 from headrace.config import Limits, ModelConfig
 from headrace.errors import FailedPrecondition, NotFound
 from headrace.frontends.error_counts import ErrorCounts
-from headrace.frontends.json_cost import at_once_bytes
-from headrace.frontends.lane import Lane
 from headrace.frontends.tensorflow_metrics import TensorFlowMetrics
+from headrace.frontends.wire.json_cost import at_once_bytes
+from headrace.frontends.wire.lane import Lane
 from headrace.lifecycle.state import State, VersionStatus
 from headrace.servable import CheckedInputs, Signature, TensorSpec
 from headrace.tensors import BY_OIP, Tensors

@@ -11,10 +11,10 @@ import pytest
 
 from headrace.batching.request import NO_DEADLINE, Answer
 from headrace.errors import FailedPrecondition, InvalidRequest, NotFound, Unavailable, Unsupported
-from headrace.frontends import protos
 from headrace.frontends.calls import GrpcCall, GrpcMethod
 from headrace.frontends.oip.grpc import grpc_methods
 from headrace.frontends.oip.messages import InferRequest, InferResponse
+from headrace.frontends.wire import protos
 from headrace.servable import CheckedInputs, Signature
 from headrace.tensors import BY_OIP
 from tests.unit.frontends.oip.doubles import LoadedDouble, ServiceDouble, ctr, echo, run, spec

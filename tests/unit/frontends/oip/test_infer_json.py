@@ -15,9 +15,7 @@ import pytest
 from headrace.batching.request import Answer, BatchOutputs, Timings
 from headrace.config import Limits
 from headrace.errors import HeadraceError, InvalidRequest, Unsupported
-from headrace.frontends.allowance import Allowance
 from headrace.frontends.calls import Account, HttpCall, HttpReply
-from headrace.frontends.lane import Lane
 from headrace.frontends.oip import large
 from headrace.frontends.oip.infer_json import (
     JSON_LENGTH_HEADER,
@@ -26,7 +24,9 @@ from headrace.frontends.oip.infer_json import (
     parse,
     recognise,
 )
-from headrace.frontends.oip.tensors import run
+from headrace.frontends.wire.allowance import Allowance
+from headrace.frontends.wire.lane import Lane
+from headrace.frontends.wire.tensors import run
 from headrace.servable import Signature
 from headrace.tensors import Array
 from tests.unit.frontends.decoding import decode_body
@@ -406,7 +406,7 @@ def _in_slices(loaded: LoadedDouble, inference: JsonInference, answer: Answer) -
         counting.cancel()
         return reply
 
-    with patch("headrace.frontends.lane._SLICE_SECONDS", 0.0):
+    with patch("headrace.frontends.wire.lane._SLICE_SECONDS", 0.0):
         return asyncio.run(write()), turns
 
 

@@ -13,11 +13,11 @@ import pytest
 from headrace.batching.request import NO_DEADLINE, Answer, BatchOutputs, Timings
 from headrace.config import Limits
 from headrace.errors import HeadraceError, InvalidRequest, NotFound, Unsupported
-from headrace.frontends import protos
-from headrace.frontends.allowance import Allowance
 from headrace.frontends.calls import Account
 from headrace.frontends.oip.messages import InferDecoder, Inference, InferRequest, InferResponse
-from headrace.frontends.oip.tensors import run, splitting
+from headrace.frontends.wire import protos
+from headrace.frontends.wire.allowance import Allowance
+from headrace.frontends.wire.tensors import run, splitting
 from headrace.servable import Signature
 from headrace.tensors import Array
 from tests.unit.frontends.decoding import infer

@@ -12,12 +12,12 @@ import pytest
 
 from headrace.config import Limits
 from headrace.errors import FailedPrecondition, InvalidRequest, NotFound, TooLarge, Unsupported
-from headrace.frontends import slices
 from headrace.frontends.calls import Headers, HttpCall, HttpReply
-from headrace.frontends.lane import Lane
 from headrace.frontends.oip.infer_json import JSON_LENGTH_HEADER
 from headrace.frontends.oip.rest import http_routes
 from headrace.frontends.transport.routing import Router
+from headrace.frontends.wire import slices
+from headrace.frontends.wire.lane import Lane
 from tests.unit.frontends.oip.doubles import LoadedDouble, ServiceDouble, ctr, echo, run
 
 

@@ -11,11 +11,11 @@ from headrace.batching.joining import join
 from headrace.batching.request import Answer, BatchOutputs, Request, Timings
 from headrace.config import SignatureConfig
 from headrace.errors import NotFound
-from headrace.frontends import protos
 from headrace.frontends.calls import GrpcCall, HttpCall
 from headrace.frontends.tfserving.grpc import grpc_methods
 from headrace.frontends.tfserving.rest import http_routes
 from headrace.frontends.transport.routing import Router
+from headrace.frontends.wire import protos
 from headrace.servable import Signature
 from headrace.tensors import Tensors
 from tests.unit.frontends.oip import doubles

@@ -9,7 +9,7 @@ import pytest
 
 from headrace.config import Limits, SignatureConfig
 from headrace.errors import FailedPrecondition, InvalidRequest, ModelError, TooLarge, Unsupported
-from headrace.frontends import protos
+from headrace.frontends.wire import protos
 from headrace.servable import Signature
 from tests.unit.frontends.oip.doubles import LoadedDouble, ctr, spec
 from tests.unit.frontends.tfserving.doubles import ServiceDouble, call, classifier, configured, http, message

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from headrace.errors import FailedPrecondition, InvalidRequest, NotFound, Unsupported
-from headrace.frontends import protos
 from headrace.frontends.tfserving.descriptions import SignatureDefMap
+from headrace.frontends.wire import protos
 from headrace.lifecycle.state import VersionStatus
 from tests.unit.frontends.oip.doubles import ctr, echo
 from tests.unit.frontends.tfserving.doubles import ServiceDouble, call, classifier, http, message

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from headrace.config import SignatureConfig
-from headrace.frontends import slices
 from headrace.frontends.calls import GrpcCall, HttpCall
 from headrace.frontends.tfserving.grpc import grpc_methods
 from headrace.frontends.tfserving.rest import http_routes
 from headrace.frontends.transport.routing import Router
-from headrace.frontends.wire_fields import length_prefix
+from headrace.frontends.wire import slices
+from headrace.frontends.wire.protobuf_fields import length_prefix
 from tests.unit.frontends.tfserving.doubles import ServiceDouble, call, classifier, http_bytes, message
 from tests.unit.frontends.tfserving.test_wire_examples import example
 

@@ -13,11 +13,11 @@ import pytest
 
 from headrace.config import Limits
 from headrace.errors import HeadraceError, InvalidRequest, NotFound, Overloaded, TooLarge
-from headrace.frontends import protos
 from headrace.frontends.calls import GrpcCall
 from headrace.frontends.tfserving.grpc import grpc_methods
 from headrace.frontends.tfserving.messages import PredictDecoder
 from headrace.frontends.transport.bodies import Bodies
+from headrace.frontends.wire import protos
 from headrace.servable import Signature, TensorSpec
 from headrace.tensors import BY_OIP
 from tests.unit.frontends.decoding import parsed, predict

@@ -11,13 +11,13 @@ import pytest
 
 from headrace.config import Limits
 from headrace.errors import HeadraceError, TooLarge
-from headrace.frontends.allowance import Allowance
 from headrace.frontends.calls import HttpCall
-from headrace.frontends.lane import Lane
 from headrace.frontends.oip import rest as oip_rest
 from headrace.frontends.tfserving import rest, rows
 from headrace.frontends.tfserving.rows import RowsDecoder
 from headrace.frontends.transport.routing import Router
+from headrace.frontends.wire.allowance import Allowance
+from headrace.frontends.wire.lane import Lane
 from tests.unit.frontends.oip.doubles import LoadedDouble, echo, run, spec
 from tests.unit.frontends.tfserving.doubles import ServiceDouble, rows_model
 

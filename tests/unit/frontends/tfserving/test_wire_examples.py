@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from headrace.config import Limits
 from headrace.errors import InvalidRequest, TooLarge
-from headrace.frontends import protos
-from headrace.frontends.allowance import Allowance
-from headrace.frontends.oip.tensors import run
 from headrace.frontends.tfserving.wire_examples import find_examples, read_columns
-from headrace.frontends.wire_fields import length_prefix
+from headrace.frontends.wire import protos
+from headrace.frontends.wire.allowance import Allowance
+from headrace.frontends.wire.protobuf_fields import length_prefix
+from headrace.frontends.wire.tensors import run
 from headrace.servable import Signature, TensorSpec
 from headrace.tensors import STRING, Array
 from tests.unit.frontends.oip.doubles import spec

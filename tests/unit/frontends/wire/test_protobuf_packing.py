@@ -9,12 +9,12 @@ import pytest
 
 from headrace.config import Limits
 from headrace.errors import Overloaded
-from headrace.frontends import protos
-from headrace.frontends.allowance import Allowance
 from headrace.frontends.calls import Account
-from headrace.frontends.oip.tensors import run
-from headrace.frontends.packing import field_of
 from headrace.frontends.tfserving.tensors import write_tensor, writing_tensor
+from headrace.frontends.wire import protos
+from headrace.frontends.wire.allowance import Allowance
+from headrace.frontends.wire.protobuf_packing import field_of
+from headrace.frontends.wire.tensors import run
 from headrace.tensors import DATATYPES, STRING
 
 CONTENTS = protos.message("inference.InferTensorContents")

@@ -8,9 +8,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from headrace.frontends import slices
-from headrace.frontends.lane import Lane
-from headrace.frontends.slices import needs_slices, printing_cost, row_slices, used_up
+from headrace.frontends.wire import slices
+from headrace.frontends.wire.lane import Lane
+from headrace.frontends.wire.slices import needs_slices, printing_cost, row_slices, used_up
 from headrace.tensors import STRING, Array
 
 

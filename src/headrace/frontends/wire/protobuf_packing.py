@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headrace.frontends.oip.tensors import Steps, raw_texts, text_parts
-from headrace.frontends.wire_fields import length_prefix
+from headrace.frontends.wire.protobuf_fields import length_prefix
+from headrace.frontends.wire.tensors import Steps, raw_texts, text_parts
 from headrace.tensors import STRING, Array
 
 if TYPE_CHECKING:
-    from headrace.frontends.allowance import Allowance
+    from headrace.frontends.wire.allowance import Allowance
 
 WRITTEN_AT_ONCE = 4096
 """Outputs of up to so many values are written at once, by protobuf: for few values it is the faster way."""

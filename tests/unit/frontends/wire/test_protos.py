@@ -6,7 +6,7 @@ import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from headrace.errors import InvalidRequest, TooLarge
-from headrace.frontends import protos
+from headrace.frontends.wire import protos
 
 
 def test_another_client_may_hold_messages_of_the_same_names() -> None:

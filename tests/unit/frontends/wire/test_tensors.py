@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from headrace.errors import InvalidRequest, Unsupported
-from headrace.frontends.oip.tensors import (
+from headrace.frontends.wire.tensors import (
     WireTensor,
     as_array,
     check,

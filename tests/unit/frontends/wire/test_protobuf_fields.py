@@ -11,12 +11,12 @@ import pytest
 
 from headrace.config import Limits
 from headrace.errors import InvalidRequest, TooLarge
-from headrace.frontends import protos
-from headrace.frontends.allowance import Allowance
-from headrace.frontends.lane import Lane
 from headrace.frontends.oip.messages import InferRequest
 from headrace.frontends.tfserving.messages import PredictRequest
-from headrace.frontends.wire_fields import charge, counted, fields, form_of, in_steps, length_prefix
+from headrace.frontends.wire import protos
+from headrace.frontends.wire.allowance import Allowance
+from headrace.frontends.wire.lane import Lane
+from headrace.frontends.wire.protobuf_fields import charge, counted, fields, form_of, in_steps, length_prefix
 
 INFER, PREDICT = form_of(InferRequest), form_of(PredictRequest)
 MIB = 1 << 20

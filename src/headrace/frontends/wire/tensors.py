@@ -28,7 +28,7 @@ from headrace.servable import (
 from headrace.tensors import BY_DTYPE, BY_OIP, DATATYPES, STRING, Array, Buffer
 
 if TYPE_CHECKING:
-    from headrace.frontends.allowance import Allowance
+    from headrace.frontends.wire.allowance import Allowance
 
 BYTES = "BYTES"
 BFLOAT16 = "BF16"

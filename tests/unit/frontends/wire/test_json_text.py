@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 
 from headrace.config import Limits
 from headrace.errors import HeadraceError, InvalidRequest, Overloaded, TooLarge
-from headrace.frontends import json_text
-from headrace.frontends.allowance import Allowance
 from headrace.frontends.calls import Account
-from headrace.frontends.json_cost import has_slow_numbers
-from headrace.frontends.json_text import parse_at_once, parse_in_slices
-from headrace.frontends.lane import Lane
+from headrace.frontends.wire import json_text
+from headrace.frontends.wire.allowance import Allowance
+from headrace.frontends.wire.json_cost import has_slow_numbers
+from headrace.frontends.wire.json_text import parse_at_once, parse_in_slices
+from headrace.frontends.wire.lane import Lane
 
 DEPTH = 64
 

@@ -9,9 +9,9 @@ from time import perf_counter
 
 import pytest
 
-from headrace.frontends.lane import Lane
-from headrace.frontends.oip.tensors import run
-from headrace.frontends.slices import joined
+from headrace.frontends.wire.lane import Lane
+from headrace.frontends.wire.slices import joined
+from headrace.frontends.wire.tensors import run
 
 
 def busy(seconds: float) -> None:

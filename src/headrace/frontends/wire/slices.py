@@ -8,7 +8,7 @@ from io import BytesIO
 from itertools import repeat
 from typing import Any
 
-from headrace.frontends.lane import Lane
+from headrace.frontends.wire.lane import Lane
 from headrace.tensors import STRING, Array
 
 PRINTED_AT_ONCE = 4096

@@ -6,8 +6,8 @@ import pytest
 
 from headrace.config import Limits
 from headrace.errors import Overloaded, TooLarge
-from headrace.frontends.allowance import Allowance
 from headrace.frontends.calls import Account, GrpcCall, HttpCall
+from headrace.frontends.wire.allowance import Allowance
 
 
 def test_how_many_values_a_request_may_have() -> None:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 import numpy as np
 
 from headrace.errors import InvalidRequest
-from headrace.frontends.names import check_name
+from headrace.frontends.wire.names import check_name
 
 if TYPE_CHECKING:
-    from headrace.frontends.allowance import Allowance
-    from headrace.frontends.lane import Lane
+    from headrace.frontends.wire.allowance import Allowance
+    from headrace.frontends.wire.lane import Lane
 
 LENGTH_DELIMITED = 2
 FIXED_BYTES = {1: 8, 5: 4}
