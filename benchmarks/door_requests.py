@@ -267,7 +267,8 @@ def _streams(connections: int, opening: bytes) -> Line:
 
 def _resets(connection: socket.socket) -> int:
     """How many of a connection's streams the server has ended so far."""
-    received, count, at = b"", 0, 0
+    received, at = b"", 0
+    ended = set[bytes]()  # by their numbers: an answer that ends a stream may be followed by a reset
     connection.setblocking(False)
     try:
         while chunk := connection.recv(1 << 18):
@@ -276,6 +277,7 @@ def _resets(connection: socket.socket) -> int:
         pass  # nothing more, or closed
     while at + 9 <= len(received):
         size, kind, flags = int.from_bytes(received[at : at + 3]), received[at + 3], received[at + 4]
-        count += kind == 3 or (kind in (0, 1) and bool(flags & 1))
+        if kind == 3 or (kind in (0, 1) and flags & 1):
+            ended.add(received[at + 5 : at + 9])
         at += 9 + size
-    return count
+    return len(ended)
