@@ -25,8 +25,8 @@ import pyarrow as pa
 from benchmarks.models import ROOT
 from benchmarks.processes import PEERS_PYTHON
 from benchmarks.rounds import Effort, interleaved, middle, print_lines, ratios, spread, verdict
+from headrace.ctr.factory import create
 from headrace.ctr.settings import ModelSettings, Optimizer, OptimizerKind
-from headrace.ctr.zoo import create
 from headrace.stream.block import Block
 from headrace.stream.features import Features
 from headrace.stream.generate import GeneratorSettings, arrow_schema, generate_batches, schema_of

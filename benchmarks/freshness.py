@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.rounds import Effort, print_lines
-from headrace.ctr import zoo
-from headrace.ctr.model import Scorer
+from headrace.ctr import factory
+from headrace.ctr.interfaces import Scorer
 from headrace.ctr.settings import ModelSettings, Optimizer
 from headrace.stream.block import Block
 from headrace.stream.features import Features
@@ -81,7 +81,7 @@ def blocks(rows: int) -> Iterator[Block]:
 def serve(rows: int) -> Served:
     """Let one model learn, and versions of it predict each row before it is learnt."""
     features = Features.of(schema_of(GeneratorSettings(drift=DRIFT)))
-    model = zoo.create(SETTINGS, features)
+    model = factory.create(SETTINGS, features)
     releases = {name: Releases(hours * ROWS_AN_HOUR) for name, hours in INTERVALS.items()}
     releases[FROZEN] = Releases(np.inf)
     found: dict[str, list[Array]] = {name: [] for name in (*releases, OPTIMAL)}
@@ -89,7 +89,7 @@ def serve(rows: int) -> Served:
     for block in blocks(rows):
         due = [one for one in releases.values() if one.due(block.first_row)]
         if due:
-            scorer = zoo.scorer(SETTINGS, features, model.strip())
+            scorer = factory.scorer(SETTINGS, features, model.strip())
             for one in due:
                 one.scorer = scorer
         if releases[FROZEN].scorer is not None:

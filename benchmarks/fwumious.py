@@ -27,8 +27,8 @@ from benchmarks.costs import HEADRACE, job, logloss, on_one_core
 from benchmarks.models import CACHE
 from benchmarks.processes import PEERS_PYTHON
 from benchmarks.rounds import Effort, interleaved, print_lines, ratios, spread, verdict
+from headrace.ctr.factory import create
 from headrace.ctr.settings import Interaction, ModelSettings, Optimizer
-from headrace.ctr.zoo import create
 from headrace.stream.block import Block
 from headrace.stream.features import Features
 from headrace.stream.reader import Reader, ReadSettings

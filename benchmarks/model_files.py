@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.rounds import Effort
-from headrace.ctr.files import expected_shapes, read_model, weights_of
-from headrace.ctr.model import Weights
-from headrace.ctr.quantize import Bits, dequantize_table, quantize_table
+from headrace.ctr.files.model_files import expected_shapes, read_model, weights_of
+from headrace.ctr.files.quantization import Bits, dequantize_table, quantize_table
+from headrace.ctr.interfaces import Weights
 from headrace.ctr.settings import ModelSettings
 from headrace.ctr.tables import NO_SHIFT, ONE_SCALE, Table
 from headrace.lifecycle.layout import version_directories

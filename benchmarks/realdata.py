@@ -26,8 +26,8 @@ from benchmarks.models import CACHE, ROOT
 from benchmarks.processes import PEERS_PYTHON
 from benchmarks.rounds import Effort, print_lines
 from demo import data as movielens
+from headrace.ctr.factory import create
 from headrace.ctr.settings import Kind, ModelSettings, Optimizer
-from headrace.ctr.zoo import create
 from headrace.stream.block import Block
 from headrace.stream.features import Features
 from headrace.stream.joining import Joiner

@@ -19,8 +19,8 @@ import pyarrow.csv as arrow_csv
 from pyarrow import parquet
 
 from benchmarks.rounds import Effort, interleaved, middle, print_lines, ratios, spread, verdict
+from headrace.ctr.factory import create
 from headrace.ctr.settings import ModelSettings
-from headrace.ctr.zoo import create
 from headrace.stream.block import Block
 from headrace.stream.encode import EncodeSettings, encode
 from headrace.stream.features import Features

@@ -21,8 +21,8 @@ import pyarrow as pa
 from benchmarks.costs import HEADRACE, job, logloss
 from benchmarks.processes import cores
 from benchmarks.rounds import Effort, interleaved, middle, print_lines, ratios, spread
+from headrace.ctr.factory import create
 from headrace.ctr.settings import Kind, ModelSettings
-from headrace.ctr.zoo import create
 from headrace.stream.block import Block
 from headrace.stream.features import Features
 from headrace.stream.generate import GeneratorSettings, arrow_schema, generate_batches, schema_of

@@ -8,11 +8,11 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from headrace.ctr.files import write_model
-from headrace.ctr.model import Weights
+from headrace.ctr.files.model_files import write_model
+from headrace.ctr.interfaces import Weights
+from headrace.ctr.models.vocabulary import Vocabulary
 from headrace.ctr.settings import DEEP, Kind, ModelSettings
 from headrace.ctr.tables import Table
-from headrace.ctr.vocabulary import Vocabulary
 from headrace.stream.block import Block
 from headrace.stream.features import Features
 from headrace.stream.hashing import keys_of

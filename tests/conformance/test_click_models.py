@@ -9,10 +9,10 @@ from itertools import product
 import numpy as np
 import pytest
 
-from headrace.ctr.model import LearningModel
-from headrace.ctr.quantize import quantize
+from headrace.ctr.factory import create, scorer
+from headrace.ctr.files.quantization import quantize
+from headrace.ctr.interfaces import LearningModel
 from headrace.ctr.settings import KINDS, Interaction, Kind, ModelSettings, Optimizer, OptimizerKind
-from headrace.ctr.zoo import create, scorer
 from headrace.stream.block import Block
 from headrace.stream.features import Features
 from headrace.stream.schema import Schema

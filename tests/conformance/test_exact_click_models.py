@@ -9,9 +9,9 @@ import msgspec
 import numpy as np
 import pytest
 
+from headrace.ctr.factory import create, scorer
+from headrace.ctr.models.vocabulary import AdmittingModel, look_up
 from headrace.ctr.settings import KINDS, Kind, OptimizerKind
-from headrace.ctr.vocabulary import AdmittingModel, look_up
-from headrace.ctr.zoo import create, scorer
 from headrace.stream.block import Block
 from headrace.stream.features import Features
 from headrace.stream.hashing import keys_of

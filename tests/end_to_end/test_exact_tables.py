@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from headrace.ctr.files import arrays_of, read_description, read_model
-from headrace.ctr.vocabulary import GONE
-from headrace.ctr.zoo import create
+from headrace.ctr.factory import create
+from headrace.ctr.files.model_files import arrays_of, read_description, read_model
+from headrace.ctr.models.vocabulary import GONE
 from headrace.lifecycle.layout import version_directories
 from headrace.runtimes import registry
 from headrace.runtimes.options import RuntimeOptions

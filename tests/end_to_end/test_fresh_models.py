@@ -9,8 +9,8 @@ from statistics import mean
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from headrace.ctr import zoo
-from headrace.ctr.files import read_model
+from headrace.ctr import factory
+from headrace.ctr.files.model_files import read_model
 from headrace.lifecycle.layout import version_directories
 from headrace.stream.reader import Reader, ReadSettings
 from tests.end_to_end.live_training import HEADRACE, Callers, LiveTrainer, metric, wait_for_version
@@ -81,7 +81,9 @@ def test_on_drifting_data_the_newest_version_beats_the_first(tmp_path: Path) -> 
     )
     learn = [*HEADRACE, "train", str(file), *options, "--publish", str(directory)]
     subprocess.run(learn, check=True, timeout=200, stdout=subprocess.DEVNULL)
-    versions = [zoo.scorer(*read_model(path)) for _, path in sorted(version_directories(directory).items())]
+    versions = [
+        factory.scorer(*read_model(path)) for _, path in sorted(version_directories(directory).items())
+    ]
     assert len(versions) == ROWS // EVERY
     areas = []
     with file.open("rb") as content, Reader(content, ReadSettings(batch_rows=EVERY)) as reader:

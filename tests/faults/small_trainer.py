@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from headrace.ctr.model import Weights
+from headrace.ctr.interfaces import Weights
 from headrace.ctr.settings import ModelSettings
 from headrace.ctr.tables import Table
 from headrace.errors import FailedPrecondition

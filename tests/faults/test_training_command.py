@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.ctr.files import arrays_of, read_model
+from headrace.ctr.files.model_files import arrays_of, read_model
 from headrace.lifecycle.layout import version_directories
 from headrace.lifecycle.manifest import check_manifest
 from headrace.training.checkpoint import load_checkpoint

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.ctr.files import read_model
+from headrace.ctr.files.model_files import read_model
 from headrace.lifecycle.layout import version_directories
 from headrace.lifecycle.manifest import check_manifest
 from headrace.training.checkpoint import load_checkpoint

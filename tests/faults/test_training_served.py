@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.ctr.arrays import write_array
-from headrace.ctr.files import MODEL_FILE, write_model
-from headrace.ctr.model import Weights
+from headrace.ctr.files.arrays import write_array
+from headrace.ctr.files.model_files import MODEL_FILE, write_model
+from headrace.ctr.interfaces import Weights
 from headrace.ctr.settings import ModelSettings
 from headrace.ctr.tables import Table
 from headrace.lifecycle.manifest import publish, write_manifest

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.config import parse_model_config, parse_server_config, read_model_config, read_server_config
-from headrace.ctr.files import MODEL_FILE, read_description, read_model, write_model
+from headrace.ctr.files.model_files import MODEL_FILE, read_description, read_model, write_model
 from headrace.errors import ConfigError, LoadError
 from headrace.lifecycle.deduce import deduce
 from headrace.lifecycle.layout import MANIFEST_FILE, PIN_FILE

@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 from headrace import compiled
-from headrace.ctr import vocabulary
+from headrace.ctr.models import vocabulary
 from headrace.stream import schema
 
 SOURCE = """

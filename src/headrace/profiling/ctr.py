@@ -16,11 +16,11 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from headrace.ctr.context import GroupedScorer
-from headrace.ctr.files import arrays_of, expected_shapes, read_model, weights_of
-from headrace.ctr.model import LearningModel, Weights
+from headrace.ctr.factory import create
+from headrace.ctr.files.model_files import arrays_of, expected_shapes, read_model, weights_of
+from headrace.ctr.interfaces import LearningModel, Weights
+from headrace.ctr.serving.context import GroupedScorer
 from headrace.ctr.settings import DEEP, Kind, ModelSettings
-from headrace.ctr.zoo import create
 from headrace.profiling.calls import made_up, median_microseconds
 from headrace.profiling.report import Event, Profile
 from headrace.runtimes import registry
@@ -110,7 +110,7 @@ def _maker(settings: ModelSettings) -> Callable[[ModelSettings, Features], Learn
     """What makes the smaller models: they learn in batches if the whole one does."""
     if settings.online:
         return create
-    from headrace.ctr.batched import BatchedModel  # noqa: PLC0415 - its kernels only where they are used
+    from headrace.ctr.learning.batched import BatchedModel  # noqa: PLC0415 - its kernels only where they are used
 
     return BatchedModel
 

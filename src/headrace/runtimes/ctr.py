@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from headrace.ctr.context import GroupedScorer
-from headrace.ctr.files import MODEL_FILE, read_model
-from headrace.ctr.joined_inputs import Joined, join
-from headrace.ctr.model import Contribution, Weights
+from headrace.ctr.factory import scorer
+from headrace.ctr.files.model_files import MODEL_FILE, read_model
+from headrace.ctr.interfaces import Contribution, Weights
+from headrace.ctr.serving.context import GroupedScorer
+from headrace.ctr.serving.joined_inputs import Joined, join
 from headrace.ctr.settings import ModelSettings
-from headrace.ctr.zoo import scorer
 from headrace.errors import ConfigError, InvalidRequest, InvalidRows, NotLoadable
 from headrace.runtimes.ctr_kernels import make_ready
 from headrace.runtimes.options import RuntimeOptions
@@ -165,7 +165,7 @@ class CtrServable:
         """Fill in the rows of exact fields."""
         if keys.shape[1]:
             # Only such models need it: they have vocabularies.
-            from headrace.ctr.vocabulary import look_up  # noqa: PLC0415
+            from headrace.ctr.models.vocabulary import look_up  # noqa: PLC0415
 
             look_up(self._features, self._keys, keys, indices)
 

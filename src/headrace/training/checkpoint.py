@@ -15,8 +15,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from urllib.parse import unquote
 
-from headrace.ctr.arrays import read_array, write_array
-from headrace.ctr.files import file_name
+from headrace.ctr.files.arrays import read_array, write_array
+from headrace.ctr.files.model_files import file_name
 from headrace.errors import FailedPrecondition, LoadError
 from headrace.lifecycle.layout import version_directories
 from headrace.lifecycle.manifest import check_manifest, publish

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from headrace.ctr.files import MODEL_FILE, read_description
+from headrace.ctr.files.model_files import MODEL_FILE, read_description
 from headrace.errors import ConfigError, LoadError
 from headrace.lifecycle.layout import model_directories, version_directories
 from headrace.lifecycle.manifest import read_manifest

@@ -15,8 +15,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from headrace.ctr.arrays import write_array
-from headrace.ctr.files import (
+from headrace.ctr.files.arrays import write_array
+from headrace.ctr.files.model_files import (
     Base,
     Description,
     StoredArray,
@@ -26,7 +26,7 @@ from headrace.ctr.files import (
     read_model,
     write_description,
 )
-from headrace.ctr.model import Weights
+from headrace.ctr.interfaces import Weights
 from headrace.errors import LoadError
 from headrace.lifecycle.manifest import check_manifest
 from headrace.tensors import Array

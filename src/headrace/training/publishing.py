@@ -15,9 +15,9 @@ import msgspec
 import numpy as np
 
 from headrace.config import MODEL_CONFIG_FILE, parse_model_config, read_model_config
-from headrace.ctr.files import arrays_of, describe, write_model
-from headrace.ctr.model import Weights
-from headrace.ctr.quantize import Bits, quantize
+from headrace.ctr.files.model_files import arrays_of, describe, write_model
+from headrace.ctr.files.quantization import Bits, quantize
+from headrace.ctr.interfaces import Weights
 from headrace.ctr.settings import ModelSettings
 from headrace.errors import ConfigError, ModelError
 from headrace.lifecycle.layout import version_directories

@@ -18,10 +18,10 @@ import numpy as np
 
 from headrace import terminal
 from headrace.config.reading import convert
-from headrace.ctr import zoo
-from headrace.ctr.files import arrays_of
-from headrace.ctr.model import LearningModel
-from headrace.ctr.quantize import Bits, quantize
+from headrace.ctr import factory
+from headrace.ctr.files.model_files import arrays_of
+from headrace.ctr.files.quantization import Bits, quantize
+from headrace.ctr.interfaces import LearningModel
 from headrace.ctr.settings import ModelSettings
 from headrace.errors import ConfigError
 from headrace.stream.block import Block
@@ -188,7 +188,7 @@ class Search:
         self._gates = gates
         self._bits = bits
         self._runners = [
-            _Runner(one, zoo.create(one.settings, features), Tally(1, RUN_DETAIL)) for one in wanted
+            _Runner(one, factory.create(one.settings, features), Tally(1, RUN_DETAIL)) for one in wanted
         ]
         self._last: Block | None = None
         self.rows = 0
@@ -222,7 +222,7 @@ class Search:
         if self._last is not None:
             numbers = np.arange(LATENCY_ROWS) % len(self._last)
             indices, dense = self._last.indices[numbers], self._last.dense[numbers]
-            scorer = zoo.scorer(settings, self._features, weights)
+            scorer = factory.scorer(settings, self._features, weights)
             scorer.predict(indices, dense)  # may compile kernels
             times = []
             for _ in range(_LATENCY_CALLS):

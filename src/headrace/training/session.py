@@ -14,9 +14,9 @@ from typing import TextIO, cast
 import msgspec
 from numba.core import event
 
-from headrace.ctr import zoo
-from headrace.ctr.model import LearningModel
-from headrace.ctr.quantize import Bits
+from headrace.ctr import factory
+from headrace.ctr.files.quantization import Bits
+from headrace.ctr.interfaces import LearningModel
 from headrace.ctr.settings import ModelSettings
 from headrace.errors import ConfigError, HeadraceError
 from headrace.lifecycle.layout import version_directories
@@ -324,7 +324,7 @@ def _learner(
 
 def _created(settings: ModelSettings, features: Features) -> LearningModel:
     try:
-        return zoo.create(settings, features)
+        return factory.create(settings, features)
     except MemoryError as error:
         raise ConfigError(
             f"model: there is not enough memory for tables of {features.rows} rows ({error}); give fields "

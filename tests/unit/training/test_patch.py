@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.ctr.files import arrays_of, describe, read_description, read_model, write_model
-from headrace.ctr.model import Weights
-from headrace.ctr.quantize import quantize
+from headrace.ctr.files.model_files import arrays_of, describe, read_description, read_model, write_model
+from headrace.ctr.files.quantization import quantize
+from headrace.ctr.interfaces import Weights
 from headrace.ctr.settings import Kind
 from headrace.ctr.tables import Table
 from headrace.errors import LoadError

@@ -12,10 +12,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from headrace.ctr.arrays import read_array
-from headrace.ctr.files import read_model
-from headrace.ctr.model import Weights
-from headrace.ctr.quantize import Bits, dequantize_table
+from headrace.ctr.files.arrays import read_array
+from headrace.ctr.files.model_files import read_model
+from headrace.ctr.files.quantization import Bits, dequantize_table
+from headrace.ctr.interfaces import Weights
 from headrace.ctr.tables import LearningTable, Table
 from headrace.errors import ConfigError, FailedPrecondition, ModelError
 from headrace.lifecycle.manifest import check_manifest

@@ -1,0 +1,42 @@
+"""Makes models of their settings: the only place that knows which module holds which kind."""
+
+from __future__ import annotations
+
+from headrace.ctr.interfaces import LearningModel, Scorer, Weights
+from headrace.ctr.settings import ModelSettings
+from headrace.stream.features import Features
+
+
+def create(settings: ModelSettings, features: Features) -> LearningModel:
+    """Make a fresh model.
+
+    Raises:
+        ConfigError: The settings do not fit the features.
+    """
+    model = _create(settings, features)
+    if not features.exact_slots:
+        return model
+    from headrace.ctr.models.vocabulary import AdmittingModel  # noqa: PLC0415 - as below
+
+    return AdmittingModel(model)
+
+
+def _create(settings: ModelSettings, features: Features) -> LearningModel:
+    if settings.online:
+        from headrace.ctr.learning.online import OnlineModel  # noqa: PLC0415 - compiled kernels, only when used
+
+        return OnlineModel(settings, features)
+    from headrace.ctr.learning.batched import BatchedModel  # noqa: PLC0415 - as above
+
+    return BatchedModel(settings, features)
+
+
+def scorer(settings: ModelSettings, features: Features, weights: Weights) -> Scorer:
+    """Make a model that only predicts.
+
+    Raises:
+        ConfigError: The weights do not fit the settings and features.
+    """
+    from headrace.ctr.serving.scoring import WeightsScorer  # noqa: PLC0415 - as above
+
+    return WeightsScorer(settings, features, weights)

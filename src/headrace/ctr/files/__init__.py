@@ -1,0 +1,1 @@
+"""How models lie on disk: arrays, versions, tables in fewer bits, ONNX."""

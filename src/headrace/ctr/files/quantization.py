@@ -1,0 +1,99 @@
+"""Tables in 16 or 8 bits: whole numbers, and a scale for each small group of rows.
+
+A weight is stored as ``rint(weight / scale)``, where the group's largest weight is the largest number. So it
+comes back off by at most half a scale, which is the group's largest weight / 65534 (16 bits) or / 254
+(8 bits), and by float32's own rounding. Groups are rows side by side with about 64 weights together: a scale
+of four bytes costs 64 weights of 16 bits 3 %, and a large weight somewhere coarsens only its neighbours.
+
+A table may be stored like an earlier one: groups that still fit keep their scale, so that the numbers of rows
+which have not changed stay as they are, and a patch need not hold them. Such a scale is at most a quarter
+larger than the group needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+
+from headrace.ctr.interfaces import Weights
+from headrace.ctr.tables import Table
+from headrace.tensors import Array
+
+Bits = Literal[16, 8]
+"""How many bits a weight may be stored in, besides 32."""
+
+WEIGHTS_PER_SCALE = 64
+
+LOOSEST_SCALE = 1.25
+"""How much larger than needed an earlier table's scale may be to be kept."""
+
+_DTYPES: dict[Bits, type[np.signedinteger]] = {16: np.int16, 8: np.int8}
+_CHUNK_ROWS = 2**15  # a multiple of every group's rows; what is worked on stays small
+
+
+def group_shift(width: int) -> int:
+    """The base-2 logarithm of the rows that share a scale, in a table with so many weights a row."""
+    return max(0, (WEIGHTS_PER_SCALE // max(width, 1)).bit_length() - 1)
+
+
+def quantize_table(table: Table, bits: Bits, like: Table | None = None) -> Table:
+    """Store a float32 table in fewer bits.
+
+    Args:
+        table: The table, of finite weights.
+        bits: How many.
+        like: An earlier table, of the same shape, whose scales are kept where they fit.
+
+    Returns:
+        A new table; zeros stay zero.
+    """
+    rows, width = table.values.shape
+    shift = group_shift(width)
+    group_rows = 1 << shift
+    values = np.empty((rows, width), _DTYPES[bits])
+    scales = np.zeros(((rows - 1) >> shift) + 1, np.float32)
+    if like is not None and like.scales.shape == scales.shape:
+        scales[:] = like.scales
+    for start in range(0, rows, _CHUNK_ROWS):
+        chunk = table.values[start : start + _CHUNK_ROWS]
+        groups = -(-len(chunk) // group_rows)
+        padded = np.zeros((groups * group_rows, width), np.float32)
+        padded[: len(chunk)] = chunk
+        found = scales[start >> shift : (start >> shift) + groups]
+        numbers = _quantize(padded.reshape(groups, group_rows * width), bits, found)
+        values[start : start + len(chunk)] = numbers.reshape(padded.shape)[: len(chunk)]
+    return Table(values, scales, shift)
+
+
+def quantize(weights: Weights, bits: Bits, like: Weights | None = None) -> Weights:
+    """Store a model's tables in fewer bits; all else, which is small, stays as it is.
+
+    Args:
+        weights: The model's.
+        bits: How many.
+        like: An earlier model of the same settings, whose scales are kept where they fit.
+    """
+    earlier: Mapping[str, Table] = {} if like is None else like.tables
+    tables = {name: quantize_table(one, bits, earlier.get(name)) for name, one in weights.tables.items()}
+    return replace(weights, tables=tables)
+
+
+def dequantize_table(table: Table) -> Array:
+    """The weights that a table stands for: float32 ``[rows, width]``."""
+    groups = np.arange(len(table.values), dtype=np.uint64) >> np.uint64(table.shift)
+    return np.asarray(table.values * table.scales[groups][:, None], np.float32)
+
+
+def _quantize(groups: Array, bits: Bits, scales: Array) -> Array:
+    """Numbers of groups of weights ``[groups, weights]``; their scales are kept or replaced in place."""
+    largest = (1 << (bits - 1)) - 1
+    peaks = np.abs(groups).max(axis=1, initial=0.0)
+    needed = (peaks / np.float32(largest)).astype(np.float32)
+    fits = (scales >= needed) & (scales <= needed * np.float32(LOOSEST_SCALE))
+    np.copyto(scales, needed, where=~fits)
+    divisors = np.where(scales > 0, scales, np.float32(1))  # all zero, or too small to tell from zero
+    numbers = np.rint(groups / divisors[:, None])
+    return np.asarray(np.clip(numbers, -largest, largest).astype(_DTYPES[bits]))

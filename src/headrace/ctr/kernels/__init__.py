@@ -1,0 +1,1 @@
+"""What kernels are made with: intrinsics, memory, options of compilation, matrix products."""

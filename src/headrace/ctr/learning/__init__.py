@@ -1,0 +1,1 @@
+"""How models learn: online and in batches, their optimizers, the state that they keep."""

@@ -1,0 +1,264 @@
+"""Models that learn in batches: kinds with a network, and all kinds whose optimizers keep moments.
+
+A batch is predicted as a whole, its gradients are summed, and every weight that it touched moves once. With
+several threads each takes chunks of the batch; gradients of the tables' rows are then added without locks,
+where one of two additions at the same time may be lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from headrace.ctr.interfaces import LearningModel, Weights
+from headrace.ctr.kernels.memory import aligned_zeros, fixed
+from headrace.ctr.learning import batched_kernels
+from headrace.ctr.learning.batched_kernels import Gathered
+from headrace.ctr.learning.blas_threads import use_one_thread
+from headrace.ctr.learning.first_layer import Distinct
+from headrace.ctr.learning.network import CHUNK_ROWS, Layout, Passage
+from headrace.ctr.learning.online_kernels import Served
+from headrace.ctr.learning.optimizers import all_mover, code_of, flat_mover, step_of, touched_mover
+from headrace.ctr.learning.parameter_groups import Groups, network_widths, pair_inputs
+from headrace.ctr.learning.touched_rows import Coalescer, Touched
+from headrace.ctr.models.arguments import Room, Rows, Shape, Slots, Work
+from headrace.ctr.models.interactions import crossing
+from headrace.ctr.serving.scoring import NOTHING, WeightsScorer, shape_of
+from headrace.ctr.settings import DEEP, Kind, ModelSettings
+from headrace.errors import ConfigError
+from headrace.stream.block import Block
+from headrace.stream.features import Features
+from headrace.tensors import Array
+
+_PAIRS_OF: dict[Kind, Kind] = {"deepfm": "fm", "deepffm": "ffm"}
+
+
+class BatchedModel(LearningModel):
+    """A model that learns from all rows of a block at once."""
+
+    def __init__(self, settings: ModelSettings, features: Features) -> None:
+        """Make a fresh model.
+
+        Args:
+            settings: What it is.
+            features: The layout of its rows.
+
+        Raises:
+            ConfigError: The settings do not fit the features.
+        """
+        self.settings, self.features = settings, features
+        self._crossing, self._slots = crossing(settings, features), Slots.of(features)
+        plain = msgspec.structs.replace(settings, kind=_PAIRS_OF.get(settings.kind, settings.kind))
+        self._shape = shape_of(plain, features)
+        self._groups = Groups(settings, features, self._crossing.rows)
+        self._coalescer = Coalescer(features.rows + self._crossing.rows)
+        self._sums = {name: aligned_zeros((1, table.width)) for name, table in self._groups.wide().items()}
+        self._layout: Layout | None = None
+        self._distinct: Distinct | None = None
+        if settings.kind in DEEP:
+            use_one_thread()
+            self._layout = Layout(network_widths(settings, features), pair_inputs(settings, features))
+            self._distinct = Distinct(settings, features) if settings.kind == "deepfm" else None
+        self._hands = [_Hand(self._shape, self._groups, self._layout) for _ in range(settings.threads)]
+        self._threads = ThreadPoolExecutor(settings.threads) if settings.threads > 1 else None
+        self._steps = np.zeros(1, np.int64)
+        self._scorer: WeightsScorer | None = None
+
+    def learn(self, block: Block) -> Array:
+        """Predict all rows of a block, then learn from them."""
+        probabilities = np.empty(len(block), np.float32)
+        if not len(block):
+            return probabilities
+        self._scorer = None
+        crossed = self._crossing.of(block.indices)
+        rows = Rows(
+            fixed(block.indices),
+            fixed(crossed),
+            fixed(block.dense),
+            fixed(block.labels),
+            NOTHING if block.weights is None else fixed(block.weights),
+        )
+        touched = self._coalescer.touched_by(rows.indices, rows.crossed)
+        sums = {name: self._cleared(name, len(touched.rows)) for name in self._sums}
+        served, whole = self._groups.served(), self._lay_out(touched)
+        batch = _Batch(rows, touched, sums, self._slots, served, probabilities, whole)
+        if whole is not None:
+            self._spread(whole.forward(touched, served.embeddings.values))
+        chunk = -(-len(block) // self.settings.threads) if self._layout is None else CHUNK_ROWS
+        starts = range(0, len(block), chunk)
+        self._spread(
+            [
+                (hand.learn, batch, starts[number :: len(self._hands)], chunk)
+                for number, hand in enumerate(self._hands)
+            ]
+        )
+        if whole is not None:
+            self._spread(whole.backward(sums["embeddings"], self._hands[0].sums["layer0.weights"]))
+        self._move(touched, sums, len(block))
+        return probabilities
+
+    def predict(self, block: Block) -> Array:
+        """The probabilities of a click: float32 ``[rows]``."""
+        if self._scorer is None:
+            self._scorer = WeightsScorer(self.settings, self.features, self._groups.live())
+        return self._scorer.predict(block.indices, block.dense)
+
+    def forget(self, rows: Array) -> None:
+        """Make rows of the tables fresh; interactions of their values keep what they have learnt."""
+        self._groups.forget(rows)
+
+    def state(self) -> dict[str, Array]:
+        """Everything that learning goes on from: weights with their optimizers' numbers, and the batches."""
+        return {name: table.values for name, table in self._groups.tables.items()} | {"steps": self._steps}
+
+    def restore(self, state: Mapping[str, Array]) -> None:
+        """Go on from a state.
+
+        Raises:
+            ConfigError: An array is missing or of another shape.
+        """
+        steps = state.get("steps")
+        if steps is None or steps.shape != self._steps.shape:
+            raise ConfigError(
+                "state: 'steps': expected how many batches were learnt from; it is another model's"
+            )
+        self._groups.restore(state)
+        self._steps[:] = steps
+        self._scorer = None
+
+    def strip(self) -> Weights:
+        """A copy of what predictions depend on."""
+        return self._groups.strip()
+
+    def _lay_out(self, touched: Touched) -> Distinct | None:
+        """Lay out the network's weights; what multiplies distinct values, if that pays for this batch."""
+        if self._layout is None:
+            return None
+        weights, biases = self._groups.network()
+        whole, beside = self._distinct, None
+        if whole is not None:
+            beside = whole.take(touched, weights[0], biases[0])
+        self._layout.take(weights, biases, beside)
+        return whole if beside is not None else None
+
+    def _cleared(self, name: str, rows: int) -> Array:
+        """Zeros for the gradients of so many rows."""
+        if len(self._sums[name]) < rows:
+            self._sums[name] = aligned_zeros((rows + rows // 4, self._sums[name].shape[1]))
+            return self._sums[name][:rows]
+        cleared = self._sums[name][:rows]
+        cleared.fill(0)
+        return cleared
+
+    def _spread(self, calls: Sequence[tuple[Callable[..., None], *tuple[object, ...]]]) -> None:
+        """Make calls, each in a thread of its own if there are several."""
+        if self._threads is None:
+            for call, *arguments in calls:
+                call(*arguments)
+        else:
+            for done in [self._threads.submit(call, *arguments) for call, *arguments in calls]:
+                done.result()
+
+    def _move(self, touched: Touched, sums: Mapping[str, Array], rows: int) -> None:
+        """One step of every optimizer."""
+        self._steps += 1
+        number = int(self._steps[0])
+        calls: list[tuple[Callable[..., None], *tuple[object, ...]]] = []
+        for name, table in self._groups.wide().items():
+            optimizer, values = self._groups.optimizer(name), table.values
+            of_table = touched.rows[: touched.embedded] if name == "embeddings" else touched.rows
+            given = step_of(optimizer, number, rows), values, of_table, sums[name]
+            if optimizer.kind == "adam":
+                every, positions = all_mover(table.width), self._coalescer.positions
+                calls += [(every, *given, positions, edges) for edges in self._parts(len(values))]
+            else:
+                mover = touched_mover(code_of(optimizer), table.width)
+                calls += [(mover, *given, edges) for edges in self._parts(len(of_table))]
+        self._spread(calls)
+        for name, table in self._groups.alone().items():
+            if table.width:
+                optimizer = self._groups.optimizer(name)
+                step = step_of(optimizer, number, rows, pulled=not name.endswith("bias"))
+                flat_mover(code_of(optimizer))(step, table.values, self._gradient(name))
+
+    def _parts(self, rows: int) -> list[tuple[int, int]]:
+        """Share out rows among threads; row 0 is nobody's."""
+        threads = self.settings.threads
+        edges = [1 + (rows - 1) * part // threads for part in range(threads + 1)]
+        return list(pairwise(edges))
+
+    def _gradient(self, name: str) -> Array:
+        """The sum over all threads."""
+        first, *others = (hand.sums[name] for hand in self._hands)
+        for other in others:
+            first += other
+        return first.reshape(-1)
+
+
+class _Batch(NamedTuple):
+    """What all threads share."""
+
+    rows: Rows
+    touched: Touched
+    sums: Mapping[str, Array]
+    slots: Slots
+    served: Served
+    probabilities: Array
+    whole: Distinct | None
+
+
+class _Hand:
+    """What one thread has of its own: memory to work in, and sums of gradients.
+
+    Attributes:
+        sums: The gradients of the groups of one row, by name.
+    """
+
+    def __init__(self, shape: Shape, groups: Groups, layout: Layout | None) -> None:
+        self._shape, self._room = shape, Room.of(shape)
+        self._passage = None if layout is None else Passage(layout, CHUNK_ROWS)
+        self.sums: dict[str, Array] = {
+            name: np.zeros(table.width, np.float32)
+            for name, table in groups.alone().items()
+            if not name.startswith("layer")
+        }
+        self.sums.setdefault("pairs", np.zeros(0, np.float32))
+        if self._passage is not None:
+            for number, (weights, bias) in enumerate(
+                zip(self._passage.weights, self._passage.biases, strict=True)
+            ):
+                self.sums |= {f"layer{number}.weights": weights, f"layer{number}.bias": bias}
+
+    def learn(self, batch: _Batch, starts: Sequence[int], chunk: int) -> None:
+        """Predict chunks of a batch, and sum the gradients."""
+        for one in self.sums.values():
+            one.fill(0)
+        for start in starts:
+            self._learn_chunk(batch, start, min(start + chunk, len(batch.probabilities)))
+
+    def _learn_chunk(self, batch: _Batch, start: int, stop: int) -> None:
+        work = Work(batch.rows.part(start, stop), batch.slots, self._room)
+        gathered = Gathered(
+            batch.touched.places[start:stop],
+            batch.touched.crossed[start:stop],
+            batch.sums["linear"],
+            batch.sums.get("embeddings", batch.sums["linear"]),
+            self.sums["bias"],
+            self.sums["dense"],
+            self.sums["pairs"],
+        )
+        probabilities = batch.probabilities[start:stop]
+        if self._passage is None:
+            batched_kernels.learner(self._shape)(work, batch.served, gathered, probabilities)
+            return
+        passage = self._passage
+        batched_kernels.forward(self._shape)(work, batch.served, passage.exchange)
+        passage.forward(stop - start, None if batch.whole is None else batch.whole.part(start, stop))
+        passage.finish(work.rows.labels, work.rows.weights, probabilities)
+        passage.backward(stop - start)
+        batched_kernels.backward(self._shape)(work, batch.served, passage.exchange, gathered)

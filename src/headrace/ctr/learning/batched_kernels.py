@@ -1,0 +1,305 @@
+"""The kernels of learning in batches: from table rows to logits, and from errors to gradients of table rows.
+
+Rows go through one at a time, with the same parts as the models that learn from each row at once. Kinds
+without a network need no second pass: ``learner`` predicts a row and adds what it would have moved to the
+batch's gradients. Those with one need two, and in between the network's products: ``forward`` writes the
+network's inputs, ``backward`` takes their gradients.
+
+A gradient of a table's row is added under the row's number in the batch (see ``touched_rows`` beside this
+file); number 0 gathers what belongs to no value, and is never looked at.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numba
+import numpy as np
+
+from headrace.compiled import cached
+from headrace.ctr.kernels.compiling import KERNEL, PART
+from headrace.ctr.kernels.memory import one_by_one, prefetch, read, write
+from headrace.ctr.learning.online_kernels import Served
+from headrace.ctr.models import ffm, fm, fwfm
+from headrace.ctr.models.arguments import FM, FWFM, LR, Shape, Work
+from headrace.ctr.models.embeddings import count_values, half_dot, pool, prefetch_rows
+from headrace.ctr.models.linear import dense_sum, linear_sum, sigmoid
+from headrace.tensors import Array
+
+_AHEAD = 8
+"""How many rows ahead the lines of linear weights are asked for."""
+
+_AHEAD_WIDE = 2
+"""The same of embeddings, which may be many lines each."""
+
+
+class Gathered(NamedTuple):
+    """The gradients of a batch, as sums over its rows: float32.
+
+    Attributes:
+        places: The numbers of values' rows: uint32 ``[rows, slots]``.
+        crossed: The same of interactions: uint32 ``[rows, interactions]``.
+        linear: ``[touched, 1]``.
+        embeddings: ``[touched, width]``.
+        bias: ``[1]``.
+        dense: ``[dense_width]``.
+        pairs: fwfm's: ``[fields * fields]``.
+    """
+
+    places: Array
+    crossed: Array
+    linear: Array
+    embeddings: Array
+    bias: Array
+    dense: Array
+    pairs: Array
+
+
+class Network(NamedTuple):
+    """What passes between the kernels and the network, for the rows of a chunk: float32.
+
+    Attributes:
+        inputs: ``[rows, stride]``.
+        gradients: The loss's derivatives by the first ones: ``[rows, stride]``.
+        logits: Of everything but the network: ``[rows]``.
+        errors: The loss's derivatives by the logits: ``[rows]``.
+        columns: Where each of the first layer's inputs is: int64 ``[inputs]``. Those of a field are side by
+            side, and so are the dense features.
+        wanted: How many inputs the network finds derivatives by.
+    """
+
+    inputs: Array
+    gradients: Array
+    logits: Array
+    errors: Array
+    columns: Array
+    wanted: int
+
+
+LearnKernel = Callable[[Work, Served, Gathered, Array], None]
+NetworkKernel = Callable[[Work, Served, Network], None]
+BackwardKernel = Callable[[Work, Served, Network, Gathered], None]
+
+
+@numba.njit(**PART)
+def _prefetch(shape, work, served, row):  # type: ignore[no-untyped-def]
+    indices, last = work.rows.indices, work.rows.indices.shape[0] - 1
+    coming = min(row + _AHEAD, last)
+    prefetch_rows(served.linear.values, indices, coming, 1)
+    prefetch_rows(served.linear.values, work.rows.crossed, coming, 1)
+    if shape.kind != LR:
+        coming = min(row + _AHEAD_WIDE, last)
+        prefetch_rows(served.embeddings.values, indices, coming, shape.width)
+
+
+@numba.njit(**PART)
+def _towards(shape, work, served):  # type: ignore[no-untyped-def]
+    if shape.kind == FM:
+        fm.towards(shape, work.room)
+    elif shape.kind == FWFM:
+        fwfm.towards(shape, work.room, served.pairs)
+    elif shape.kind != LR:
+        ffm.towards(shape, work.room)
+
+
+@numba.njit(**PART)
+def _logit(shape, work, served, row):  # type: ignore[no-untyped-def]
+    if not shape.single:
+        count_values(shape, work, row)
+    logit = read(served.bias, (0, 0)) + dense_sum(served.dense, work.rows.dense, row)
+    logit += linear_sum(shape, served.linear, work, row)
+    if shape.kind != LR:
+        pool(shape, served.embeddings, work, row)
+        _towards(shape, work, served)
+        logit += half_dot(shape, work.room)
+    return logit
+
+
+@numba.njit(**PART)
+def _add(array, place, value):  # type: ignore[no-untyped-def]
+    write(array, place, read(array, place) + value)
+
+
+@numba.njit(**PART)
+def _add_linear(shape, work, gathered, row, error):  # type: ignore[no-untyped-def]
+    starts = work.slots.starts
+    _add(gathered.bias, 0, error)
+    for column in range(gathered.dense.shape[0]):
+        _add(gathered.dense, column, error * read(work.rows.dense, (row, column)))
+    for field in range(shape.fields):
+        if shape.single:
+            _add(gathered.linear, (np.uintp(read(gathered.places, (row, field))), 0), error)
+        else:
+            share = error * read(work.room.shares, field)
+            for slot in range(starts[field], starts[field + 1]):
+                _add(gathered.linear, (np.uintp(read(gathered.places, (row, slot))), 0), share)
+    for number in range(gathered.crossed.shape[1]):
+        _add(gathered.linear, (np.uintp(read(gathered.crossed, (row, number))), 0), error)
+
+
+@numba.njit(**PART)
+def _add_rows(shape, work, gathered, row, error):  # type: ignore[no-untyped-def]
+    """Add ``error * towards`` to the gradients of the rows of the embeddings."""
+    starts, towards = work.slots.starts, work.room.towards
+    for field in range(shape.fields):
+        one_by_one()
+        first = field * shape.width
+        if shape.single:
+            place = np.uintp(read(gathered.places, (row, field)))
+            for column in range(shape.width):
+                _add(gathered.embeddings, (place, column), error * read(towards, first + column))
+        else:
+            share = error * read(work.room.shares, field)
+            for slot in range(starts[field], starts[field + 1]):
+                place = np.uintp(read(gathered.places, (row, slot)))
+                for column in range(shape.width):
+                    _add(gathered.embeddings, (place, column), share * read(towards, first + column))
+
+
+@numba.njit(**PART)
+def _prefetch_gradients(shape, gathered, row):  # type: ignore[no-untyped-def]
+    coming = min(row + _AHEAD_WIDE, gathered.places.shape[0] - 1)
+    for slot in range(gathered.places.shape[1]):
+        place = np.uintp(read(gathered.places, (coming, slot)))
+        for column in range(0, shape.width, 16):
+            prefetch(gathered.embeddings, (place, column))
+
+
+@functools.cache
+def learner(shape: Shape) -> LearnKernel:
+    """The kernel of kinds without a network: it writes probabilities, and adds to the batch's gradients."""
+
+    @cached(**KERNEL)
+    def gather(work, served, gathered, probabilities):  # type: ignore[no-untyped-def]
+        labels, weights = work.rows.labels, work.rows.weights
+        for row in range(work.rows.indices.shape[0]):
+            _prefetch(shape, work, served, row)
+            probability = sigmoid(_logit(shape, work, served, row))
+            write(probabilities, row, probability)
+            error = probability - read(labels, row)
+            if weights.shape[0]:
+                error *= read(weights, row)
+            _add_linear(shape, work, gathered, row, error)
+            if shape.kind != LR:
+                _add_rows(shape, work, gathered, row, error)
+            if shape.kind == FWFM:
+                for place in range(shape.fields * shape.fields):
+                    _add(gathered.pairs, place, error * read(work.room.products, place))
+
+    made: LearnKernel = gather
+    return made
+
+
+@functools.cache
+def forward(shape: Shape) -> NetworkKernel:
+    """The kernel before a network: it writes the network's inputs, and the logits of all else."""
+
+    @cached(**KERNEL)
+    def before(work, served, network):  # type: ignore[no-untyped-def]
+        inputs, dense, pooled = network.inputs, work.rows.dense, work.room.pooled
+        pairs = shape.fields * (shape.fields - 1) // 2
+        first = shape.fields * shape.width if shape.kind == FM else pairs
+        if dense.shape[1]:
+            first = read(network.columns, first)
+        for row in range(work.rows.indices.shape[0]):
+            _prefetch(shape, work, served, row)
+            write(network.logits, row, _logit(shape, work, served, row))
+            if shape.kind == FM:
+                for field in range(shape.fields):
+                    one_by_one()
+                    place, column = field * shape.width, read(network.columns, field * shape.width)
+                    for factor in range(shape.width):
+                        write(inputs, (row, column + factor), read(pooled, place + factor))
+            else:
+                _write_products(shape, work.room, inputs, row)
+            for column in range(dense.shape[1]):
+                write(inputs, (row, first + column), read(dense, (row, column)))
+
+    made: NetworkKernel = before
+    return made
+
+
+@functools.cache
+def backward(shape: Shape) -> BackwardKernel:
+    """The kernel after a network: it adds to the gradients of everything but the network."""
+
+    @cached(**KERNEL)
+    def after(work, served, network, gathered):  # type: ignore[no-untyped-def]
+        for row in range(work.rows.indices.shape[0]):
+            _prefetch_gradients(shape, gathered, row)
+            error = read(network.errors, row)
+            if not shape.single:
+                count_values(shape, work, row)
+            _add_linear(shape, work, gathered, row, error)
+            if shape.kind == FM:
+                _read_pooled(shape, work.room, network, row)
+                _towards(shape, work, served)
+                _add_network(shape, work.room, network, (row, error))
+            else:
+                _prefetch(shape, work, served, row)
+                pool(shape, served.embeddings, work, row)
+                _towards(shape, work, served)
+                _weigh_products(shape, work.room, network.gradients, (row, error))
+            _add_rows(shape, work, gathered, row, np.float32(1))
+
+    made: BackwardKernel = after
+    return made
+
+
+@numba.njit(**PART)
+def _write_products(shape, room, inputs, row):  # type: ignore[no-untyped-def]
+    """The dot products of all field pairs of a field-aware model."""
+    factors, number = shape.factors, 0
+    for first in range(shape.fields):
+        for second in range(first + 1, shape.fields):
+            one_by_one()
+            left, total = first * shape.width + second * factors, np.float32(0)
+            for factor in range(factors):
+                total += read(room.pooled, left + factor) * read(room.towards, left + factor)
+            write(inputs, (row, number), total)
+            number += 1
+
+
+@numba.njit(**PART)
+def _read_pooled(shape, room, network, row):  # type: ignore[no-untyped-def]
+    """Find the pooled embeddings again, among the network's inputs."""
+    for field in range(shape.fields):
+        one_by_one()
+        place, column = field * shape.width, read(network.columns, field * shape.width)
+        for factor in range(shape.width):
+            write(room.pooled, place + factor, read(network.inputs, (row, column + factor)))
+
+
+@numba.njit(**PART)
+def _add_network(shape, room, network, which):  # type: ignore[no-untyped-def]
+    """Make ``towards`` the loss's derivative by the pooled embeddings: pair terms and network."""
+    row, error = which
+    for field in range(shape.fields):
+        one_by_one()
+        place, column = field * shape.width, read(network.columns, field * shape.width)
+        if column < network.wanted:
+            for factor in range(shape.width):
+                gradient = read(network.gradients, (row, column + factor))
+                write(room.towards, place + factor, error * read(room.towards, place + factor) + gradient)
+        else:
+            for factor in range(shape.width):
+                write(room.towards, place + factor, error * read(room.towards, place + factor))
+
+
+@numba.njit(**PART)
+def _weigh_products(shape, room, gradients, which):  # type: ignore[no-untyped-def]
+    """The same where the network's inputs are the pairs' dot products."""
+    row, error = which
+    factors, number = shape.factors, 0
+    for first in range(shape.fields):
+        for second in range(first + 1, shape.fields):
+            one_by_one()
+            factor_of_pair = error + read(gradients, (row, number))
+            left = first * shape.width + second * factors
+            right = second * shape.width + first * factors
+            for factor in range(factors):
+                write(room.towards, left + factor, factor_of_pair * read(room.towards, left + factor))
+                write(room.towards, right + factor, factor_of_pair * read(room.towards, right + factor))
+            number += 1

@@ -1,0 +1,450 @@
+"""The kernels of ``first_layer``: numbering, small products over distinct values, sums over rows.
+
+Vectors are written out here as in ``headrace.ctr.kernels.matrix_product``: a block of results stays in
+registers until it is whole. All arrays are float32 and of one dimension if nothing else is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba.core import cgutils, types
+
+from headrace.compiled import cached
+from headrace.ctr.kernels.compiling import KERNEL, PART
+from headrace.ctr.kernels.matrix_product import BLOCK_ROWS, LANES, PANEL, VECTORS, _intrinsic, _spread
+from headrace.ctr.kernels.memory import one_by_one, read, write
+from headrace.tensors import Array
+
+TALL = BLOCK_ROWS * VECTORS
+"""The rows of a block that is one vector wide, and what the numbers of distinct values are padded to."""
+
+_SHORT = 4
+"""The rows of the blocks of weights' gradients, and what a field's inputs are padded to."""
+
+
+class Reach(NamedTuple):
+    """A matrix in an array.
+
+    Attributes:
+        array: The array.
+        start: Where the matrix begins.
+        by_row: From one row to the next.
+        by_step: From one step of a sum to the next.
+    """
+
+    array: Array
+    start: int
+    by_row: int
+    by_step: int
+
+
+class Ids(NamedTuple):
+    """Numbers of rows in an array of uint32.
+
+    Attributes:
+        array: The array.
+        start: The first one.
+        length: How many.
+    """
+
+    array: Array
+    start: int
+    length: int
+
+
+class Found(NamedTuple):
+    """The values of all fields that have one in each row.
+
+    Attributes:
+        values: The place of each value's row among those that the batch touches: uint32 ``[fields, rows]``.
+        seen: The number that the value of each place was given last, or anything: uint32 ``[touched]``.
+        counts: How many values each field has: int64 ``[fields]``.
+    """
+
+    values: Array
+    seen: Array
+    counts: Array
+
+
+class Plan(NamedTuple):
+    """The distinct values of a batch, field by field, and who has them.
+
+    Attributes:
+        fields: The fields by their numbers: int64 ``[chosen]``.
+        bases: The number of each one's first value, and how many numbers there are last: int64
+            ``[chosen + 1]``, multiples of ``TALL``.
+        counts: How many values each one has: int64 ``[chosen]``.
+        ids: Each row's values by their numbers: uint32 ``[rows * chosen]``.
+        order: Each field's rows, those of a value side by side: uint32 ``[chosen * rows]``.
+        edges: Where a value's rows begin and end in ``order``: value ``i``'s at ``i + field``, the field's
+            position among those chosen, and one further: int64 ``[numbers + chosen]``.
+        places: The number of each value's row among those that the batch touches: uint32 ``[numbers]``.
+    """
+
+    fields: Array
+    bases: Array
+    counts: Array
+    ids: Array
+    order: Array
+    edges: Array
+    places: Array
+
+
+class Memory(NamedTuple):
+    """What the kernels work on.
+
+    Attributes:
+        embeddings: The values' embeddings ``[numbers * inputs]``, zero where a number is nobody's.
+        towards: The gradients by them, of the same shape.
+        weights: The first layer's ``[fields * factors * units]``, units padded to panels.
+        turned: The same as the gradients read it: ``[fields * units * inputs]``.
+        gradients: The gradients of weights: ``[fields * inputs * units]``.
+        bias: ``[units]``.
+        zeros: A panel's.
+    """
+
+    embeddings: Array
+    towards: Array
+    weights: Array
+    turned: Array
+    gradients: Array
+    bias: Array
+    zeros: Array
+
+
+class Sizes(NamedTuple):
+    """The lengths of dimensions.
+
+    Attributes:
+        rows: Of the batch.
+        factors: A field's inputs to the network.
+        inputs: The same, padded to vectors.
+        units: Of the first layer, padded to panels.
+        stride: From one row of activations to the next.
+    """
+
+    rows: int
+    factors: int
+    inputs: int
+    units: int
+    stride: int
+
+
+@cached(**KERNEL)
+def number(places, slots, found, given, most):  # type: ignore[no-untyped-def]
+    """Number the values of each field in the order in which they come.
+
+    Args:
+        places: uint32 ``[rows, slots]``.
+        slots: The slot of each field: int64 ``[fields]``.
+        found: Where the numbers go.
+        given: Each row's value: uint32 ``[fields, rows]``.
+        most: A field with more values is left where that shows.
+    """
+    values, seen, counts = found.values, found.seen, found.counts
+    for field in range(slots.shape[0]):
+        count, slot, row = 0, read(slots, field), 0
+        while row < places.shape[0] and count <= most:
+            place = read(places, (row, slot))
+            value = read(seen, np.uintp(place))
+            if np.intp(value) >= count or read(values, (field, np.uintp(value))) != place:
+                value = np.uint32(count)
+                write(seen, np.uintp(place), value)
+                write(values, (field, count), place)
+                count += 1
+            write(given, (field, row), value)
+            row += 1
+        write(counts, field, count)
+
+
+@cached(**KERNEL)
+def arrange(plan, found, given, columns):  # type: ignore[no-untyped-def]
+    """Fill in a plan but for its fields, bases and counts: a counting sort of each field's rows.
+
+    Args:
+        plan: The plan.
+        found: The places of each field's values.
+        given: Each row's value: uint32 ``[fields, rows]``.
+        columns: Which of these fields are the chosen ones: int64 ``[chosen]``.
+    """
+    chosen, rows = plan.fields.shape[0], given.shape[1]
+    for at in range(chosen):
+        column, base = np.intp(read(columns, at)), np.intp(read(plan.bases, at))
+        first, last = base + at, np.intp(read(plan.bases, at + 1)) + at
+        for each in range(read(plan.counts, at)):
+            write(plan.places, base + each, read(found.values, (column, each)))
+        for edge in range(first, last + 1):
+            write(plan.edges, edge, 0)
+        for row in range(rows):
+            value = np.intp(read(given, (column, row)))
+            write(plan.ids, row * chosen + at, np.uint32(base + value))
+            write(plan.edges, first + value, read(plan.edges, first + value) + 1)
+        total = 0
+        for edge in range(first, last + 1):
+            total += read(plan.edges, edge)
+            write(plan.edges, edge, total)
+        for row in range(rows - 1, -1, -1):
+            value = np.intp(read(given, (column, row)))
+            place = read(plan.edges, first + value) - 1
+            write(plan.edges, first + value, place)
+            write(plan.order, at * rows + place, np.uint32(row))
+
+
+@cached(**KERNEL)
+def fetch(plan, touched, table, memory, sizes):  # type: ignore[no-untyped-def]
+    """Copy the embeddings of all distinct values to where they lie side by side.
+
+    Args:
+        plan: The plan.
+        touched: The rows that the batch touches: uint32 ``[touched]``.
+        table: The embeddings: ``[rows, at least factors]``.
+        memory: Where they go.
+        sizes: The sizes.
+    """
+    for at in range(plan.fields.shape[0]):
+        base, count = read(plan.bases, at), read(plan.counts, at)
+        for value in range(base, base + count):
+            one_by_one()
+            row = np.uintp(read(touched, np.uintp(read(plan.places, value))))
+            for column in range(sizes.factors):
+                write(memory.embeddings, value * sizes.inputs + column, read(table, (row, column)))
+        for place in range((base + count) * sizes.inputs, read(plan.bases, at + 1) * sizes.inputs):
+            write(memory.embeddings, place, np.float32(0))
+
+
+@cached(**KERNEL)
+def lay_out(weights, memory, sizes, inputs):  # type: ignore[no-untyped-def]
+    """Lay out the first layer's weights ``[fields * factors, units]`` as its products read them.
+
+    Args:
+        weights: The weights.
+        memory: Where they go.
+        sizes: The sizes.
+        inputs: How many of the first layer's inputs belong to fields.
+    """
+    for place in range(inputs):
+        field, factor = place // sizes.factors, place % sizes.factors
+        for unit in range(weights.shape[1]):
+            weight = read(weights, (place, unit))
+            write(memory.weights, place * sizes.units + unit, weight)
+            write(memory.turned, (field * sizes.units + unit) * sizes.inputs + factor, weight)
+
+
+@cached(**KERNEL)
+def add_embeddings(plan, memory, sizes, sums, edges):  # type: ignore[no-untyped-def]
+    """Add the gradients of distinct values to those of the table's rows ``[touched, factors]``."""
+    for at in range(edges[0], edges[1]):
+        base = read(plan.bases, at)
+        for value in range(base, base + read(plan.counts, at)):
+            one_by_one()
+            place = np.uintp(read(plan.places, value))
+            for column in range(sizes.factors):
+                gradient = read(memory.towards, value * sizes.inputs + column)
+                write(sums, (place, column), read(sums, (place, column)) + gradient)
+
+
+@cached(**KERNEL)
+def forward(plan, memory, sizes, products, active, edges):  # type: ignore[no-untyped-def]
+    """Fill in the sums of some panels of the first layer's units: the bias, and what all values add.
+
+    Args:
+        plan: The plan.
+        memory: What it works on.
+        sizes: The sizes.
+        products: Room for a panel of the products of all values: ``[numbers * PANEL]``.
+        active: The sums: ``[rows * stride]``.
+        edges: The first panel, and the one after the last.
+    """
+    chosen = plan.fields.shape[0]
+    for panel in range(edges[0], edges[1]):
+        column = panel * PANEL
+        for at in range(chosen):
+            _multiply(plan, memory, sizes, products, (at, column))
+        for row in range(sizes.rows):
+            _sum_up(
+                Reach(products, 0, PANEL, 0),
+                Ids(plan.ids, row * chosen, chosen),
+                Reach(memory.bias, column, 0, 0),
+                Reach(active, row * sizes.stride + column, 0, 0),
+            )
+
+
+@numba.njit(**PART)
+def _multiply(plan, memory, sizes, products, which):  # type: ignore[no-untyped-def]
+    at, column = which
+    start = read(plan.fields, at) * sizes.factors * sizes.units + column
+    for value in range(read(plan.bases, at), read(plan.bases, at + 1), BLOCK_ROWS):
+        _wide(
+            Reach(memory.embeddings, value * sizes.inputs, sizes.inputs, 1),
+            Reach(memory.weights, start, 0, sizes.units),
+            Reach(products, value * PANEL, PANEL, 0),
+            sizes.factors,
+            True,
+        )
+
+
+@cached(**KERNEL)
+def backward(plan, memory, sizes, sums, towards, edges):  # type: ignore[no-untyped-def]
+    """Find the gradients of some fields' values and weights.
+
+    Args:
+        plan: The plan.
+        memory: What it works on.
+        sizes: The sizes.
+        sums: Room for a panel of the sums over rows of one field's values.
+        towards: The gradients by the first layer's sums: ``[rows * stride]``.
+        edges: The first of the chosen fields, and the one after the last.
+    """
+    for panel in range(sizes.units // PANEL):
+        for at in range(edges[0], edges[1]):
+            base, numbers = read(plan.bases, at), read(plan.bases, at + 1) - read(plan.bases, at)
+            source = Reach(towards, panel * PANEL, sizes.stride, 0)
+            for value in range(numbers):
+                start = read(plan.edges, base + at + value)
+                count = read(plan.edges, base + at + value + 1) - start
+                ids = Ids(plan.order, at * sizes.rows + start, count)
+                _sum_up(source, ids, Reach(memory.zeros, 0, 0, 0), Reach(sums, value * PANEL, 0, 0))
+            _weights_of(plan, memory, sizes, sums, (at, panel))
+            _values_of(plan, memory, sizes, sums, (at, panel))
+
+
+@numba.njit(**PART)
+def _weights_of(plan, memory, sizes, sums, which):  # type: ignore[no-untyped-def]
+    at, panel = which
+    base = read(plan.bases, at)
+    start = read(plan.fields, at) * sizes.inputs * sizes.units + panel * PANEL
+    for factor in range(0, sizes.factors, _SHORT):
+        _short(
+            Reach(memory.embeddings, base * sizes.inputs + factor, 1, sizes.inputs),
+            Reach(sums, 0, 0, PANEL),
+            Reach(memory.gradients, start + factor * sizes.units, sizes.units, 0),
+            read(plan.bases, at + 1) - base,
+            True,
+        )
+
+
+@numba.njit(**PART)
+def _values_of(plan, memory, sizes, sums, which):  # type: ignore[no-untyped-def]
+    at, panel = which
+    base = read(plan.bases, at)
+    start = (read(plan.fields, at) * sizes.units + panel * PANEL) * sizes.inputs
+    for value in range(0, read(plan.bases, at + 1) - base, TALL):
+        for factor in range(0, sizes.inputs, LANES):
+            _tall(
+                Reach(sums, value * PANEL, PANEL, 1),
+                Reach(memory.turned, start + factor, 0, sizes.inputs),
+                Reach(memory.towards, (base + value) * sizes.inputs + factor, sizes.inputs, 0),
+                PANEL,
+                panel == 0,
+            )
+
+
+def _block(rows: int, vectors: int) -> Any:
+    """Make the product of so many rows with so many columns: ``y = x @ w``, or added to ``y``."""
+
+    @_intrinsic
+    def block(_typing: Any, x: Any, w: Any, y: Any, steps: Any, fresh: Any) -> Any:
+        return types.void(x, w, y, types.intp, types.boolean), _product(rows, vectors)
+
+    return block
+
+
+def _product(rows: int, vectors: int) -> Callable[..., Any]:
+    number, word = ir.FloatType(), ir.IntType(64)
+    vector = ir.VectorType(number, LANES)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        (x, x_row, x_step), (w, _, w_step), (y, y_row, _) = (
+            _reach(context, builder, kind, given)
+            for kind, given in zip(signature.args[:3], arguments[:3], strict=True)
+        )
+        steps, fresh = arguments[3], arguments[4]
+        x_rows = [builder.gep(x, [builder.mul(x_row, ir.Constant(word, row))]) for row in range(rows)]
+        y_places = [
+            place
+            for row in range(rows)
+            for place in _vectors(builder, builder.gep(y, [builder.mul(y_row, word(row))]), vectors)
+        ]
+        insert: Any = cgutils.get_or_insert_function
+        multiply_add = insert(
+            builder.module, ir.FunctionType(vector, [vector] * 3), f"llvm.fmuladd.v{LANES}f32"
+        )
+        sums = [_register(builder, vector) for _ in y_places]
+        with builder.if_else(fresh) as (then, otherwise):
+            with then:
+                for one in sums:
+                    builder.store(vector(None), one)
+            with otherwise:
+                for one, place in zip(sums, y_places, strict=True):
+                    builder.store(builder.load(place, align=4), one)
+        with cgutils.for_range(builder, steps, intp=word) as loop:
+            at = builder.mul(loop.index, w_step)
+            columns = [
+                builder.load(place, align=4) for place in _vectors(builder, builder.gep(w, [at]), vectors)
+            ]
+            offset = builder.mul(loop.index, x_step)
+            for row, start in enumerate(x_rows):
+                value = _spread(builder, builder.load(builder.gep(start, [offset])), vector)
+                for each, column in enumerate(columns):
+                    one = sums[row * vectors + each]
+                    builder.store(builder.call(multiply_add, [value, column, builder.load(one)]), one)
+        for one, place in zip(sums, y_places, strict=True):
+            builder.store(builder.load(one), place, align=4)
+        return context.get_dummy_value()
+
+    return generate
+
+
+def _reach(context: Any, builder: Any, kind: Any, given: Any) -> tuple[Any, Any, Any]:
+    array, start, by_row, by_step = (builder.extract_value(given, place) for place in range(4))
+    data = context.make_array(kind.types[0])(context, builder, array).data
+    return builder.gep(data, [start]), by_row, by_step
+
+
+def _register(builder: Any, vector: Any) -> Any:
+    """A variable, which LLVM keeps in a register."""
+    allocate: Any = cgutils.alloca_once
+    return allocate(builder, vector)
+
+
+def _vectors(builder: Any, start: Any, count: int) -> list[Any]:
+    """Pointers to so many vectors side by side."""
+    word, kind = ir.IntType(64), ir.VectorType(ir.FloatType(), LANES).as_pointer()
+    return [builder.bitcast(builder.gep(start, [word(at * LANES)]), kind) for at in range(count)]
+
+
+@_intrinsic
+def _sum_up(_typing: Any, source: Any, ids: Any, before: Any, result: Any) -> Any:
+    """A panel of a result: what was there before, and those of some rows of a source."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        word, vector = ir.IntType(64), ir.VectorType(ir.FloatType(), LANES)
+        (data, stride, _), (first, _, _), (last, _, _) = (
+            _reach(context, builder, signature.args[at], arguments[at]) for at in (0, 2, 3)
+        )
+        array, start, count = (builder.extract_value(arguments[1], place) for place in range(3))
+        numbers = context.make_array(signature.args[1].types[0])(context, builder, array).data
+        numbers = builder.gep(numbers, [start])
+        sums = [_register(builder, vector) for _ in range(VECTORS)]
+        for one, place in zip(sums, _vectors(builder, first, VECTORS), strict=True):
+            builder.store(builder.load(place, align=4), one)
+        with cgutils.for_range(builder, count, intp=word) as loop:
+            row = builder.zext(builder.load(builder.gep(numbers, [loop.index])), word)
+            begin = builder.gep(data, [builder.mul(row, stride)])
+            for one, place in zip(sums, _vectors(builder, begin, VECTORS), strict=True):
+                builder.store(builder.fadd(builder.load(one), builder.load(place, align=4)), one)
+        for one, place in zip(sums, _vectors(builder, last, VECTORS), strict=True):
+            builder.store(builder.load(one), place, align=4)
+        return context.get_dummy_value()
+
+    return types.void(source, ids, before, result), generate
+
+
+_wide = _block(BLOCK_ROWS, VECTORS)
+_short = _block(_SHORT, VECTORS)
+_tall = _block(TALL, 1)

@@ -1,0 +1,110 @@
+"""lr, fm, fwfm and ffm that learn from each row before they predict the next.
+
+One thread is repeatable to the bit. Several (``threads``) take a part of each block each and change the same
+tables without locks, as Hogwild does: where two change a weight at once, one of the changes may be lost,
+which costs little where rows rarely share values, and the result depends on how the threads were scheduled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+
+import numpy as np
+
+from headrace.ctr.interfaces import LearningModel, Weights
+from headrace.ctr.kernels.memory import fixed
+from headrace.ctr.learning.online_kernels import Rules, learner
+from headrace.ctr.learning.parameter_groups import Groups
+from headrace.ctr.learning.update_rules import code_of, rule_of
+from headrace.ctr.models.arguments import Room, Rows, Slots, Work
+from headrace.ctr.models.interactions import crossing
+from headrace.ctr.serving.scoring import NOTHING, WeightsScorer, shape_of
+from headrace.ctr.settings import ModelSettings
+from headrace.errors import ConfigError
+from headrace.stream.block import Block
+from headrace.stream.features import Features
+from headrace.tensors import Array
+
+_LEAST_ROWS_A_THREAD = 64
+
+
+class OnlineModel(LearningModel):
+    """A model whose every row is learnt from at once."""
+
+    def __init__(self, settings: ModelSettings, features: Features) -> None:
+        """Make a fresh model.
+
+        Args:
+            settings: What it is; ``settings.online`` holds.
+            features: The layout of its rows.
+
+        Raises:
+            ConfigError: The settings do not fit the features.
+        """
+        if not settings.online:
+            raise ConfigError(f"{settings.kind} with these optimizers learns in batches; take BatchedModel")
+        self.settings, self.features = settings, features
+        linear_code, embedding_code = code_of(settings.linear), code_of(settings.embeddings)
+        self._shape = shape_of(settings, features)._replace(
+            linear_code=linear_code, embedding_code=embedding_code
+        )
+        self._crossing, self._slots = crossing(settings, features), Slots.of(features)
+        self._groups = Groups(settings, features, self._crossing.rows)
+        self._rules = Rules(
+            rule_of(settings.linear, pulled=False), rule_of(settings.linear), rule_of(settings.embeddings)
+        )
+        self._kernel = learner(self._shape)
+        self._rooms = [Room.of(self._shape) for _ in range(settings.threads)]
+        self._threads = ThreadPoolExecutor(settings.threads) if settings.threads > 1 else None
+
+    def learn(self, block: Block) -> Array:
+        """Predict each row of a block, and learn from it before the next is predicted."""
+        rows = Rows(
+            fixed(block.indices),
+            fixed(self._crossing.of(block.indices)),
+            fixed(block.dense),
+            fixed(block.labels),
+            NOTHING if block.weights is None else fixed(block.weights),
+        )
+        made = np.empty(len(block), np.float32)
+        parts = min(self.settings.threads, max(1, len(block) // _LEAST_ROWS_A_THREAD))
+        edges = [len(block) * part // parts for part in range(parts + 1)]
+        served = self._groups.served()
+        work = [
+            (Work(rows.part(*edge), self._slots, room), served, self._rules, made[slice(*edge)])
+            for room, edge in zip(self._rooms, pairwise(edges), strict=False)
+        ]
+        if self._threads is None or parts == 1:
+            for one in work:
+                self._kernel(*one)
+        else:
+            for done in [self._threads.submit(self._kernel, *one) for one in work]:
+                done.result()
+        return made
+
+    def predict(self, block: Block) -> Array:
+        """The probabilities of a click: float32 ``[rows]``."""
+        scorer = WeightsScorer(self.settings, self.features, self._groups.live())
+        return scorer.predict(block.indices, block.dense)
+
+    def forget(self, rows: Array) -> None:
+        """Make rows of the tables fresh; interactions of their values keep what they have learnt."""
+        self._groups.forget(rows)
+
+    def state(self) -> dict[str, Array]:
+        """Everything that learning goes on from: weights with their optimizers' numbers."""
+        return {name: table.values for name, table in self._groups.tables.items()}
+
+    def restore(self, state: Mapping[str, Array]) -> None:
+        """Go on from a state.
+
+        Raises:
+            ConfigError: An array is missing or of another shape.
+        """
+        self._groups.restore(state)
+
+    def strip(self) -> Weights:
+        """A copy of what predictions depend on."""
+        return self._groups.strip()

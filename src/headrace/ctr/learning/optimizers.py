@@ -1,0 +1,197 @@
+"""How groups of weights move against a whole batch's gradient: every optimizer, over rows or flat arrays.
+
+A group is a LearningTable: a row's weights, then its optimizer's numbers. What a batch touched is moved by
+``touched_mover`` (a few rows of a table), by ``all_mover`` (Adam: every row's moments and weights move, as
+Keras's and torch's do) or by ``flat_mover`` (one long row, such as a layer). Lazy Adam leaves rows alone that
+a batch did not touch, moments and all; its bias correction counts all batches, as LazyAdam of TensorFlow's
+Addons does.
+
+SGD and Adam take the gradient of the mean over a batch, as they do elsewhere. Adagrad and FTRL take the sum:
+they measure steps by the sums of squares that rows have left behind, and so one learning rate fits one row at
+a time and thousands.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numba
+import numpy as np
+
+from headrace.compiled import cached
+from headrace.ctr.kernels.compiling import KERNEL, PART
+from headrace.ctr.kernels.memory import one_by_one, prefetch, read, write
+from headrace.ctr.learning import update_rules
+from headrace.ctr.learning.update_rules import Rule, move, rule_of
+from headrace.ctr.settings import Optimizer
+from headrace.tensors import Array
+
+ADAM = 8
+"""The code of Adam, lazy or not; below it are the codes of ``headrace.ctr.learning.update_rules``."""
+
+_AHEAD = 8
+"""How many touched rows ahead memory is asked for."""
+
+_MOMENTS = ("adam", "lazy_adam")
+
+
+class Step(NamedTuple):
+    """What one step of a group's optimizer needs, as kernels take it.
+
+    Attributes:
+        rule: The numbers of the rules that know no moments.
+        scale: What summed gradients are multiplied with.
+        rate: Adam's learning rate with its bias correction.
+        fresh1: 1 - beta1.
+        fresh2: 1 - beta2.
+        epsilon: What is added to the root of the second moment.
+    """
+
+    rule: Rule
+    scale: np.float32
+    rate: np.float32
+    fresh1: np.float32
+    fresh2: np.float32
+    epsilon: np.float32
+
+
+def code_of(optimizer: Optimizer) -> int:
+    """Which branch of the kernels is an optimizer's."""
+    return ADAM if optimizer.kind in _MOMENTS else update_rules.code_of(optimizer)
+
+
+def fresh_state(optimizer: Optimizer) -> tuple[float, ...]:
+    """What the optimizer's numbers behind a weight start from."""
+    return (0.0, 0.0) if optimizer.kind in _MOMENTS else update_rules.fresh_state(optimizer)
+
+
+def step_of(optimizer: Optimizer, step: int, rows: int, *, pulled: bool = True) -> Step:
+    """The numbers of one step.
+
+    Args:
+        optimizer: The settings.
+        step: The number of this batch, from 1.
+        rows: How many rows it has.
+        pulled: Whether l1 and l2 pull these weights to zero.
+    """
+    corrected = math.sqrt(1 - optimizer.beta2**step) / (1 - optimizer.beta1**step)
+    summed = optimizer.kind in ("adagrad", "ftrl")
+    numbers = (
+        1.0 if summed else 1 / max(rows, 1),
+        optimizer.learning_rate * corrected,
+        1 - optimizer.beta1,
+        1 - optimizer.beta2,
+        optimizer.epsilon,
+    )
+    return Step(rule_of(optimizer, pulled=pulled), *map(np.float32, numbers))
+
+
+@numba.njit(**PART)
+def _move(code, step, values, place, gradient):  # type: ignore[no-untyped-def]
+    """Move one weight; see ``headrace.ctr.learning.update_rules.move``."""
+    gradient *= step.scale
+    if code != ADAM:
+        move(code, step.rule, values, place, gradient)
+        return
+    weight = read(values, (place[0], place[2]))
+    gradient += step.rule.l2 * weight
+    _move_moments(step, values, place, weight, gradient)
+
+
+@numba.njit(**PART)
+def _move_moments(step, values, place, weight, gradient):  # type: ignore[no-untyped-def]
+    row, width, column = place
+    first, second = read(values, (row, width + column)), read(values, (row, 2 * width + column))
+    first += step.fresh1 * (gradient - first)
+    second += step.fresh2 * (gradient * gradient - second)
+    write(values, (row, width + column), first)
+    write(values, (row, 2 * width + column), second)
+    root = np.float32(math.sqrt(second)) + step.epsilon
+    write(values, (row, column), weight - step.rate * first / root)
+
+
+TouchedMover = Callable[[Step, Array, Array, Array, tuple[int, int]], None]
+AllMover = Callable[[Step, Array, Array, Array, Array, tuple[int, int]], None]
+FlatMover = Callable[[Step, Array, Array], None]
+
+
+@functools.cache
+def touched_mover(code: int, width: int) -> TouchedMover:
+    """The kernel that moves the rows that a batch touched.
+
+    Args:
+        code: The optimizer's.
+        width: How many weights a row has.
+
+    Returns:
+        A function of the step, the table, the touched rows (uint32 ``[touched]``), their gradients
+        (float32 ``[touched, width]``), and the first and the last of them to move.
+    """
+
+    @cached(**KERNEL)
+    def move_touched(step, values, touched, gradients, edges):  # type: ignore[no-untyped-def]
+        last = touched.shape[0] - 1
+        for number in range(edges[0], edges[1]):
+            coming = np.uintp(read(touched, min(number + _AHEAD, last)))
+            for column in range(0, values.shape[1], 16):
+                prefetch(values, (coming, column))
+            row = np.uintp(read(touched, number))
+            one_by_one()
+            for column in range(width):
+                _move(code, step, values, (row, width, column), read(gradients, (number, column)))
+
+    made: TouchedMover = move_touched
+    return made
+
+
+@functools.cache
+def all_mover(width: int) -> AllMover:
+    """The kernel that moves all rows by Adam, whether a batch touched them or not.
+
+    Args:
+        width: How many weights a row has.
+
+    Returns:
+        A function of the step, the table, the touched rows, their gradients, and for every row of the table
+        where it may be among those touched (uint32), and the first and the last row of the table to move.
+    """
+
+    @cached(**KERNEL)
+    def move_all(step, values, touched, gradients, positions, edges):  # type: ignore[no-untyped-def]
+        for row in range(edges[0], edges[1]):
+            one_by_one()
+            position = np.int64(read(positions, row))
+            if position < touched.shape[0] and np.int64(read(touched, position)) == row:
+                for column in range(width):
+                    _move(ADAM, step, values, (row, width, column), read(gradients, (position, column)))
+            else:
+                for column in range(width):
+                    weight = read(values, (row, column))
+                    _move_moments(step, values, (row, width, column), weight, np.float32(0))
+
+    made: AllMover = move_all
+    return made
+
+
+@functools.cache
+def flat_mover(code: int) -> FlatMover:
+    """The kernel that moves one long row, such as a layer's weights.
+
+    Args:
+        code: The optimizer's.
+
+    Returns:
+        A function of the step, the table of one row, and its gradient (float32, one dimension).
+    """
+
+    @cached(**KERNEL)
+    def move_flat(step, values, gradient):  # type: ignore[no-untyped-def]
+        width = gradient.shape[0]
+        for column in range(width):
+            _move(code, step, values, (0, width, column), read(gradient, column))
+
+    made: FlatMover = move_flat
+    return made

@@ -1,0 +1,187 @@
+"""The groups of weights of a model that learns: fresh ones, their state, and what is published.
+
+Every group is a learning table. Those of rows are ``linear`` and ``embeddings``; all others have one row, as
+long as the array that they become when they are stripped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from itertools import pairwise
+
+import numpy as np
+
+from headrace.ctr.interfaces import Weights
+from headrace.ctr.kernels.memory import aligned_zeros
+from headrace.ctr.learning.initialization import draw
+from headrace.ctr.learning.online_kernels import Served
+from headrace.ctr.learning.optimizers import fresh_state
+from headrace.ctr.settings import DEEP, ModelSettings, Optimizer
+from headrace.ctr.tables import STATE_PER_WEIGHT, LearningTable, Table
+from headrace.errors import ConfigError
+from headrace.stream.features import Features
+from headrace.tensors import Array
+
+WIDE = ("linear", "embeddings")
+"""The groups with many rows."""
+
+
+class Groups:
+    """A model's weights with their optimizers' numbers.
+
+    Attributes:
+        tables: The groups by name.
+        shapes: The shape that each group of one row is published in.
+    """
+
+    def __init__(self, settings: ModelSettings, features: Features, interaction_rows: int) -> None:
+        """Make fresh ones.
+
+        Args:
+            settings: The model's.
+            features: The layout.
+            interaction_rows: How many rows of ``linear`` belong to interactions.
+        """
+        self._settings = settings
+        fields = len(features.categorical)
+        self.shapes: dict[str, tuple[int, ...]] = {"bias": (1,), "dense": (features.dense_width,)}
+        if settings.kind == "fwfm":
+            self.shapes["pairs"] = (fields, fields)
+        widths = network_widths(settings, features)
+        for layer, (size, units) in enumerate(pairwise((*widths, 1) if widths else ())):
+            self.shapes |= {f"layer{layer}.weights": (size, units), f"layer{layer}.bias": (units,)}
+        self.tables = {"linear": self._fresh("linear", features.rows + interaction_rows, 1)}
+        if settings.kind != "lr":
+            self.tables["embeddings"] = self._fresh("embeddings", features.rows, row_width(settings, fields))
+            self._draw(np.arange(1, features.rows))
+        for name, shape in self.shapes.items():
+            self.tables[name] = self._fresh(name, 1, math.prod(shape))
+        self._draw_alone(fields)
+
+    def optimizer(self, name: str) -> Optimizer:
+        """How a group learns."""
+        if name.startswith("layer"):
+            return self._settings.network
+        return self._settings.embeddings if name in ("embeddings", "pairs") else self._settings.linear
+
+    def array(self, name: str) -> Array:
+        """The weights of a group of one row, in the shape of their publication: a view."""
+        array: Array = self.tables[name].weights[0].reshape(self.shapes[name])
+        return array
+
+    def wide(self) -> dict[str, LearningTable]:
+        """The groups with many rows."""
+        return {name: table for name, table in self.tables.items() if name in WIDE}
+
+    def alone(self) -> dict[str, LearningTable]:
+        """The groups of one row."""
+        return {name: table for name, table in self.tables.items() if name not in WIDE}
+
+    def network(self) -> tuple[list[Array], list[Array]]:
+        """Each layer's weights and biases, as views."""
+        layers = range(len(self._settings.hidden) + 1)
+        kinds = ("weights", "bias")
+        weights, biases = ([self.array(f"layer{layer}.{kind}") for layer in layers] for kind in kinds)
+        return weights, biases
+
+    def served(self) -> Served:
+        """The groups that kernels read, where they are."""
+        plain = {name: Table.of(table.values) for name, table in self.tables.items()}
+        return Served(
+            plain["linear"],
+            plain.get("embeddings", plain["linear"]),
+            plain["bias"].values,
+            plain["dense"].values,
+            plain.get("pairs", plain["bias"]).values,
+        )
+
+    def forget(self, rows: Array) -> None:
+        """Make rows of the tables fresh."""
+        for name, table in self.wide().items():
+            fresh = (0.0, *fresh_state(self.optimizer(name)))
+            table.values[rows] = np.repeat(fresh, table.width).astype(np.float32)
+        if "embeddings" in self.tables:
+            self._draw(rows)
+
+    def restore(self, state: Mapping[str, Array]) -> None:
+        """Take over a state's arrays.
+
+        Raises:
+            ConfigError: An array is missing or of another shape.
+        """
+        for name, table in self.tables.items():
+            found = state.get(name)
+            if found is None or found.shape != table.values.shape:
+                got = "nothing" if found is None else f"{found.shape}"
+                raise ConfigError(
+                    f"state: {name!r}: expected an array of the shape {table.values.shape}, got {got}; "
+                    "go on with the settings and the schema that it was saved with"
+                )
+        for name, table in self.tables.items():
+            table.values[:] = state[name]
+
+    def strip(self) -> Weights:
+        """A copy without the optimizers' numbers."""
+        return Weights({name: self.tables[name].strip() for name in self.wide()}, self._alone())
+
+    def live(self) -> Weights:
+        """The same, but tables as they are: good until the next batch."""
+        return Weights({name: self.tables[name].as_table() for name in self.wide()}, self._alone())
+
+    def _alone(self) -> dict[str, Array]:
+        alone: dict[str, Array] = {name: self.array(name).copy() for name in self.shapes}
+        if "pairs" in alone:
+            alone["pairs"] = np.triu(alone["pairs"], 1)
+        return alone
+
+    def _fresh(self, name: str, rows: int, width: int) -> LearningTable:
+        optimizer = self.optimizer(name)
+        values = aligned_zeros((rows, width * (1 + STATE_PER_WEIGHT[optimizer.kind])))
+        for number, value in enumerate(fresh_state(optimizer), 1):
+            if value:  # memory that is not written is not there yet
+                values[:, width * number : width * (number + 1)] = value
+        return LearningTable(values, width, optimizer.kind)
+
+    def _draw(self, rows: Array) -> None:
+        draw(self.tables["embeddings"].weights, rows, self._settings.initial_scale, self._settings.seed)
+
+    def _draw_alone(self, fields: int) -> None:
+        """Pairs start from 1, as an FM does; layers as He and others draw them for ReLU."""
+        if "pairs" in self.shapes:
+            self.array("pairs")[:] = 1 - np.eye(fields, dtype=np.float32)
+        random = np.random.default_rng(self._settings.seed)
+        layers = len(self._settings.hidden) if self._settings.kind in DEEP else -1
+        for layer in range(layers + 1):
+            size, units = self.shapes[f"layer{layer}.weights"]
+            scale = math.sqrt((2 if layer < layers else 1) / size)
+            drawn = random.normal(size=(size, units)) * scale
+            self.array(f"layer{layer}.weights")[:] = drawn.astype(np.float32)
+
+
+def row_width(settings: ModelSettings, fields: int) -> int:
+    """How many numbers a row of the embeddings has."""
+    return settings.factors * (fields if settings.kind in ("ffm", "deepffm") else 1)
+
+
+def network_widths(settings: ModelSettings, features: Features) -> tuple[int, ...]:
+    """The inputs of the network's first layer, then the units of its hidden ones; nothing without one.
+
+    Raises:
+        ConfigError: The network would have no inputs.
+    """
+    if settings.kind not in DEEP:
+        return ()
+    inputs = pair_inputs(settings, features) + features.dense_width
+    if not inputs:
+        raise ConfigError(
+            f"kind: a {settings.kind} of one categorical field alone has a network without inputs; "
+            "take lr, which is the same"
+        )
+    return (inputs, *settings.hidden)
+
+
+def pair_inputs(settings: ModelSettings, features: Features) -> int:
+    """How many of the network's inputs come of the embeddings."""
+    fields = len(features.categorical)
+    return fields * settings.factors if settings.kind == "deepfm" else fields * (fields - 1) // 2

@@ -1,0 +1,109 @@
+"""What the kernels of the online models are given: what they are compiled for, rows, and working memory."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from headrace.ctr.kernels.memory import aligned_zeros
+from headrace.stream.features import Features
+from headrace.tensors import Array
+
+LR, FM, FWFM, FFM = range(4)
+"""The codes of kinds."""
+
+KIND_CODES = {"lr": LR, "fm": FM, "fwfm": FWFM, "ffm": FFM}
+
+
+class Shape(NamedTuple):
+    """What a kernel is compiled for: constants in its machine code, so that loops become vectors.
+
+    Attributes:
+        kind: The kind's code.
+        fields: How many categorical fields there are.
+        factors: How many numbers an embedding has.
+        width: How many numbers a row of the table of embeddings has.
+        single: Whether every field has one value.
+        scaled: Whether tables are in 16 or 8 bits.
+        linear_code: The rule of linear weights: see ``headrace.ctr.learning.update_rules``.
+        embedding_code: The rule of embeddings.
+    """
+
+    kind: int
+    fields: int
+    factors: int
+    width: int
+    single: bool
+    scaled: bool = False
+    linear_code: int = 0
+    embedding_code: int = 0
+
+
+class Rows(NamedTuple):
+    """The rows of a block.
+
+    Attributes:
+        indices: Rows of the tables: uint32 ``[rows, slots]``.
+        crossed: Rows of the interactions: uint32 ``[rows, interactions]``.
+        dense: Dense features: float32 ``[rows, dense_width]``.
+        labels: float32 ``[rows]``; empty where rows are only predicted.
+        weights: float32 ``[rows]``; empty for one each.
+    """
+
+    indices: Array
+    crossed: Array
+    dense: Array
+    labels: Array
+    weights: Array
+
+    def part(self, start: int, stop: int) -> Rows:
+        """Some of the rows, as views."""
+        return Rows(*(one[start:stop] for one in self))
+
+
+class Slots(NamedTuple):
+    """The layout of slots.
+
+    Attributes:
+        starts: The first slot of each field, and the number of slots last: int64 ``[fields + 1]``.
+        mean: Which fields are pooled by their mean: bool ``[fields]``.
+    """
+
+    starts: Array
+    mean: Array
+
+    @classmethod
+    def of(cls, features: Features) -> Slots:
+        """The layout of features."""
+        return cls(features.slot_starts, features.mean_pooled)
+
+
+class Room(NamedTuple):
+    """One thread's working memory for one row: float32.
+
+    Attributes:
+        shares: What each field's values are multiplied with ``[fields]``; only where fields have many.
+        pooled: The fields' embeddings ``[fields * width]``.
+        towards: The logit's gradient by each ``[fields * width]``.
+        columns: fwfm's embeddings, transposed ``[width * fields]``.
+        products: fwfm's dot products of all pairs ``[fields * fields]``.
+    """
+
+    shares: Array
+    pooled: Array
+    towards: Array
+    columns: Array
+    products: Array
+
+    @classmethod
+    def of(cls, shape: Shape) -> Room:
+        """Make some."""
+        fields, size = shape.fields, shape.fields * shape.width
+        return cls(*(aligned_zeros((count,)) for count in (fields, size, size, size, fields * fields)))
+
+
+class Work(NamedTuple):
+    """One call's rows, their layout, and memory to work in."""
+
+    rows: Rows
+    slots: Slots
+    room: Room

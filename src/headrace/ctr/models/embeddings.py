@@ -1,0 +1,108 @@
+"""What the kernels of all kinds with embeddings share: pooling a row's embeddings, and moving their rows.
+
+The terms of field pairs of fm, fwfm and ffm have one form: half the sum over the fields of the dot products
+of the field's pooled embedding with what it is drawn towards, which is a sum over the other fields'
+embeddings. That same vector is the logit's gradient by the pooled embedding. So a kind says only how
+``towards`` is made of ``pooled`` (``headrace.ctr.models.fm``, ``fwfm``, ``ffm``); the rest is here.
+"""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+
+from headrace.ctr.kernels.compiling import PART
+from headrace.ctr.kernels.memory import LINE_FLOATS, one_by_one, prefetch, read, write
+from headrace.ctr.learning.update_rules import move
+
+_ZERO, _ONE = np.float32(0), np.float32(1)
+
+
+@numba.njit(**PART)
+def weight_at(shape, table, row, column):  # type: ignore[no-untyped-def]
+    """One weight of a Table: float32."""
+    if shape.scaled:
+        scale = read(table.scales, row >> np.uintp(table.shift))
+        return np.float32(read(table.values, (row, column))) * scale
+    return np.float32(read(table.values, (row, column)))
+
+
+@numba.njit(**PART)
+def count_values(shape, work, row):  # type: ignore[no-untyped-def]
+    """Find what each field's values are multiplied with: one by their number where they are averaged."""
+    starts = work.slots.starts
+    for field in range(shape.fields):
+        count = 0
+        for slot in range(starts[field], starts[field + 1]):
+            count += read(work.rows.indices, (row, slot)) != 0
+        averaged = work.slots.mean[field] and count > 1
+        write(work.room.shares, field, _ONE / np.float32(count) if averaged else _ONE)
+
+
+@numba.njit(**PART)
+def pool(shape, table, work, row):  # type: ignore[no-untyped-def]
+    """Fill in ``room.pooled``; row 0 of a table is zero, so that no value adds nothing."""
+    indices, pooled, starts = work.rows.indices, work.room.pooled, work.slots.starts
+    for field in range(shape.fields):
+        one_by_one()
+        first = field * shape.width
+        if shape.single:
+            place = np.uintp(read(indices, (row, field)))
+            for column in range(shape.width):
+                write(pooled, first + column, weight_at(shape, table, place, column))
+        else:
+            for column in range(shape.width):
+                write(pooled, first + column, _ZERO)
+            for slot in range(starts[field], starts[field + 1]):
+                place, share = np.uintp(read(indices, (row, slot))), read(work.room.shares, field)
+                for column in range(shape.width):
+                    weight = weight_at(shape, table, place, column)
+                    write(pooled, first + column, read(pooled, first + column) + share * weight)
+
+
+@numba.njit(**PART)
+def half_dot(shape, room):  # type: ignore[no-untyped-def]
+    """The terms of all pairs: half of ``pooled`` times ``towards``, because each pair is in it twice."""
+    total = _ZERO
+    for place in range(shape.fields * shape.width):
+        total += read(room.pooled, place) * read(room.towards, place)
+    return np.float32(0.5) * total
+
+
+@numba.njit(**PART)
+def update_rows(shape, rule, values, work, row, error):  # type: ignore[no-untyped-def]
+    """Move every touched row of the embeddings against ``error * towards``; row 0 is never touched."""
+    indices, starts, towards = work.rows.indices, work.slots.starts, work.room.towards
+    for field in range(shape.fields):
+        one_by_one()
+        if shape.single:
+            _update_row(shape, rule, values, towards, (read(indices, (row, field)), field), error)
+        else:
+            share = error * read(work.room.shares, field)
+            for slot in range(starts[field], starts[field + 1]):
+                _update_row(shape, rule, values, towards, (read(indices, (row, slot)), field), share)
+
+
+@numba.njit(**PART)
+def _update_row(shape, rule, values, towards, which, error):  # type: ignore[no-untyped-def]
+    place, first = np.uintp(which[0]), which[1] * shape.width
+    if place != 0:
+        for column in range(shape.width):
+            gradient = error * read(towards, first + column)
+            move(shape.embedding_code, rule, values, (place, shape.width, column), gradient)
+
+
+@numba.njit(**PART)
+def prefetch_rows(values, indices, row, columns):  # type: ignore[no-untyped-def]
+    """Ask for every line of the rows of a table that a coming row needs.
+
+    Args:
+        values: The table.
+        indices: Rows of the table ``[rows, slots]``.
+        row: The coming row.
+        columns: How many columns of the table are needed.
+    """
+    for slot in range(indices.shape[1]):
+        place = read(indices, (row, slot))
+        for column in range(0, columns, LINE_FLOATS):
+            prefetch(values, (place, column))

@@ -1,0 +1,70 @@
+"""Field-weighted factorization machines: each pair of fields has a weight, which its dot product is times.
+
+The pairs' weights lie in a learning table of one row, as ``[fields, fields]``; those of a pair are there
+twice, above and below the diagonal, and move alike, so that a field's weights lie side by side.
+"""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+
+from headrace.ctr.kernels.compiling import PART
+from headrace.ctr.kernels.memory import one_by_one, read, write
+from headrace.ctr.learning.update_rules import move
+
+_ZERO = np.float32(0)
+
+
+@numba.njit(**PART)
+def towards(shape, room, pairs):  # type: ignore[no-untyped-def]
+    """A field is drawn towards the other fields' embeddings, each times the pair's weight.
+
+    The pairs' dot products are left in ``room.products``, on the diagonal zeros.
+    """
+    fields, factors = shape.fields, shape.factors
+    for field in range(fields):
+        one_by_one()
+        for factor in range(factors):
+            write(room.columns, factor * fields + field, read(room.pooled, field * factors + factor))
+    for field in range(fields):
+        one_by_one()
+        _weigh(shape, room, pairs, field)
+        _multiply(shape, room, field)
+
+
+@numba.njit(**PART)
+def _weigh(shape, room, pairs, field):  # type: ignore[no-untyped-def]
+    fields, factors = shape.fields, shape.factors
+    first = field * factors
+    for factor in range(factors):
+        write(room.towards, first + factor, _ZERO)
+    for other in range(fields):
+        one_by_one()
+        weight = read(pairs, (0, field * fields + other))
+        for factor in range(factors):
+            drawn = weight * read(room.pooled, other * factors + factor)
+            write(room.towards, first + factor, read(room.towards, first + factor) + drawn)
+
+
+@numba.njit(**PART)
+def _multiply(shape, room, field):  # type: ignore[no-untyped-def]
+    fields, factors = shape.fields, shape.factors
+    first = field * fields
+    for other in range(fields):
+        write(room.products, first + other, _ZERO)
+    for factor in range(factors):
+        one_by_one()
+        value = read(room.pooled, field * factors + factor)
+        for other in range(fields):
+            product = value * read(room.columns, factor * fields + other)
+            write(room.products, first + other, read(room.products, first + other) + product)
+    write(room.products, first + field, _ZERO)
+
+
+@numba.njit(**PART)
+def update_pairs(shape, rule, pairs, room, error):  # type: ignore[no-untyped-def]
+    """Move the weights of all pairs; those of a field with itself are zero and stay so."""
+    size = shape.fields * shape.fields
+    for place in range(size):
+        move(shape.embedding_code, rule, pairs, (0, size, place), error * read(room.products, place))

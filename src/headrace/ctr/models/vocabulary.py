@@ -1,0 +1,331 @@
+"""Tables without collisions: each value that is seen often enough gets a row of its own, and may lose it.
+
+The table is its own hash table: a key lies where linear probing from its hash finds room, and that place is
+its row. So a lookup needs one array of keys beside the weights, and nothing moves when values come and go: a
+row is never emptied, only given to another value, so that a probe may stop at the first row that is nobody's.
+Row 0 of a table stays the row of all values that are missing or not admitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from headrace.compiled import cached
+from headrace.ctr.interfaces import LearningModel, Weights
+from headrace.errors import ConfigError
+from headrace.stream.block import Block
+from headrace.stream.features import ExactColumn, Features
+from headrace.stream.schema import MOST_ADMIT
+from headrace.tensors import Array
+
+LONGEST_PROBE = 64
+"""How many rows are looked at before a value counts as not there, or a table as full."""
+
+_COUNTERS_PER_ROW = 8
+GONE = np.uint64(2**64 - 1)
+"""The key of published rows whose value has expired: probes pass over it."""
+
+_NEVER = np.iinfo(np.int64).max
+
+
+class KeyTable(NamedTuple):
+    """The keys of one table, as kernels take them.
+
+    Attributes:
+        keys: Whose each row is: uint64 ``[buckets]``; 0 for nobody's. Row 0 is never anybody's.
+        seen: The number of the stream's row in which each key was seen last: int64 ``[buckets]``.
+        counts: How often values without a row were seen: uint8 ``[8 * buckets]``, two counters a value, by
+            its hash, of which the lower one counts. Values that share both are admitted a little early.
+        counted: How many values were counted since the counts were halved: int64 ``[1]``. They are halved
+            after as many as the table has rows, or else they would fill up with values that never come again,
+            and in the end admit everybody.
+    """
+
+    keys: Array
+    seen: Array
+    counts: Array
+    counted: Array
+
+
+class Vocabulary:
+    """Who has which row, for every exact table of a model."""
+
+    def __init__(self, features: Features) -> None:
+        """Start with nobody in.
+
+        Args:
+            features: The layout; some of its fields are exact.
+        """
+        self.features = features
+        self._tables: dict[str, KeyTable] = {}
+        self._expire_rows: dict[str, int] = {}
+        for column in features.exact_columns:
+            field, rows = column.field, column.field.buckets
+            self._expire_rows[field.table_name] = field.expire_rows or _NEVER
+            self._tables.setdefault(
+                field.table_name,
+                KeyTable(
+                    np.zeros(rows, np.uint64),
+                    np.zeros(rows, np.int64),
+                    np.zeros(rows * _COUNTERS_PER_ROW, np.uint8),
+                    np.zeros(1, np.int64),
+                ),
+            )
+
+    def admit(self, block: Block) -> tuple[Block, Array]:
+        """Find the rows of a block's exact values, and give rows to those that have come often enough.
+
+        Args:
+            block: A block with keys; it is left as it is.
+
+        Returns:
+            The block with all indices filled in, and the rows of the tables that now belong to another value
+            than before: int64, distinct.
+        """
+        indices, taken = block.indices.copy(), np.zeros(0, np.int64)
+        for column, wanted in zip(self.features.exact_columns, _keys(block).T, strict=True):
+            name = column.field.table_name
+            rule = column.field.admit, self._expire_rows[name]
+            fresh = _admit(self._tables[name], wanted, block.first_row, rule, indices[:, column.slot])
+            _place(indices, column)
+            taken = np.union1d(taken, fresh + column.table_start)
+        return replace(block, indices=indices), taken
+
+    def look_up(self, block: Block, now: int) -> Block:
+        """Find the rows of a block's exact values, as ``living_keys`` would; the block is left as it is.
+
+        Args:
+            block: A block with keys.
+            now: The number of the stream's next row to learn.
+        """
+        indices = block.indices.copy()
+        for column, wanted in zip(self.features.exact_columns, _keys(block).T, strict=True):
+            name = column.field.table_name
+            _find_living(self._tables[name], wanted, now, self._expire_rows[name], indices[:, column.slot])
+            _place(indices, column)
+        return replace(block, indices=indices)
+
+    def living_keys(self, now: int) -> dict[str, Array]:
+        """A copy of the keys, ``GONE`` instead of those that have expired: what is published.
+
+        Args:
+            now: The number of the stream's next row to learn.
+        """
+        living = {}
+        for name, table in self._tables.items():
+            expired = now - table.seen > self._expire_rows[name]
+            living[name] = np.where(expired & (table.keys != 0), GONE, table.keys)
+        return living
+
+    def state(self) -> dict[str, Array]:
+        """Everything, by name: the vocabulary's own arrays."""
+        return {
+            f"vocabulary.{name}.{part}": array
+            for name, table in self._tables.items()
+            for part, array in zip(KeyTable._fields, table, strict=True)
+        }
+
+    def restore(self, state: Mapping[str, Array]) -> None:
+        """Take over the arrays of a state.
+
+        Raises:
+            ConfigError: One is missing or of another shape.
+        """
+        for name, own in self.state().items():
+            if name not in state or state[name].shape != own.shape:
+                raise ConfigError(f"{name}: expected an array of shape {list(own.shape)} in the state")
+            own[:] = state[name]
+
+
+def look_up(features: Features, keys: Mapping[str, Array], wanted: Array, indices: Array) -> None:
+    """Fill in the rows of exact values, for predictions.
+
+    Args:
+        features: The layout.
+        keys: Whose each row is, by the table's name.
+        wanted: The values' keys: uint64 ``[rows, exact slots]``; 0 for no value.
+        indices: Where the rows go: uint32 ``[rows, slots]``; only slots of exact fields are written.
+    """
+    for column, values in zip(features.exact_columns, wanted.T, strict=True):
+        _find(keys[column.field.table_name], values, indices[:, column.slot])
+        _place(indices, column)
+
+
+class AdmittingModel(LearningModel):
+    """A model with exact fields: another model behind a vocabulary."""
+
+    def __init__(self, inner: LearningModel) -> None:
+        """Put a vocabulary before a model.
+
+        Args:
+            inner: A fresh model, some of whose fields are exact.
+        """
+        self.settings, self.features = inner.settings, inner.features
+        self._inner = inner
+        self._vocabulary = Vocabulary(inner.features)
+        self._position = np.zeros(1, np.int64)
+
+    def learn(self, block: Block) -> Array:
+        """Admit new values, predict the rows, then learn from them."""
+        filled, taken = self._vocabulary.admit(block)
+        if len(taken):
+            self._inner.forget(taken)
+        self._position[0] = block.first_row + len(block)
+        return self._inner.learn(filled)
+
+    def predict(self, block: Block) -> Array:
+        """The probabilities of a click: float32 ``[rows]``."""
+        return self._inner.predict(self._vocabulary.look_up(block, int(self._position[0])))
+
+    def forget(self, rows: Array) -> None:
+        """Make rows of the tables fresh."""
+        self._inner.forget(rows)
+
+    def state(self) -> dict[str, Array]:
+        """Everything that learning goes on from."""
+        return {**self._inner.state(), **self._vocabulary.state(), "vocabulary.position": self._position}
+
+    def restore(self, state: Mapping[str, Array]) -> None:
+        """Go on from a state.
+
+        Raises:
+            ConfigError: An array is missing or of another shape.
+        """
+        if "vocabulary.position" not in state:
+            raise ConfigError(
+                "vocabulary.position is not in the state; it is that of a model without exact fields"
+            )
+        self._vocabulary.restore(state)
+        self._inner.restore(
+            {name: array for name, array in state.items() if not name.startswith("vocabulary.")}
+        )
+        self._position[:] = state["vocabulary.position"]
+
+    def strip(self) -> Weights:
+        """A copy of what predictions depend on, with the keys of values that have not expired."""
+        return replace(self._inner.strip(), keys=self._vocabulary.living_keys(int(self._position[0])))
+
+
+def _keys(block: Block) -> Array:
+    if block.keys is None:
+        raise ConfigError("the block has no keys, but the model has exact fields; join it with their schema")
+    return block.keys
+
+
+def _place(indices: Array, column: ExactColumn) -> None:
+    """Turn rows of one table (0 for not there, in place) into rows of all tables.
+
+    Values that are not there share the table's row 0; further values of a field that has many are left out.
+    """
+    rows = indices[:, column.slot]
+    if column.first:
+        rows += np.uint32(column.table_start)
+    else:
+        rows += np.uint32(column.table_start) * (rows != 0)
+
+
+@cached(nogil=True)
+def _home(key: np.uint64, rows: int) -> int:
+    return 1 + int(((key >> np.uint64(32)) * np.uint64(rows - 1)) >> np.uint64(32))
+
+
+@cached(nogil=True)
+def _probe(keys: Array, key: np.uint64) -> int:
+    """The row of a key; 0 if it has none."""
+    rows = len(keys)
+    place: int = _home(key, rows)
+    for _ in range(LONGEST_PROBE):
+        if keys[place] == key:
+            return place
+        if keys[place] == 0:
+            return 0
+        place = place + 1 if place + 1 < rows else 1
+    return 0
+
+
+@cached(nogil=True)
+def _find(keys: Array, wanted: Array, out: Array) -> None:
+    for row in range(len(wanted)):
+        key = wanted[row]
+        out[row] = _probe(keys, key) if key != 0 else 0
+
+
+@cached(nogil=True)
+def _find_living(table: KeyTable, wanted: Array, now: int, expire_rows: int, out: Array) -> None:
+    for row in range(len(wanted)):
+        key = wanted[row]
+        place = _probe(table.keys, key) if key != 0 else 0
+        out[row] = place if now - table.seen[place] <= expire_rows else 0
+
+
+@cached(nogil=True)
+def _room(table: KeyTable, key: np.uint64, now: int, expire_rows: int) -> int:
+    """A row near a key's home that is nobody's, or whose value has expired; 0 if there is none."""
+    rows = len(table.keys)
+    place: int = _home(key, rows)
+    for _ in range(LONGEST_PROBE):
+        if table.keys[place] == 0 or now - table.seen[place] > expire_rows:
+            return place
+        place = place + 1 if place + 1 < rows else 1
+    return 0
+
+
+@cached(nogil=True)
+def _counters(counts: Array, key: np.uint64) -> tuple[int, int]:
+    places = np.uint64(len(counts))
+    low, mixed = key & np.uint64(0xFFFFFFFF), (key * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(32)
+    return int((low * places) >> np.uint64(32)), int((mixed * places) >> np.uint64(32))
+
+
+@cached(nogil=True)
+def _counted(table: KeyTable, key: np.uint64) -> int:
+    """Count a value that has no row; how often it has come now."""
+    if table.counted[0] >= len(table.keys):
+        table.counted[0] = 0
+        table.counts[:] >>= np.uint8(1)
+    table.counted[0] += 1
+    one, two = _counters(table.counts, key)
+    count = min(int(table.counts[one]) + 1, int(table.counts[two]) + 1, MOST_ADMIT)
+    for counter in (one, two):  # no counter tells more than it has to
+        table.counts[counter] = max(int(table.counts[counter]), count)
+    return count
+
+
+@cached(nogil=True)
+def _uncount(table: KeyTable, key: np.uint64, count: int) -> None:
+    """Take a value's own share out of its counters: it has a row now."""
+    for counter in _counters(table.counts, key):
+        table.counts[counter] = max(0, int(table.counts[counter]) - count)
+
+
+@cached(nogil=True)
+def _admit(table: KeyTable, wanted: Array, first_row: int, rule: tuple[int, int], out: Array) -> Array:
+    """Find or give rows; returns the rows that had another value before."""
+    admit, expire_rows = rule
+    fresh = np.empty(len(wanted), np.int64)
+    taken = 0
+    for row in range(len(wanted)):
+        key, now = wanted[row], first_row + row
+        out[row] = 0
+        if key == 0:
+            continue
+        place = _probe(table.keys, key)
+        if place == 0 or now - table.seen[place] > expire_rows:
+            count = _counted(table, key)
+            if count < admit:
+                continue
+            place = place if place else _room(table, key, now, expire_rows)
+            if place == 0:
+                continue
+            if table.keys[place] != 0:
+                fresh[taken] = place
+                taken += 1
+            table.keys[place] = key
+            _uncount(table, key, count)
+        table.seen[place] = max(now, table.seen[place])  # slots of a field come one after the other
+        out[row] = place
+    return np.unique(fresh[:taken])

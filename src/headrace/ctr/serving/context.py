@@ -1,0 +1,199 @@
+"""Predictions for many candidates of one request: what depends on the context alone is computed once.
+
+Neighbouring rows whose context is equal form a group, wherever they come from: a request that sent its
+context once, one that repeated it, or several requests merged in a batch. For each group the linear part, the
+sums of the pair terms and the first layer's product with the context are computed once; for each row only
+what its candidate adds.
+
+A row's logit is the same sum in the same order whether its neighbours share its context or not: to the bit
+the same alone, in a group and in a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from headrace.ctr.interfaces import Weights
+from headrace.ctr.kernels.matrix_product import LINE, aligned, pack, padded
+from headrace.ctr.kernels.memory import fixed
+from headrace.ctr.models.interactions import crossing
+from headrace.ctr.serving.context_kernels import score, scratch_size
+from headrace.ctr.serving.context_parts import Prepared, Rows, Sizes
+from headrace.ctr.settings import DEEP, KINDS, ModelSettings
+from headrace.ctr.tables import Table
+from headrace.stream.features import Features
+from headrace.tensors import Array
+
+
+def prepare(settings: ModelSettings, features: Features, weights: Weights) -> Prepared:
+    """Lay out a model's weights for serving.
+
+    Args:
+        settings: What it is.
+        features: The layout of its rows.
+        weights: Its weights; tables are taken as they are, everything else is copied.
+    """
+    sizes = _sizes(settings, features, weights.tables)
+    parts = [_alone(settings, features, weights.dense)]
+    layers: list[tuple[int, int, int, int]] = []
+    if settings.kind in DEEP:
+        layers = _lay_out_network(settings, features, weights.dense, parts)
+    linear = _plain(weights.tables["linear"])
+    return Prepared(
+        sizes,
+        fixed(features.slot_starts),
+        fixed(features.mean_pooled),
+        linear,
+        linear if settings.kind == "lr" else _plain(weights.tables["embeddings"]),
+        fixed(_joined(parts)),
+        fixed(np.array(layers, dtype=np.int64).reshape(-1, 4)),
+    )
+
+
+def _plain(table: Table) -> Table:
+    """The same memory as a plain array of one dimension: kernels know no mapped ones."""
+    values = np.asarray(table.values)
+    return Table(fixed(values.reshape(-1)), fixed(np.asarray(table.scales)), int(table.shift))
+
+
+def _alone(settings: ModelSettings, features: Features, dense: Mapping[str, Array]) -> Array:
+    """The weights outside of the network, one after the other."""
+    parts = [dense["bias"].reshape(-1)]
+    if features.dense_width:
+        parts.append(dense["dense"].reshape(-1))
+    if settings.kind == "fwfm":
+        parts.append(dense["pairs"].reshape(-1))
+    return np.concatenate(parts)
+
+
+def _joined(parts: list[Array]) -> Array:
+    """All weights in one array, each part from the start of a cache line on."""
+    whole = aligned(sum(_lines(len(part)) for part in parts))
+    start = 0
+    for part in parts:
+        whole[start : start + len(part)] = part
+        start += _lines(len(part))
+    return whole
+
+
+def _lines(count: int) -> int:
+    return -(-count // LINE) * LINE
+
+
+def _sizes(settings: ModelSettings, features: Features, tables: Mapping[str, Table]) -> Sizes:
+    fields, of_context, factors = len(features.categorical), features.context_fields, settings.factors
+    of_candidate = fields - of_context
+    field_aware = settings.kind in ("ffm", "deepffm")
+    context_inputs = candidate_inputs = 0
+    if settings.kind in DEEP:
+        context_inputs = len(network_inputs(settings, features, context=True))
+        candidate_inputs = len(network_inputs(settings, features, context=False))
+    state_size = {"lr": 0, "fm": factors, "deepfm": factors, "fwfm": of_candidate * factors}.get(
+        settings.kind, of_candidate * of_context * factors
+    )
+    return Sizes(
+        kind=KINDS.index(settings.kind),
+        factors=() if settings.kind == "lr" else (None,) * factors,
+        width=0 if settings.kind == "lr" else factors * (fields if field_aware else 1),
+        stride=tables["linear" if settings.kind == "lr" else "embeddings"].values.shape[1],
+        linear_stride=tables["linear"].values.shape[1],
+        fields=fields,
+        context_fields=of_context,
+        context_slots=features.context_slots,
+        dense=features.dense_width,
+        context_dense=features.context_dense,
+        context_inputs=context_inputs,
+        candidate_inputs=candidate_inputs,
+        state=state_size + 2,
+    )
+
+
+def network_inputs(settings: ModelSettings, features: Features, *, context: bool) -> list[int]:
+    """Which of the network's inputs depend on the context alone, or which do not, in their order.
+
+    Args:
+        settings: A deep model.
+        features: The layout of its rows.
+        context: Which of the two.
+    """
+    fields, of_context = len(features.categorical), features.context_fields
+    if settings.kind == "deepfm":
+        alone = [field < of_context for field in range(fields) for _ in range(settings.factors)]
+    else:  # a pair's later field decides: fields of the context come first
+        alone = [second < of_context for first in range(fields) for second in range(first + 1, fields)]
+    alone += [column < features.context_dense for column in range(features.dense_width)]
+    return [index for index, whether in enumerate(alone) if whether is context]
+
+
+def _lay_out_network(
+    settings: ModelSettings, features: Features, dense: Mapping[str, Array], parts: list[Array]
+) -> list[tuple[int, int, int, int]]:
+    layers = []
+
+    def add(array: Array) -> int:
+        start = sum(_lines(len(part)) for part in parts)
+        parts.append(array)
+        return start
+
+    def add_layer(weights: Array, bias: Array) -> None:
+        wide = np.zeros(padded(len(bias)), np.float32)
+        wide[: len(bias)] = bias
+        layers.append((add(pack(weights)), add(wide), len(weights), len(wide)))
+
+    first, bias = dense["layer0.weights"], dense["layer0.bias"]
+    add_layer(first[network_inputs(settings, features, context=True)], bias)
+    add_layer(first[network_inputs(settings, features, context=False)], bias)
+    inputs = len(bias)
+    for number in range(1, len(settings.hidden)):
+        add_layer(dense[f"layer{number}.weights"], dense[f"layer{number}.bias"])
+        inputs = len(dense[f"layer{number}.bias"])
+    last = len(settings.hidden)
+    output = dense[f"layer{last}.weights"].reshape(-1)
+    layers.append((add(output), add(dense[f"layer{last}.bias"].reshape(-1)), inputs, 1))
+    return layers
+
+
+class GroupedScorer:
+    """A click model laid out for serving. Immutable; may be called by many threads at once."""
+
+    def __init__(self, settings: ModelSettings, features: Features, weights: Weights) -> None:
+        """Lay it out.
+
+        Args:
+            settings: What it is.
+            features: The layout of its rows.
+            weights: Its weights.
+        """
+        self._prepared = prepare(settings, features, weights)
+        self._crossing = crossing(settings, features) if settings.interactions else None
+        self._scratch: list[Array] = []  # what no call is using; its methods are atomic
+        self._scratch_size = scratch_size(self._prepared)
+
+    def predict(self, indices: Array, dense: Array) -> Array:
+        """The probabilities of a click: float32 ``[rows]``; see ``logits``."""
+        return self._answers(indices, dense, True)
+
+    def logits(self, indices: Array, dense: Array) -> Array:
+        """The logits of rows: float32 ``[rows]``.
+
+        Args:
+            indices: Rows of the tables: uint32 ``[rows, slots]``, all below ``features.rows``.
+            dense: Dense features: float32 ``[rows, dense_width]``.
+        """
+        return self._answers(indices, dense, False)
+
+    def _answers(self, indices: Array, dense: Array, probabilities: bool) -> Array:
+        crossed = np.empty((len(indices), 0), np.uint32)
+        if self._crossing is not None:
+            crossed = self._crossing.of(indices)
+        rows = Rows(fixed(indices), fixed(dense), fixed(crossed))
+        out = np.empty(len(indices), np.float32)
+        try:
+            scratch = self._scratch.pop()
+        except IndexError:
+            scratch = aligned(self._scratch_size)
+        score(self._prepared, rows, scratch, out, probabilities)
+        self._scratch.append(scratch)
+        return out

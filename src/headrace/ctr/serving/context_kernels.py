@@ -1,0 +1,222 @@
+"""The kernels of ``context``: rows go through in tiles, from their table rows to their logits.
+
+They own no memory and count no references: everything between the inputs and the answers lies in one array
+that the caller lends, at places that are computed once.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from headrace.ctr.kernels.matrix_product import LINE, Operand, ask, kernel, multiply, read, write
+from headrace.ctr.serving.context_parts import (
+    Places,
+    Prepared,
+    Rows,
+    candidate,
+    context,
+    crossed,
+    dot,
+    same_context,
+)
+from headrace.tensors import Array
+
+TILE_ROWS = 48
+"""How many rows go through together: their activations fit the second cache, a block's fit the first."""
+
+LINE_BYTES = 64
+"""A cache line."""
+
+
+class Tile(NamedTuple):
+    """Where the parts of a tile begin in the scratch array.
+
+    Attributes:
+        first: The columns of the first layer; 0 without a network.
+        products: The first layer's products with the groups' contexts.
+        activations: The layers' results.
+        candidates: The network's inputs that differ within a group.
+        contexts: The others.
+        states: What the groups' candidates need.
+        marks: For each row of this tile and the next, whether a group begins with it.
+        pooled: Embeddings that are needed for one row only.
+    """
+
+    first: int
+    products: int
+    activations: int
+    candidates: int
+    contexts: int
+    states: int
+    marks: int
+    pooled: int
+
+
+def scratch_size(prepared: Prepared) -> int:
+    """How many numbers the kernels need for what lies between a tile's inputs and its logits."""
+    sizes = prepared.sizes
+    widths = [int(columns) for columns in prepared.layers[1:-1, 3]] if len(prepared.layers) else []
+    first = widths[0] if widths else 0
+    a_group = sizes.state + sizes.context_inputs + first
+    a_row = sizes.candidate_inputs + sum(widths)
+    pooled = (sizes.fields + 2) * max(sizes.width, len(sizes.factors))
+    return (TILE_ROWS + 1) * a_group + TILE_ROWS * (a_row + 2) + pooled + 4 * LINE
+
+
+@kernel()
+def score(prepared: Prepared, rows: Rows, scratch: Array, out: Array, probabilities: bool) -> None:
+    """Predict rows, tile by tile.
+
+    Args:
+        prepared: The model.
+        rows: What is predicted.
+        scratch: Room for ``scratch_size`` numbers: float32.
+        out: The answers: float32 ``[rows]``.
+        probabilities: Whether to answer probabilities; logits otherwise.
+    """
+    sizes = prepared.sizes
+    tile = _tile(prepared)
+    groups = 0
+    for row in range(min(TILE_ROWS, len(out))):
+        _ask(prepared, rows, row, scratch, tile)
+    for start in range(0, len(out), TILE_ROWS):
+        stop = min(start + TILE_ROWS, len(out))
+        known = 1 if groups > 0 else 0
+        if known > 0:  # the last group may go on
+            last = groups - 1
+            _move(scratch, tile.states + last * sizes.state, tile.states, sizes.state)
+            _move(scratch, tile.products + last * tile.first, tile.products, tile.first)
+        groups = _contexts(prepared, rows, (start, stop), scratch, tile, known)
+        group = known - 1
+        for row in range(start, stop):
+            if _begins(scratch, tile, row):
+                group += 1
+            if row + TILE_ROWS < len(out):
+                _ask(prepared, rows, row + TILE_ROWS, scratch, tile)
+            own = row - start
+            places = Places(
+                tile.states + group * sizes.state,
+                tile.candidates + own * sizes.candidate_inputs,
+                tile.pooled,
+            )
+            out[row] = candidate(prepared, rows, row, scratch, places) + crossed(prepared, rows, row)
+            _move(
+                scratch, tile.products + group * tile.first, tile.activations + own * tile.first, tile.first
+            )
+        if len(prepared.layers) > 0:
+            _network(prepared, scratch, tile, out, (start, stop))
+        if probabilities:
+            for row in range(start, stop):
+                out[row] = np.float32(1) / (np.float32(1) + np.exp(-out[row]))
+
+
+@kernel(inline="always")
+def _begins(scratch: Array, tile: Tile, row: int) -> bool:
+    """Whether a group begins with a row of this tile or the next, as ``_ask`` has found out."""
+    return bool(read(scratch, tile.marks + row % (2 * TILE_ROWS)) != 0)
+
+
+@kernel()
+def _ask(prepared: Prepared, rows: Rows, row: int, scratch: Array, tile: Tile) -> None:
+    """Note whether a group begins, and ask memory for the rows of the tables that this row will need.
+
+    This is done a tile before they are needed.
+    """
+    sizes = prepared.sizes
+    shared = row > 0 and same_context(sizes, rows, row)
+    write(scratch, tile.marks + row % (2 * TILE_ROWS), np.float32(0 if shared else 1))
+    linear, embeddings = prepared.linear.values, prepared.embeddings.values
+    step = LINE_BYTES // embeddings.itemsize
+    for slot in range(sizes.context_slots if shared else 0, rows.indices.shape[1]):
+        index = np.int64(rows.indices[row, slot])
+        ask(linear, index * sizes.linear_stride)
+        for column in range(0, sizes.width, step):
+            ask(embeddings, index * sizes.stride + column)
+
+
+@kernel()
+def _tile(prepared: Prepared) -> Tile:
+    """Lay out the scratch array; what products are added to comes first: its rows are whole cache lines."""
+    sizes, layers = prepared.sizes, prepared.layers
+    first = layers[0, 3] if len(layers) > 0 else 0
+    activations = (TILE_ROWS + 1) * first
+    candidates = activations
+    for layer in range(1, len(layers) - 1):
+        candidates += TILE_ROWS * layers[layer, 3]
+    contexts = candidates + TILE_ROWS * sizes.candidate_inputs
+    states = contexts + (TILE_ROWS + 1) * sizes.context_inputs
+    marks = states + (TILE_ROWS + 1) * sizes.state
+    return Tile(first, 0, activations, candidates, contexts, states, marks, marks + 2 * TILE_ROWS)
+
+
+@kernel()
+def _contexts(
+    prepared: Prepared, rows: Rows, part: tuple[int, int], scratch: Array, tile: Tile, known: int
+) -> int:
+    """Compute what the groups that begin in a tile have in common; returns how many there are with the known.
+
+    All of a tile come before its candidates: their product is then one of many rows.
+    """
+    sizes, layers, groups = prepared.sizes, prepared.layers, known
+    for row in range(part[0], part[1]):
+        if _begins(scratch, tile, row):
+            inputs = tile.contexts + groups * sizes.context_inputs
+            context(
+                prepared, rows, row, scratch, Places(tile.states + groups * sizes.state, inputs, tile.pooled)
+            )
+            groups += 1
+    if len(layers) > 0:
+        to = tile.products + known * tile.first
+        _fill(prepared.weights, layers[0, 1], scratch, to, tile.first, groups - known)
+        multiply(
+            Operand(scratch, tile.contexts + known * sizes.context_inputs, sizes.context_inputs),
+            Operand(prepared.weights, layers[0, 0], sizes.context_inputs),
+            Operand(scratch, to, tile.first),
+            tile.first,
+            groups - known,
+            False,
+        )
+    return groups
+
+
+@kernel()
+def _move(scratch: Array, start: int, to: int, count: int) -> None:
+    if start != to:
+        for at in range(count):
+            write(scratch, to + at, read(scratch, start + at))
+
+
+@kernel()
+def _fill(weights: Array, start: int, scratch: Array, to: int, count: int, rows: int) -> None:
+    """Put a bias under each of some rows."""
+    for row in range(rows):
+        for at in range(count):
+            write(scratch, to + row * count + at, read(weights, start + at))
+
+
+@kernel()
+def _network(prepared: Prepared, scratch: Array, tile: Tile, out: Array, part: tuple[int, int]) -> None:
+    """Add the network's output to a tile's logits; the context's part of the first layer is there already."""
+    weights, layers, rows = prepared.weights, prepared.layers, part[1] - part[0]
+    start, width = tile.candidates, prepared.sizes.candidate_inputs
+    at = tile.activations
+    for layer in range(1, len(layers) - 1):
+        columns = layers[layer, 3]
+        if layer > 1:
+            _fill(weights, layers[layer, 1], scratch, at, columns, rows)
+        multiply(
+            Operand(scratch, start, width),
+            Operand(weights, layers[layer, 0], layers[layer, 2]),
+            Operand(scratch, at, columns),
+            columns,
+            rows,
+            True,
+        )
+        start, width = at, columns
+        at += TILE_ROWS * columns
+    output = len(layers) - 1
+    for row in range(rows):
+        total = dot(scratch, start + row * width, weights, layers[output, 0], layers[output, 2])
+        out[part[0] + row] += total + read(weights, layers[output, 1])

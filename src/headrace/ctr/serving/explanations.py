@@ -1,0 +1,122 @@
+"""What each field adds to a logit: the parts that kinds have in common, in NumPy, for one row at a time.
+
+Sums are in float64: what is shown adds up to the logit of the kernels but for their rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+
+from headrace.ctr.interfaces import Contribution, Weights
+from headrace.ctr.models.interactions import crossing, interaction_name
+from headrace.ctr.settings import ModelSettings
+from headrace.ctr.tables import Table
+from headrace.stream.features import Features
+from headrace.tensors import Array
+
+BIAS = "(bias)"
+"""What the part of no field is called."""
+
+
+def explain_linear(
+    settings: ModelSettings, features: Features, weights: Weights, indices: Array, dense: Array
+) -> list[Contribution]:
+    """The bias, the linear weights of fields and interactions, and the dense features of one row.
+
+    Args:
+        settings: The model's.
+        features: The layout.
+        weights: The weights.
+        indices: The row's: uint32 ``[slots]``.
+        dense: The row's: float32 ``[dense_width]``.
+    """
+    bias = float(weights.dense["bias"].reshape(-1)[0])
+    made = [Contribution(BIAS, -1, 1.0, bias, bias)]
+    table = weights.tables["linear"]
+    shares = field_shares(features, indices)
+    for field, slot in features.field_slots():
+        row, share = int(indices[slot]), float(shares[slot])
+        if row:
+            made.append(
+                _weighed(field.name, row, share, float(table_rows(table, indices[slot : slot + 1])[0, 0]))
+            )
+    crossed = crossing(settings, features).of(np.ascontiguousarray(indices).reshape(1, -1))[0]
+    for interaction, row in zip(settings.interactions, crossed, strict=True):
+        if row:
+            weight = float(table_rows(table, np.array([row]))[0, 0])
+            made.append(_weighed(interaction_name(interaction), int(row), 1.0, weight))
+    column = 0
+    for field in features.numeric:
+        values = dense[column : column + field.size].astype(np.float64)
+        effects = weights.dense["dense"][column : column + field.size].astype(np.float64)
+        if field.size == 1:
+            made.append(_weighed(field.name, -1, float(values[0]), float(effects[0])))
+        else:
+            made.append(_weighed(field.name, -1, 1.0, float(values @ effects)))
+        column += field.size
+    return made
+
+
+def pooled_embeddings(features: Features, table: Table, width: int, indices: Array) -> Array:
+    """The pooled embeddings of one row's fields: float64 ``[fields, width]``."""
+    weighed = table_rows(table, indices)[:, :width] * field_shares(features, indices)[:, None]
+    starts = features.slot_starts
+    return np.array([weighed[start:stop].sum(axis=0) for start, stop in pairwise(starts)]).reshape(
+        len(starts) - 1, width
+    )
+
+
+def explain_pairs(
+    settings: ModelSettings, features: Features, weights: Weights, indices: Array
+) -> list[Contribution]:
+    """The terms of all pairs of fields of one row: one contribution each, as ``a * b``."""
+    names = [field.name for field in features.categorical]
+    products = pair_products(settings, features, weights, indices)
+    made = []
+    for first, second in pairs_of(len(names)):
+        product = float(products[first, second])
+        made.append(Contribution(f"{names[first]} * {names[second]}", -1, 1.0, product, product))
+    return made
+
+
+def pair_products(settings: ModelSettings, features: Features, weights: Weights, indices: Array) -> Array:
+    """What each pair of fields adds, above the diagonal: float64 ``[fields, fields]``."""
+    fields, factors = len(features.categorical), settings.factors
+    field_aware = settings.kind in ("ffm", "deepffm")
+    width = factors * fields if field_aware else factors
+    pooled = pooled_embeddings(features, weights.tables["embeddings"], width, indices)
+    if field_aware:
+        aware = pooled.reshape(fields, fields, factors)
+        return np.triu(np.einsum("abk,bak->ab", aware, aware), 1)
+    products = np.triu(pooled @ pooled.T, 1)
+    return products * weights.dense["pairs"] if settings.kind == "fwfm" else products
+
+
+def pairs_of(fields: int) -> Iterator[tuple[int, int]]:
+    """All pairs of fields, in order of (first, second)."""
+    return ((first, second) for first in range(fields) for second in range(first + 1, fields))
+
+
+def field_shares(features: Features, indices: Array) -> Array:
+    """What the value in each of one row's slots is multiplied with: float64 ``[slots]``."""
+    shares = np.ones(features.slots)
+    for number, mean in enumerate(features.mean_pooled):
+        start, stop = features.slot_starts[number : number + 2]
+        count = np.count_nonzero(indices[start:stop])
+        if mean and count:
+            shares[start:stop] = 1 / count
+    return shares
+
+
+def table_rows(table: Table, rows: Array) -> Array:
+    """Some rows of a table: float64 ``[rows, columns]``."""
+    scales = table.scales[rows.astype(np.uint64) >> np.uint64(table.shift)]
+    found: Array = table.values[rows].astype(np.float64) * scales[:, None]
+    return found
+
+
+def _weighed(name: str, row: int, value: float, weight: float) -> Contribution:
+    return Contribution(name, row, value, weight, value * weight)

@@ -1,0 +1,168 @@
+"""Predictions and their explanations, of weights of any kind; nothing here learns.
+
+A table of functions says for each kind where its logits come from; kinds with a network have theirs in
+``headrace.ctr.serving.deep_scoring``.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Protocol
+
+import numpy as np
+
+from headrace.compiled import cached
+from headrace.ctr.interfaces import Contribution, Weights
+from headrace.ctr.kernels.memory import fixed
+from headrace.ctr.learning.online_kernels import Served, predictor
+from headrace.ctr.models.arguments import KIND_CODES, Room, Rows, Shape, Slots, Work
+from headrace.ctr.models.interactions import crossing
+from headrace.ctr.models.linear import sigmoid
+from headrace.ctr.serving.explanations import explain_linear, explain_pairs
+from headrace.ctr.settings import DEEP, ModelSettings
+from headrace.ctr.tables import Table
+from headrace.errors import ConfigError
+from headrace.stream.features import Features
+from headrace.tensors import Array
+
+NOTHING = fixed(np.zeros(0, np.float32))
+"""No labels, or no weights."""
+
+
+class Form(Protocol):
+    """How a kind predicts and explains itself."""
+
+    def logits(self, indices: Array, dense: Array) -> Array:
+        """The logits of rows: float32 ``[rows]``."""
+
+    def explain(self, indices: Array, dense: Array) -> list[Contribution]:
+        """What each field adds to the logit of one row: uint32 ``[slots]``, float32 ``[dense_width]``."""
+
+
+class WeightsScorer:
+    """A click model that only predicts. Immutable; may be called by many threads at once."""
+
+    def __init__(self, settings: ModelSettings, features: Features, weights: Weights) -> None:
+        """Take weights as they are; only small arrays are copied.
+
+        Args:
+            settings: What kind of model they are of.
+            features: The layout of rows.
+            weights: The weights; tables may be wider than their weights, as learning ones are.
+
+        Raises:
+            ConfigError: The weights do not fit the settings and features.
+        """
+        self.settings, self.features, self.weights = settings, features, weights
+        self._form = form_of(settings, features, weights)
+
+    def logits(self, indices: Array, dense: Array) -> Array:
+        """The logits of rows: float32 ``[rows]``."""
+        return self._form.logits(indices, dense)
+
+    def predict(self, indices: Array, dense: Array) -> Array:
+        """The probabilities of a click: float32 ``[rows]``."""
+        return probabilities(self._form.logits(indices, dense))
+
+    def explain(self, indices: Array, dense: Array) -> list[list[Contribution]]:
+        """What each field adds to each row's logit; a row's contributions add up to its logit."""
+        return [self._form.explain(*row) for row in zip(indices, dense, strict=True)]
+
+
+def form_of(settings: ModelSettings, features: Features, weights: Weights) -> Form:
+    """Where a kind's logits and explanations come from."""
+    if settings.kind in DEEP:
+        from headrace.ctr.serving.deep_scoring import DeepForm  # noqa: PLC0415 - its kernels only where they are used
+
+        return DeepForm(settings, features, weights)
+    return PlainForm(settings, features, weights)
+
+
+class PlainForm:
+    """The kinds without a network: lr, fm, fwfm and ffm."""
+
+    def __init__(self, settings: ModelSettings, features: Features, weights: Weights) -> None:
+        """Take weights; see WeightsScorer."""
+        self._settings, self._features, self._weights = settings, features, weights
+        scaled = any(one.values.dtype != np.float32 for one in weights.tables.values())
+        self._shape = shape_of(settings, features)._replace(scaled=scaled)
+        self._crossing, self._slots = crossing(settings, features), Slots.of(features)
+        self._served = self._check(weights)
+        self._kernel = predictor(self._shape)
+        self._own = threading.local()
+
+    def logits(self, indices: Array, dense: Array) -> Array:
+        """The logits of rows: float32 ``[rows]``."""
+        crossed = self._crossing.of(indices)
+        rows = Rows(fixed(indices), fixed(crossed), fixed(dense), NOTHING, NOTHING)
+        room: Room | None = getattr(self._own, "room", None)
+        if room is None:
+            room = self._own.room = Room.of(self._shape)
+        logits = np.empty(len(indices), np.float32)
+        self._kernel(Work(rows, self._slots, room), self._served, logits)
+        return logits
+
+    def explain(self, indices: Array, dense: Array) -> list[Contribution]:
+        """What each field adds to the logit of one row."""
+        about = self._settings, self._features, self._weights, indices
+        linear = explain_linear(*about, dense)
+        return linear if self._settings.kind == "lr" else linear + explain_pairs(*about)
+
+    def _check(self, weights: Weights) -> Served:
+        features, fields = self._features, len(self._features.categorical)
+        linear = _table(weights, "linear", features.rows + self._crossing.rows, 1)
+        embeddings = linear
+        if self._settings.kind != "lr":
+            embeddings = _table(weights, "embeddings", features.rows, self._shape.width)
+        bias, dense = _array(weights, "bias", (1,)), _array(weights, "dense", (features.dense_width,))
+        pairs = np.zeros((0, 0), np.float32)
+        if self._settings.kind == "fwfm":
+            pairs = np.triu(_array(weights, "pairs", (fields, fields)), 1)
+        return Served(linear, embeddings, _line(bias), _line(dense), _line(pairs + pairs.T))
+
+
+def shape_of(settings: ModelSettings, features: Features) -> Shape:
+    """What the kernels of a kind without a network are compiled for."""
+    code = KIND_CODES[settings.kind]
+    fields, factors = len(features.categorical), settings.factors if code else 0
+    width = factors * fields if settings.kind == "ffm" else factors
+    return Shape(code, fields, factors, width, features.single_valued)
+
+
+def probabilities(logits: Array) -> Array:
+    """The probabilities of logits: float32 ``[rows]``."""
+    made = np.empty(len(logits), np.float32)
+    _sigmoids(logits, made)
+    return made
+
+
+@cached(nogil=True)
+def _sigmoids(logits: Array, made: Array) -> None:
+    for row in range(len(logits)):
+        made[row] = sigmoid(logits[row])
+
+
+def _line(array: Array) -> Array:
+    return fixed(np.array(array, np.float32).reshape(1, -1))
+
+
+def _table(weights: Weights, name: str, rows: int, width: int) -> Table:
+    table = weights.tables.get(name)
+    if table is None:
+        raise ConfigError(f"weights: the table {name!r} is missing")
+    found = table.values.shape
+    if len(found) != 2 or found[0] != rows or found[1] < width:
+        raise ConfigError(f"weights: table {name!r}: expected {rows} rows of {width}, got {found}")
+    if table.values.dtype not in (np.float32, np.int16, np.int8):
+        raise ConfigError(
+            f"weights: table {name!r}: expected float32, int16 or int8, got {table.values.dtype}"
+        )
+    return Table(fixed(np.asarray(table.values)), fixed(np.asarray(table.scales)), int(table.shift))
+
+
+def _array(weights: Weights, name: str, shape: tuple[int, ...]) -> Array:
+    array = weights.dense.get(name)
+    if array is None or array.shape != shape:
+        got = "nothing" if array is None else f"{array.shape}"
+        raise ConfigError(f"weights: {name!r}: expected an array of the shape {shape}, got {got}")
+    return array

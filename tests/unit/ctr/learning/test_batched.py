@@ -1,0 +1,164 @@
+"""Models that learn in batches, against plain NumPy in float64."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+
+from headrace.ctr.factory import create
+from headrace.ctr.interfaces import Weights
+from headrace.ctr.learning.batched import BatchedModel
+from headrace.ctr.serving.scoring import WeightsScorer
+from headrace.ctr.settings import KINDS, OPTIMIZERS, Kind, Optimizer, OptimizerKind
+from headrace.errors import ConfigError
+from headrace.tensors import Array
+from tests.unit.ctr.learning.batched_reference import (
+    FEATURES,
+    as_float64,
+    loss,
+    random_block,
+    reference_logits,
+    settings_of,
+)
+
+PLAIN_STEP = Optimizer(kind="sgd", learning_rate=1.0)
+
+
+def arrays_of(weights: Weights) -> dict[str, Array]:
+    """All arrays of weights, by name."""
+    return {name: table.values for name, table in weights.tables.items()} | dict(weights.dense)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_of_one_is_the_gradient_by_finite_differences(kind: Kind) -> None:
+    settings = settings_of(kind, PLAIN_STEP)
+    model, block = BatchedModel(settings, FEATURES), random_block(600)
+    model.learn(random_block(200, 7))  # so that biases are not zero, where ReLU has its corner
+    before = model.strip()
+    model.learn(block)
+    after, exact = arrays_of(model.strip()), as_float64(before)
+    random = np.random.default_rng(1)
+    for name, array in arrays_of(exact).items():
+        moved = arrays_of(before)[name].astype(np.float64) - after[name]
+        places = [np.unravel_index(place, array.shape) for place in _some(random, name, array, moved)]
+        assert places
+        for place in places:
+            kept, pair = array[place], []
+            for change in (1e-7, -1e-7):
+                array[place] = kept + change
+                pair.append(loss(settings, FEATURES, exact, block))
+            array[place] = kept
+            expected = (pair[0] - pair[1]) / 2e-7
+            assert moved[place] == pytest.approx(expected, abs=1e-6, rel=2e-3), (name, place)
+
+
+def _some(random: np.random.Generator, name: str, array: Array, moved: Array) -> Array:
+    """Some weights that moved, and some that may not have."""
+    wanted = np.flatnonzero(np.triu(np.ones(array.shape), 1)) if name == "pairs" else np.arange(array.size)
+    if name in ("linear", "embeddings"):
+        wanted = wanted[array.shape[1] :]  # row 0 is no weight
+    touched = np.intersect1d(np.flatnonzero(moved), wanted)
+    return np.concatenate([random.choice(wanted, 6), random.choice(touched, 12)])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_learning_predicts_is_the_reference_and_what_serving_predicts(kind: Kind) -> None:
+    settings = settings_of(kind, Optimizer(kind="lazy_adam", learning_rate=0.01))
+    model = BatchedModel(settings, FEATURES)
+    for seed in range(3):
+        model.learn(random_block(700, seed))
+    block = random_block(1100, 9)
+    logits = reference_logits(settings, FEATURES, as_float64(model.strip()), block)
+    expected = 1 / (1 + np.exp(-logits))
+    served = WeightsScorer(settings, FEATURES, model.strip()).predict(block.indices, block.dense)
+    np.testing.assert_array_equal(model.predict(block), served)
+    np.testing.assert_allclose(served, expected, atol=2e-6)
+    np.testing.assert_allclose(model.learn(block), expected, atol=2e-6)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_learns_with_every_optimizer(kind: Kind, optimizer: OptimizerKind) -> None:
+    chosen = Optimizer(kind=optimizer, learning_rate=0.5 if optimizer == "sgd" else 0.02)
+    rest = chosen if optimizer != "ftrl" else Optimizer(kind="lazy_adam", learning_rate=0.02)
+    settings = settings_of(kind, chosen, embeddings=rest, network=rest, initial_scale=0.1)
+    model, block = BatchedModel(settings, FEATURES), random_block(512, weighted=False)
+    first = _logloss(model.learn(block), block.labels)
+    for _ in range(30):
+        last = _logloss(model.learn(block), block.labels)
+    assert last < first - 0.02
+
+
+def _logloss(probabilities: Array, labels: Array) -> float:
+    return float(-np.log(np.where(labels > 0, probabilities, 1 - probabilities)).mean())
+
+
+@pytest.mark.parametrize("kind", ["lr", "deepfm", "deepffm"])
+def test_a_model_goes_on_from_its_state_to_the_bit(kind: Kind) -> None:
+    settings = settings_of(kind, Optimizer(kind="adam", learning_rate=0.01))
+    one, other = BatchedModel(settings, FEATURES), BatchedModel(settings, FEATURES)
+    for seed in range(3):
+        one.learn(random_block(300, seed))
+    other.restore({name: array.copy() for name, array in one.state().items()})
+    following = random_block(300, 5)
+    np.testing.assert_array_equal(one.learn(following), other.learn(following))
+    for name, array in one.state().items():
+        np.testing.assert_array_equal(array, other.state()[name])
+
+
+def test_the_same_seed_and_rows_give_the_same_model_to_the_bit() -> None:
+    settings = settings_of("deepfm", Optimizer(kind="lazy_adam"))
+    one, other = (BatchedModel(settings, FEATURES) for _ in range(2))
+    for seed in range(3):
+        np.testing.assert_array_equal(
+            one.learn(random_block(900, seed)), other.learn(random_block(900, seed))
+        )
+
+
+def test_a_state_of_another_model_is_refused() -> None:
+    model = BatchedModel(settings_of("deepfm", Optimizer(kind="adam")), FEATURES)
+    online = create(settings_of("fm", Optimizer()), FEATURES)
+    with pytest.raises(ConfigError, match="steps"):
+        model.restore(online.state())
+    with pytest.raises(ConfigError, match="layer0"):
+        model.restore(model.state() | {"layer0.bias": np.zeros((1, 2), np.float32)})
+
+
+@pytest.mark.parametrize("kind", ["fm", "deepfm"])
+def test_several_threads_learn_as_well_as_one(kind: Kind) -> None:
+    settings = settings_of(kind, Optimizer(kind="lazy_adam", learning_rate=0.01))
+    one = BatchedModel(settings, FEATURES)
+    two = BatchedModel(msgspec.structs.replace(settings, threads=2), FEATURES)
+    for seed in range(8):
+        block = random_block(2048, seed)
+        np.testing.assert_allclose(one.learn(block), two.learn(block), atol=0.05)
+
+
+def test_forgotten_rows_are_fresh_and_others_keep_what_they_know() -> None:
+    settings = settings_of("deepfm", Optimizer(kind="lazy_adam", learning_rate=0.1))
+    model, fresh = BatchedModel(settings, FEATURES), BatchedModel(settings, FEATURES)
+    model.learn(random_block(400))
+    learnt = {name: array.copy() for name, array in model.state().items()}
+    forgotten, kept = np.array([3, 17]), np.array([4, 18])
+    model.forget(forgotten)
+    for name in ("linear", "embeddings"):
+        np.testing.assert_array_equal(model.state()[name][forgotten], fresh.state()[name][forgotten])
+        np.testing.assert_array_equal(model.state()[name][kept], learnt[name][kept])
+
+
+def test_a_block_without_rows_changes_nothing() -> None:
+    model = BatchedModel(settings_of("deepfm", Optimizer(kind="adam")), FEATURES)
+    before = {name: array.copy() for name, array in model.state().items()}
+    assert len(model.learn(random_block(0))) == 0
+    for name, array in model.state().items():
+        np.testing.assert_array_equal(array, before[name])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_row_0_stays_zero(kind: Kind) -> None:
+    model = BatchedModel(settings_of(kind, Optimizer(kind="adam", learning_rate=0.1)), FEATURES)
+    for seed in range(2):
+        model.learn(random_block(200, seed))
+    for table in model.strip().tables.values():
+        assert not table.values[0].any()
