@@ -1,8 +1,10 @@
-"""How the kernels of the online models are compiled."""
+"""How kernels are compiled: what compilers may do, and what is left out."""
 
 from __future__ import annotations
 
 from typing import Any
+
+from headrace.compiled import cached
 
 FAST = {"contract", "reassoc", "nsz", "arcp", "afn"}
 """What compilers may do to floating-point numbers here; NaN and infinity stay what they are."""
@@ -15,3 +17,15 @@ but kernels calls it, so that nothing need be compiled for that."""
 
 KERNEL: dict[str, Any] = {**_ANY, "cache": True, "nogil": True}
 """The same for a whole kernel, which is kept on disk and runs without Python's lock."""
+
+
+def kernel(**options: Any) -> Any:
+    """Compile a function that owns no memory, and that others may run beside.
+
+    Without counting references, which numba else does atomically at each use of an array out of a tuple: in
+    kernels as short as these that is half of the time. Such a function cannot make arrays.
+
+    Args:
+        options: What numba.njit takes.
+    """
+    return cached(nogil=True, _nrt=False, **options)

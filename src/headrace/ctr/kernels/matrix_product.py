@@ -1,4 +1,4 @@
-"""Small matrix products for serving: a few rows times weights laid out once, with bias and ReLU.
+"""Small matrix products: a few rows times weights laid out once, with bias and ReLU.
 
 A library's product pays for any shape: it copies the weights into panels at every call, and a layer's bias
 and ReLU are passes of their own over memory. Here the weights are laid out when a model is loaded, a block of
@@ -18,24 +18,10 @@ import llvmlite.binding as llvm
 import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
-from numba.extending import intrinsic as _typed_intrinsic
 
-from headrace.compiled import cached
+from headrace.ctr.kernels.compiling import kernel
+from headrace.ctr.kernels.intrinsics import intrinsic
 from headrace.tensors import Array
-
-_intrinsic: Any = _typed_intrinsic  # its own types want all arguments at every call, also the typing context
-
-
-def kernel(**options: Any) -> Any:
-    """Compile a function that owns no memory, and that others may run beside.
-
-    Without counting references, which numba else does atomically at each use of an array out of a tuple: in
-    kernels as short as these that is half of the time. Such a function cannot make arrays.
-
-    Args:
-        options: What numba.njit takes.
-    """
-    return cached(nogil=True, _nrt=False, **options)
 
 
 def _shape_of_panels() -> tuple[int, int]:
@@ -50,8 +36,6 @@ LANES, VECTORS = _shape_of_panels()
 PANEL = LANES * VECTORS
 """How many columns are computed at once; weights are padded with zeros to a multiple."""
 
-LINE = 16
-"""How many float32 numbers a cache line holds."""
 
 BLOCK_ROWS = 6
 """How many rows are computed at once."""
@@ -75,63 +59,10 @@ def pack(weights: Array) -> Array:
     return np.ascontiguousarray(panels).reshape(-1)
 
 
-def aligned(count: int) -> Array:
-    """Room for so many float32 numbers, from the start of a cache line on: no vector lies in two lines."""
-    room = np.empty(count + LINE, np.float32)
-    start = -(room.ctypes.data // room.itemsize) % LINE
-    return room[start : start + count]
-
-
-@_intrinsic
-def read(_typing: Any, array: Any, place: Any) -> Any:
-    """An element of an array of one dimension.
-
-    ``array[place]`` would first ask whether the place counts from the end, which keeps loops over places from
-    becoming vector operations.
-    """
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
-        return builder.load(builder.gep(data, [arguments[1]]))
-
-    return array.dtype(array, types.intp), generate
-
-
-@_intrinsic
-def write(_typing: Any, array: Any, place: Any, value: Any) -> Any:
-    """Set an element of an array of one dimension; see ``read``."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
-        builder.store(arguments[2], builder.gep(data, [arguments[1]]))
-        return context.get_dummy_value()
-
-    return types.void(array, types.intp, array.dtype), generate
-
-
-@_intrinsic
-def ask(_typing: Any, array: Any, place: Any) -> Any:
-    """Ask for the cache line of an element of an array of one dimension, which will be read soon."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
-        word, byte = ir.IntType(32), cgutils.voidptr_t
-        insert: Any = cgutils.get_or_insert_function
-        kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
-        address = builder.bitcast(builder.gep(data, [arguments[1]]), byte)
-        for_reading, keep, data_cache = (ir.Constant(word, value) for value in (0, 3, 1))
-        builder.call(
-            insert(builder.module, kind, "llvm.prefetch.p0"), [address, for_reading, keep, data_cache]
-        )
-        return context.get_dummy_value()
-
-    return types.void(array, types.intp), generate
-
-
 def _make_block(rows: int) -> Any:
     """Make the product of so many rows with one panel: ``y = relu?(y + x @ panel)``."""
 
-    @_intrinsic
+    @intrinsic
     def block(_typing: Any, x: Any, w: Any, y: Any, relu: Any) -> Any:
         return types.void(x, w, y, types.boolean), _generator(rows)
 
@@ -208,7 +139,7 @@ def _loop(builder: Any, given: tuple[Any, Any, Any], sums: list[Any], vector: An
     multiply_add = insert(builder.module, ir.FunctionType(vector, [vector] * 3), f"llvm.fmuladd.v{LANES}f32")
     added = []
     for row, values in enumerate(x_rows):
-        value = _spread(builder, builder.load(builder.gep(values, [step])), vector)
+        value = spread(builder, builder.load(builder.gep(values, [step])), vector)
         for at, weights in enumerate(columns):
             added.append(builder.call(multiply_add, [value, weights, running[row * VECTORS + at]]))
     following = builder.add(step, ir.Constant(word, 1))
@@ -226,7 +157,8 @@ def _loop(builder: Any, given: tuple[Any, Any, Any], sums: list[Any], vector: An
     return results
 
 
-def _spread(builder: Any, value: Any, vector: Any) -> Any:
+def spread(builder: Any, value: Any, vector: Any) -> Any:
+    """A vector whose every lane is a value."""
     lane = ir.IntType(32)
     one = builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.Constant(lane, 0))
     everywhere = ir.Constant(ir.VectorType(lane, LANES), [0] * LANES)

@@ -20,7 +20,7 @@ import numpy as np
 
 from headrace.compiled import cached
 from headrace.ctr.kernels.compiling import KERNEL, PART
-from headrace.ctr.kernels.memory import one_by_one, prefetch, read, write
+from headrace.ctr.kernels.intrinsics import one_by_one, prefetch, read, write
 from headrace.ctr.learning.online_kernels import Served
 from headrace.ctr.models import ffm, fm, fwfm
 from headrace.ctr.models.arguments import FM, FWFM, LR, Shape, Work

@@ -16,8 +16,8 @@ from numba.core import cgutils, types
 
 from headrace.compiled import cached
 from headrace.ctr.kernels.compiling import KERNEL, PART
-from headrace.ctr.kernels.matrix_product import BLOCK_ROWS, LANES, PANEL, VECTORS, _intrinsic, _spread
-from headrace.ctr.kernels.memory import one_by_one, read, write
+from headrace.ctr.kernels.intrinsics import intrinsic, one_by_one, read, write
+from headrace.ctr.kernels.matrix_product import BLOCK_ROWS, LANES, PANEL, VECTORS, spread
 from headrace.tensors import Array
 
 TALL = BLOCK_ROWS * VECTORS
@@ -347,7 +347,7 @@ def _values_of(plan, memory, sizes, sums, which):  # type: ignore[no-untyped-def
 def _block(rows: int, vectors: int) -> Any:
     """Make the product of so many rows with so many columns: ``y = x @ w``, or added to ``y``."""
 
-    @_intrinsic
+    @intrinsic
     def block(_typing: Any, x: Any, w: Any, y: Any, steps: Any, fresh: Any) -> Any:
         return types.void(x, w, y, types.intp, types.boolean), _product(rows, vectors)
 
@@ -389,7 +389,7 @@ def _product(rows: int, vectors: int) -> Callable[..., Any]:
             ]
             offset = builder.mul(loop.index, x_step)
             for row, start in enumerate(x_rows):
-                value = _spread(builder, builder.load(builder.gep(start, [offset])), vector)
+                value = spread(builder, builder.load(builder.gep(start, [offset])), vector)
                 for each, column in enumerate(columns):
                     one = sums[row * vectors + each]
                     builder.store(builder.call(multiply_add, [value, column, builder.load(one)]), one)
@@ -418,7 +418,7 @@ def _vectors(builder: Any, start: Any, count: int) -> list[Any]:
     return [builder.bitcast(builder.gep(start, [word(at * LANES)]), kind) for at in range(count)]
 
 
-@_intrinsic
+@intrinsic
 def _sum_up(_typing: Any, source: Any, ids: Any, before: Any, result: Any) -> Any:
     """A panel of a result: what was there before, and those of some rows of a source."""
 

@@ -19,8 +19,9 @@ import numpy as np
 
 from headrace.compiled import cached
 from headrace.ctr.kernels.compiling import KERNEL
-from headrace.ctr.kernels.matrix_product import LINE, PANEL, Operand, multiply, padded
-from headrace.ctr.kernels.memory import aligned_zeros, one_by_one, read, write
+from headrace.ctr.kernels.intrinsics import one_by_one, read, write
+from headrace.ctr.kernels.matrix_product import PANEL, Operand, multiply, padded
+from headrace.ctr.kernels.memory import LINE_FLOATS, aligned_zeros
 from headrace.ctr.learning.batched_kernels import Network as Exchange
 from headrace.ctr.models.linear import sigmoid
 from headrace.tensors import Array
@@ -121,7 +122,7 @@ class Passage:
             rows: The most rows that come at once.
         """
         self._layout, widths = layout, layout.widths
-        self._inputs = aligned_zeros((rows, -(-widths[0] // LINE) * LINE))
+        self._inputs = aligned_zeros((rows, -(-widths[0] // LINE_FLOATS) * LINE_FLOATS))
         self._gradients = aligned_zeros((rows, padded(layout.inputs)))
         self._logits, self._errors = aligned_zeros((rows,)), aligned_zeros((rows,))
         self._active = [aligned_zeros((rows, padded(units))) for units in widths[1:]]

@@ -23,7 +23,7 @@ import numpy as np
 
 from headrace.compiled import cached
 from headrace.ctr.kernels.compiling import KERNEL, PART
-from headrace.ctr.kernels.memory import one_by_one, prefetch, read, write
+from headrace.ctr.kernels.intrinsics import one_by_one, prefetch, read, write
 from headrace.ctr.learning import update_rules
 from headrace.ctr.learning.update_rules import Rule, move, rule_of
 from headrace.ctr.settings import Optimizer

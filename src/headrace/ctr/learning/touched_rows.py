@@ -14,7 +14,7 @@ import numpy as np
 
 from headrace.compiled import cached
 from headrace.ctr.kernels.compiling import KERNEL, PART
-from headrace.ctr.kernels.memory import prefetch, read, write
+from headrace.ctr.kernels.intrinsics import prefetch, read, write
 from headrace.tensors import Array
 
 _AHEAD = 4

@@ -14,7 +14,7 @@ import numba
 import numpy as np
 
 from headrace.ctr.kernels.compiling import PART
-from headrace.ctr.kernels.memory import read, write
+from headrace.ctr.kernels.intrinsics import read, write
 from headrace.ctr.settings import Optimizer
 
 SGD, ADAGRAD, ADAGRAD_POWER, FTRL = range(4)

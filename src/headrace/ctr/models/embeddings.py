@@ -12,7 +12,8 @@ import numba
 import numpy as np
 
 from headrace.ctr.kernels.compiling import PART
-from headrace.ctr.kernels.memory import LINE_FLOATS, one_by_one, prefetch, read, write
+from headrace.ctr.kernels.intrinsics import one_by_one, prefetch, read, write
+from headrace.ctr.kernels.memory import LINE_FLOATS
 from headrace.ctr.learning.update_rules import move
 
 _ZERO, _ONE = np.float32(0), np.float32(1)

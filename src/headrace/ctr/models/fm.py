@@ -6,7 +6,7 @@ import numba
 import numpy as np
 
 from headrace.ctr.kernels.compiling import PART
-from headrace.ctr.kernels.memory import one_by_one, read, write
+from headrace.ctr.kernels.intrinsics import one_by_one, read, write
 
 _ZERO = np.float32(0)
 

@@ -8,7 +8,7 @@ import numba
 import numpy as np
 
 from headrace.ctr.kernels.compiling import PART
-from headrace.ctr.kernels.memory import read
+from headrace.ctr.kernels.intrinsics import read
 from headrace.ctr.learning.update_rules import move
 from headrace.ctr.models.embeddings import weight_at
 

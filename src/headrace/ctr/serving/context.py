@@ -16,8 +16,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from headrace.ctr.interfaces import Weights
-from headrace.ctr.kernels.matrix_product import LINE, aligned, pack, padded
-from headrace.ctr.kernels.memory import fixed
+from headrace.ctr.kernels.matrix_product import pack, padded
+from headrace.ctr.kernels.memory import LINE_FLOATS, aligned, fixed
 from headrace.ctr.models.interactions import crossing
 from headrace.ctr.serving.context_kernels import score, scratch_size
 from headrace.ctr.serving.context_parts import Prepared, Rows, Sizes
@@ -79,7 +79,7 @@ def _joined(parts: list[Array]) -> Array:
 
 
 def _lines(count: int) -> int:
-    return -(-count // LINE) * LINE
+    return -(-count // LINE_FLOATS) * LINE_FLOATS
 
 
 def _sizes(settings: ModelSettings, features: Features, tables: Mapping[str, Table]) -> Sizes:

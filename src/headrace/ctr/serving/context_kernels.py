@@ -10,7 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from headrace.ctr.kernels.matrix_product import LINE, Operand, ask, kernel, multiply, read, write
+from headrace.ctr.kernels.compiling import kernel
+from headrace.ctr.kernels.intrinsics import prefetch_to_read, read, write
+from headrace.ctr.kernels.matrix_product import Operand, multiply
+from headrace.ctr.kernels.memory import LINE_BYTES, LINE_FLOATS
 from headrace.ctr.serving.context_parts import (
     Places,
     Prepared,
@@ -25,9 +28,6 @@ from headrace.tensors import Array
 
 TILE_ROWS = 48
 """How many rows go through together: their activations fit the second cache, a block's fit the first."""
-
-LINE_BYTES = 64
-"""A cache line."""
 
 
 class Tile(NamedTuple):
@@ -62,7 +62,7 @@ def scratch_size(prepared: Prepared) -> int:
     a_group = sizes.state + sizes.context_inputs + first
     a_row = sizes.candidate_inputs + sum(widths)
     pooled = (sizes.fields + 2) * max(sizes.width, len(sizes.factors))
-    return (TILE_ROWS + 1) * a_group + TILE_ROWS * (a_row + 2) + pooled + 4 * LINE
+    return (TILE_ROWS + 1) * a_group + TILE_ROWS * (a_row + 2) + pooled + 4 * LINE_FLOATS
 
 
 @kernel()
@@ -131,9 +131,9 @@ def _ask(prepared: Prepared, rows: Rows, row: int, scratch: Array, tile: Tile) -
     step = LINE_BYTES // embeddings.itemsize
     for slot in range(sizes.context_slots if shared else 0, rows.indices.shape[1]):
         index = np.int64(rows.indices[row, slot])
-        ask(linear, index * sizes.linear_stride)
+        prefetch_to_read(linear, index * sizes.linear_stride)
         for column in range(0, sizes.width, step):
-            ask(embeddings, index * sizes.stride + column)
+            prefetch_to_read(embeddings, index * sizes.stride + column)
 
 
 @kernel()

@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from headrace.ctr.kernels.matrix_product import kernel, read, write
+from headrace.ctr.kernels.compiling import kernel
+from headrace.ctr.kernels.intrinsics import read, write
 from headrace.ctr.settings import KINDS
 from headrace.ctr.tables import Table
 from headrace.tensors import Array
