@@ -25,7 +25,7 @@ from headrace.frontends.oip.grpc import grpc_methods as oip_methods
 from headrace.frontends.oip.messages import InferRequest
 from headrace.frontends.tfserving.grpc import grpc_methods as tfserving_methods
 from headrace.frontends.wire.protobuf_fields import length_prefix
-from headrace.frontends.wire.tensors import join_strings
+from headrace.frontends.wire.texts import join_strings
 from tests.properties.costs import check_time_is_linear, peak_bytes
 from tests.unit.frontends.oip.doubles import echo
 from tests.unit.frontends.tfserving.doubles import ServiceDouble, classifier

@@ -23,8 +23,9 @@ from headrace.frontends.calls import HttpCall
 from headrace.frontends.oip import rest as oip_rest
 from headrace.frontends.oip.infer_json import JSON_LENGTH_HEADER
 from headrace.frontends.tfserving import rest as tfserving_rest
-from headrace.frontends.transport.grpc_framing import at_once, opening
 from headrace.frontends.transport.routing import Router
+from headrace.frontends.wire.compression import opening
+from headrace.frontends.wire.steps import run
 from headrace.tensors import STRING
 from tests.faults.worst_bodies import GOOD, WORST, Worst
 from tests.properties.costs import check_time_is_linear, peak_bytes
@@ -105,7 +106,7 @@ def post(path: str) -> Callable[[bytes], object]:
 
 def unzip(body: bytes) -> object:
     """Open a compressed body."""
-    return at_once(opening(body, Limits(max_expansion=1 << 20)))
+    return run(opening(body, Limits(max_expansion=1 << 20)))
 
 
 def context(size: int) -> bytes:

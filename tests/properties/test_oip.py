@@ -20,7 +20,9 @@ from headrace.errors import HeadraceError
 from headrace.frontends.oip.infer_json import JsonInference, encode_answer
 from headrace.frontends.oip.messages import InferDecoder, Inference, InferRequest, InferResponse
 from headrace.frontends.wire import json_text, slices
-from headrace.frontends.wire.tensors import WireTensor, as_array, join_strings, run, splitting
+from headrace.frontends.wire.steps import run
+from headrace.frontends.wire.tensors import WireTensor, as_array
+from headrace.frontends.wire.texts import join_strings, splitting
 from headrace.tensors import BY_OIP, DATATYPES, STRING, Array
 from tests.unit.frontends.decoding import decode_body, infer
 from tests.unit.frontends.oip.doubles import LoadedDouble, ServiceDouble, ctr, echo

@@ -26,7 +26,8 @@ from headrace.frontends.tfserving.tensors import read_tensor, write_tensor
 from headrace.frontends.wire import json_text, slices
 from headrace.frontends.wire.allowance import Allowance
 from headrace.frontends.wire.json_text import parse_at_once
-from headrace.frontends.wire.tensors import as_array, run
+from headrace.frontends.wire.steps import run
+from headrace.frontends.wire.tensors import as_array
 from headrace.servable import CheckedInputs, Signature
 from headrace.tensors import DATATYPES, STRING, Array
 from tests.unit.frontends.decoding import parsed, predict

@@ -12,7 +12,7 @@ from headrace.frontends.oip.infer_json import JsonInference, json_bytes_of
 from headrace.frontends.oip.messages import InferDecoder, Inference
 from headrace.frontends.tfserving.messages import PredictDecoder, Prediction
 from headrace.frontends.wire.allowance import Allowance
-from headrace.frontends.wire.tensors import run
+from headrace.frontends.wire.steps import run
 
 LIMITS = Limits()
 

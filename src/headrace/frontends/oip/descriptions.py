@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from headrace.errors import Unsupported
-from headrace.frontends.wire.tensors import BYTES, datatype_name, metadata_shape
+from headrace.frontends.oip.datatypes import datatype_name, metadata_shape
+from headrace.frontends.wire.tensors import BYTES
 from headrace.lifecycle.state import State
 from headrace.servable import Signature, TensorSpec, signature_named
 

@@ -12,21 +12,13 @@ from headrace.frontends.calls import GrpcCall, GrpcMethod, StreamHandler, UnaryH
 from headrace.frontends.error_counts import ErrorCounts
 from headrace.frontends.oip import descriptions
 from headrace.frontends.oip.messages import InferDecoder, Inference, InferRequest
+from headrace.frontends.oip.parameters import version_number
 from headrace.frontends.wire import protos
 from headrace.frontends.wire.allowance import Allowance
-from headrace.frontends.wire.protobuf_fields import (
-    AT_ONCE_BYTES,
-    LENGTH_DELIMITED,
-    at_once,
-    charge,
-    counted,
-    fields,
-    form_of,
-    in_steps,
-    length_prefix,
-)
+from headrace.frontends.wire.protobuf_cost import AT_ONCE_BYTES, charge, counted, form_of
+from headrace.frontends.wire.protobuf_fields import LENGTH_DELIMITED, fields, length_prefix
+from headrace.frontends.wire.steps import at_once, in_steps
 from headrace.frontends.wire.templates import MOST_FIELDS
-from headrace.frontends.wire.tensors import version_number
 
 if TYPE_CHECKING:
     from headrace.frontends.service import Service

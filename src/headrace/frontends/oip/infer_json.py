@@ -11,25 +11,23 @@ from headrace.absent import Expansion
 from headrace.batching.request import Answer
 from headrace.errors import InvalidRequest
 from headrace.frontends.calls import JSON_HEADERS, HttpCall, HttpReply
+from headrace.frontends.oip.datatypes import datatype_name, refuse_texts
 from headrace.frontends.oip.json_values import InferInput, Parameters, from_json
-from headrace.frontends.oip.messages import SIGNATURE_PARAMETER, deadline_after
+from headrace.frontends.oip.parameters import SIGNATURE_PARAMETER, deadline_after, refuse_parameters
 from headrace.frontends.wire.json_text import check_depth
-from headrace.frontends.wire.protobuf_packing import raw_bytes
+from headrace.frontends.wire.steps import Steps
 from headrace.frontends.wire.templates import Span, Templates
 from headrace.frontends.wire.tensors import (
     BYTES,
-    Steps,
     WireTensor,
     check,
     check_names,
-    datatype_name,
     is_exact,
-    join_strings,
-    refuse_parameters,
-    refuse_texts,
+    raw_bytes,
     spread_inputs,
     texts_of,
 )
+from headrace.frontends.wire.texts import join_strings
 from headrace.servable import (
     CheckedInputs,
     RowLayout,

@@ -17,11 +17,19 @@ from headrace.errors import InvalidRequest, shown
 from headrace.frontends.wire import slices
 from headrace.frontends.wire.json_cost import has_slow_numbers
 from headrace.frontends.wire.json_text import Json, decode
-from headrace.frontends.wire.tensors import ARRAY_CODES, BFLOAT16, BYTES, MOST_DIMENSIONS, Steps, WireTensor
+from headrace.frontends.wire.steps import Steps
+from headrace.frontends.wire.tensors import BFLOAT16, BYTES, MOST_DIMENSIONS, WireTensor
 from headrace.servable import TensorSpec
 
 Parameters = dict[str, msgspec.Raw] | None
 """Parameters as they came, each still text."""
+
+# array.array's codes: it refuses what does not fit, in every version.
+_ARRAY_CODES = {
+    "INT8": "b", "INT16": "h", "INT32": "i", "INT64": "q",
+    "UINT8": "B", "UINT16": "H", "UINT32": "I", "UINT64": "Q",
+    "FP32": "f", "FP64": "d",
+}  # fmt: skip
 
 
 class InferInput(msgspec.Struct):
@@ -236,7 +244,7 @@ def _wrong_values(tensor: InferInput, said: object) -> InvalidRequest:
 
 
 _KINDS: dict[str, type] = {
-    **dict.fromkeys(ARRAY_CODES, int),
+    **dict.fromkeys(_ARRAY_CODES, int),
     **dict.fromkeys(("FP16", "FP32", "FP64"), float),
     "BOOL": bool,
     BYTES: str,
@@ -327,6 +335,6 @@ def packed(tensor: InferInput, values: list[Any]) -> bytes | list[bytes]:
         with np.errstate(over="ignore"):  # too large is infinity, as for FP32
             return np.array(values, np.float16).tobytes()
     try:
-        return array.array(ARRAY_CODES[datatype], values).tobytes()
+        return array.array(_ARRAY_CODES[datatype], values).tobytes()
     except OverflowError as error:
         raise InvalidRequest(f"a value does not fit in {datatype}", field=f"{tensor.name}.data") from error

@@ -18,8 +18,9 @@ from headrace.frontends.wire.allowance import Allowance
 from headrace.frontends.wire.json_text import Json, parse_in_slices
 from headrace.frontends.wire.lane import Lane
 from headrace.frontends.wire.names import check_name
-from headrace.frontends.wire.protobuf_fields import in_steps
-from headrace.frontends.wire.tensors import Steps, WireTensor, raw_texts
+from headrace.frontends.wire.steps import Steps, in_steps
+from headrace.frontends.wire.tensors import WireTensor
+from headrace.frontends.wire.texts import raw_texts
 from headrace.servable import TensorSpec, held_bytes
 from headrace.tensors import STRING, Array
 

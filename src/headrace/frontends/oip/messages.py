@@ -6,7 +6,6 @@ Requests that repeat are recognised by template and never parsed; what that yiel
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple, cast
@@ -14,32 +13,35 @@ from weakref import ReferenceType, ref
 
 from headrace.batching.request import NO_DEADLINE, Answer
 from headrace.errors import InvalidRequest
+from headrace.frontends.oip.datatypes import datatype_name, refuse_texts
+from headrace.frontends.oip.parameters import (
+    SIGNATURE_PARAMETER,
+    deadline_after,
+    refuse_parameters,
+    version_number,
+)
 from headrace.frontends.oip.typed import CONTENTS, writing_output
 from headrace.frontends.wire import protos
-from headrace.frontends.wire.protobuf_fields import AT_ONCE_BYTES, LENGTH_DELIMITED, fields, length_prefix
-from headrace.frontends.wire.protobuf_packing import is_large, is_large_raw, raw_bytes, raw_texts_of
+from headrace.frontends.wire.protobuf_cost import AT_ONCE_BYTES
+from headrace.frontends.wire.protobuf_fields import LENGTH_DELIMITED, fields, length_prefix
+from headrace.frontends.wire.protobuf_packing import is_large, is_large_raw, raw_texts_of
 from headrace.frontends.wire.slices import joined
+from headrace.frontends.wire.steps import Steps
 from headrace.frontends.wire.templates import MOST_FIELDS, Span, Templates
 from headrace.frontends.wire.tensors import (
     BYTES,
-    TEXT_BYTES,
-    Steps,
     WireTensor,
     check_names,
     checking,
-    datatype_name,
-    gathering,
     is_exact,
     is_spread_at_once,
-    join_strings,
     numbers,
-    refuse_parameters,
-    refuse_texts,
+    raw_bytes,
     spread_inputs,
     texts_of,
-    version_number,
     wire_shape,
 )
+from headrace.frontends.wire.texts import TEXT_BYTES, gathering, join_strings
 from headrace.servable import (
     CheckedInputs,
     RowLayout,
@@ -57,8 +59,6 @@ if TYPE_CHECKING:
 InferRequest = protos.message("inference.ModelInferRequest")
 InferResponse = protos.message("inference.ModelInferResponse")
 
-SIGNATURE_PARAMETER = "signature_name"
-"""The parameter of a request that says which signature it calls; the protocol itself knows only one."""
 
 _REQUEST_ID = 3  # ModelInferRequest.id
 _RAW_INPUTS = 7  # ModelInferRequest.raw_input_contents
@@ -67,8 +67,6 @@ _RAW_OUTPUTS = 6  # ModelInferResponse.raw_output_contents
 _WRITERS_KEPT = 64
 _HEADS_KEPT = 512
 
-_MICROSECONDS_END = 1 << 64
-_MICROSECOND = 1e-6
 _tuple = tuple.__new__
 
 
@@ -311,17 +309,6 @@ def _timeout(parameters: protos.Message) -> float:
     if chosen not in ("int64_param", "uint64_param"):
         raise InvalidRequest(f"expected microseconds as int64_param, got {chosen}", field="timeout")
     return deadline_after(getattr(timeout, chosen))
-
-
-def deadline_after(microseconds: int) -> float:
-    """The deadline of a request with a timeout parameter; none for 0, as in Triton.
-
-    Raises:
-        InvalidRequest: It is negative, or no number of 64 bits.
-    """
-    if not 0 <= microseconds < _MICROSECONDS_END:
-        raise InvalidRequest(f"expected microseconds from 0 to 2^64 - 1, got {microseconds}", field="timeout")
-    return time.monotonic() + microseconds * _MICROSECOND if microseconds else NO_DEADLINE
 
 
 def writer_for(

@@ -19,10 +19,11 @@ from headrace.frontends.oip.infer_json import (
     parse,
     recognise,
 )
+from headrace.frontends.oip.parameters import version_number
 from headrace.frontends.wire.allowance import Allowance
 from headrace.frontends.wire.json_cost import parsed_at_once
-from headrace.frontends.wire.protobuf_fields import AT_ONCE_BYTES, in_steps
-from headrace.frontends.wire.tensors import version_number
+from headrace.frontends.wire.protobuf_cost import AT_ONCE_BYTES
+from headrace.frontends.wire.steps import in_steps
 
 if TYPE_CHECKING:
     from headrace.frontends.service import Service

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from headrace.frontends.oip.datatypes import datatype_name
 from headrace.frontends.wire import protos
 from headrace.frontends.wire.protobuf_fields import field_number, length_prefix
 from headrace.frontends.wire.protobuf_packing import field_of
-from headrace.frontends.wire.tensors import Steps, datatype_name
+from headrace.frontends.wire.steps import Steps
 from headrace.servable import TensorSpec
 from headrace.tensors import Array
 

@@ -10,7 +10,7 @@ from headrace.batching.request import Answer
 from headrace.errors import FailedPrecondition, InvalidRequest, ModelError
 from headrace.frontends.tfserving.columns import Column
 from headrace.frontends.wire import slices
-from headrace.frontends.wire.tensors import Steps
+from headrace.frontends.wire.steps import Steps
 from headrace.servable import Kind, Signature, TensorSpec
 from headrace.tensors import STRING, Array
 

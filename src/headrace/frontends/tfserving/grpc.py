@@ -15,7 +15,8 @@ from headrace.frontends.tfserving.messages import AnswerWriter, PredictDecoder, 
 from headrace.frontends.tfserving.specs import answered, choice, find
 from headrace.frontends.wire import protos
 from headrace.frontends.wire.allowance import Allowance
-from headrace.frontends.wire.protobuf_fields import AT_ONCE_BYTES, at_once, charge, counted, form_of, in_steps
+from headrace.frontends.wire.protobuf_cost import AT_ONCE_BYTES, charge, counted, form_of
+from headrace.frontends.wire.steps import at_once, in_steps
 
 if TYPE_CHECKING:
     from headrace.frontends.service import Service

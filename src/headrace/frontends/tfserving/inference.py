@@ -14,8 +14,9 @@ from headrace.frontends.tfserving.specs import ModelChoice, answered, choice, fi
 from headrace.frontends.tfserving.wire_examples import find_examples, read_columns
 from headrace.frontends.wire import protos
 from headrace.frontends.wire.allowance import Allowance
-from headrace.frontends.wire.protobuf_fields import AT_ONCE_BYTES, in_steps, length_prefix
-from headrace.frontends.wire.tensors import Steps, run
+from headrace.frontends.wire.protobuf_cost import AT_ONCE_BYTES
+from headrace.frontends.wire.protobuf_fields import length_prefix
+from headrace.frontends.wire.steps import Steps, in_steps, run
 from headrace.servable import CheckedInputs, Signature
 from headrace.tensors import Array
 

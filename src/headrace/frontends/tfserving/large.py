@@ -19,7 +19,7 @@ from headrace.frontends.wire import slices
 from headrace.frontends.wire.allowance import Allowance
 from headrace.frontends.wire.json_text import Json
 from headrace.frontends.wire.lane import Lane
-from headrace.frontends.wire.protobuf_fields import in_steps
+from headrace.frontends.wire.steps import in_steps
 from headrace.servable import Signature, TensorSpec
 from headrace.tensors import STRING, Array
 

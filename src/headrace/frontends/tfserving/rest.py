@@ -14,9 +14,8 @@ from headrace.frontends.wire.allowance import Allowance
 from headrace.frontends.wire.json_cost import is_light, light_bytes, parsed_at_once
 from headrace.frontends.wire.json_text import Json, parse_in_slices
 from headrace.frontends.wire.lane import Lane
-from headrace.frontends.wire.protobuf_fields import in_steps
 from headrace.frontends.wire.slices import given_back, needs_slices
-from headrace.frontends.wire.tensors import Steps, run
+from headrace.frontends.wire.steps import Steps, in_steps, run
 from headrace.servable import DEFAULT_SIGNATURE, CheckedInputs, Signature
 from headrace.tensors import Array
 

@@ -8,7 +8,7 @@ from headrace.frontends.tfserving import bodies
 from headrace.frontends.tfserving.examples import Classes
 from headrace.frontends.wire import protos, slices
 from headrace.frontends.wire.slices import printing_cost
-from headrace.frontends.wire.tensors import Steps
+from headrace.frontends.wire.steps import Steps
 from headrace.tensors import Array
 
 _ClassificationResult = protos.message("tensorflow.serving.ClassificationResult")

@@ -15,7 +15,7 @@ from headrace.errors import InvalidRequest
 from headrace.frontends.tfserving.examples import Features, Values
 from headrace.frontends.wire import protos, slices
 from headrace.frontends.wire.allowance import Allowance
-from headrace.frontends.wire.tensors import Steps
+from headrace.frontends.wire.steps import Steps
 from headrace.servable import Signature
 from headrace.tensors import STRING, Array
 

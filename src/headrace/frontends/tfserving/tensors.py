@@ -12,17 +12,16 @@ from headrace.errors import InvalidRequest
 from headrace.frontends.wire import protos
 from headrace.frontends.wire.protobuf_fields import field_number
 from headrace.frontends.wire.protobuf_packing import as_bytes, field_of
+from headrace.frontends.wire.steps import Steps
 from headrace.frontends.wire.tensors import (
     BFLOAT16,
     BYTES,
     MOST_DIMENSIONS,
-    TEXT_BYTES,
-    Steps,
     WireTensor,
-    gathering,
     numbers,
     wire_shape,
 )
+from headrace.frontends.wire.texts import TEXT_BYTES, gathering
 from headrace.tensors import BY_DTYPE, BY_TENSORFLOW, STRING, Array
 
 if TYPE_CHECKING:

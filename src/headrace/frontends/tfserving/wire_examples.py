@@ -16,17 +16,10 @@ import numpy as np
 from headrace.errors import InvalidRequest
 from headrace.frontends.tfserving.columns import Column
 from headrace.frontends.wire import protos
-from headrace.frontends.wire.protobuf_fields import (
-    AT_ONCE_BYTES,
-    LENGTH_DELIMITED,
-    MESSAGE_VALUES,
-    Field,
-    counted,
-    fields,
-    form_of,
-    malformed,
-)
-from headrace.frontends.wire.tensors import TEXT_BYTES, Steps
+from headrace.frontends.wire.protobuf_cost import AT_ONCE_BYTES, MESSAGE_VALUES, counted, form_of, malformed
+from headrace.frontends.wire.protobuf_fields import LENGTH_DELIMITED, Field, fields
+from headrace.frontends.wire.steps import Steps
+from headrace.frontends.wire.texts import TEXT_BYTES
 from headrace.servable import Signature
 from headrace.tensors import STRING, Array
 

@@ -12,7 +12,6 @@ import logging
 import math
 import re
 import time
-import zlib
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, MutableMapping
 from contextlib import asynccontextmanager
@@ -40,16 +39,15 @@ from headrace.frontends.status import codes
 from headrace.frontends.transport.bodies import Bodies, Receive, announced_bytes
 from headrace.frontends.transport.grpc_framing import (
     MessageReader,
-    Opening,
     error_headers,
     frame,
     frame_prefix,
     one_message,
-    opening,
     plain_message,
     timeout_seconds,
 )
 from headrace.frontends.transport.routing import Router
+from headrace.frontends.wire.compression import Opening, gzipped, opening
 from headrace.frontends.wire.lane import Lane
 
 _log = logging.getLogger(__name__)
@@ -69,7 +67,6 @@ _TIMEOUT_HEADER = b"x-request-timeout-ms"
 # HTTP/2 says it in a frame of the server's under the application, which drops this header there.
 _CLOSE = ((b"connection", b"close"),)
 _GZIP_FROM_BYTES = 8192
-_GZIP_AT_ONCE_BYTES = 65_536
 _GZIP_UNWANTED = re.compile(rb"gzip\s*;\s*q=0(\.0*)?\s*(,|$)")
 _INTERNAL = "internal error; the server's log says more"
 
@@ -357,24 +354,13 @@ class Application:
         body = reply.body
         headers = [*reply.headers, *self._closing, (b"content-length", b"%d" % len(body))]
         if len(body) >= _GZIP_FROM_BYTES and _accepts_gzip(scope["headers"]):
-            body = await self._gzipped(body)
+            body = await gzipped(body, self._lane)
             headers[-1] = (b"content-length", b"%d" % len(body))
             headers += [(b"content-encoding", b"gzip"), (b"vary", b"accept-encoding")]
         await send({"type": "http.response.start", "status": reply.status, "headers": headers})
         if scope["method"] == "HEAD":
             body = b""
         await send({"type": "http.response.body", "body": body, "more_body": False})
-
-    async def _gzipped(self, body: bytes) -> bytes:
-        packer = zlib.compressobj(1, wbits=16 + zlib.MAX_WBITS)
-        if len(body) <= _GZIP_AT_ONCE_BYTES:
-            return packer.compress(body) + packer.flush()
-        parts = []
-        async with self._lane as lane:
-            for start in range(0, len(body), _GZIP_AT_ONCE_BYTES):
-                parts.append(packer.compress(body[start : start + _GZIP_AT_ONCE_BYTES]))
-                await lane.breathe()
-        return b"".join([*parts, packer.flush()])
 
 
 def _read_headers(call: HttpCall) -> tuple[bool, int]:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from headrace.frontends.wire.protobuf_fields import length_prefix
-from headrace.frontends.wire.tensors import Steps, raw_texts, text_parts
+from headrace.frontends.wire.steps import Steps
+from headrace.frontends.wire.texts import raw_texts, text_parts
 from headrace.tensors import STRING, Array
 
 if TYPE_CHECKING:
@@ -34,11 +35,6 @@ def is_large(tensor: Array) -> bool:
 def is_large_raw(rows: int, row_bytes: int) -> bool:
     """Whether an output's bytes are so many that they are copied in steps."""
     return rows * row_bytes > _BYTES_AT_ONCE
-
-
-def raw_bytes(tensor: Array) -> memoryview:
-    """The bytes of an output of numbers, not copied where they lie in order."""
-    return np.ascontiguousarray(tensor).reshape(-1).view(np.uint8).data
 
 
 def field_of(number: int, tensor: Array, allowance: Allowance) -> Steps[list[bytes]]:

@@ -19,7 +19,7 @@ from google.protobuf import (  # type: ignore[import-untyped]
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from headrace.errors import InvalidRequest, TooLarge
-from headrace.frontends.wire.protobuf_fields import AT_ONCE_BYTES
+from headrace.frontends.wire.protobuf_cost import AT_ONCE_BYTES
 
 Message = Any
 """A message object; its fields exist at run time only, so no type checker knows them."""
@@ -87,7 +87,7 @@ def parse(kind: MessageClass, data: bytes, *, counted: bool = False) -> Message:
     Args:
         kind: What it shall be.
         data: Its bytes.
-        counted: Whether what it holds has been counted (``protobuf_fields``); if not, it may not be large.
+        counted: Whether what it holds has been counted (``protobuf_cost``); if not, it may not be large.
 
     Raises:
         InvalidRequest: The bytes are not such a message.

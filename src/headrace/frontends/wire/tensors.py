@@ -1,4 +1,4 @@
-"""What REST and gRPC share: tensors as they came, turned into checked inputs, and their datatypes.
+"""Tensors as they came, over any protocol, turned into checked inputs.
 
 Whatever form a tensor came in, it becomes bytes of its datatype first, or a list of strings; one check serves
 all forms.
@@ -7,15 +7,16 @@ all forms.
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
-from struct import Struct
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
 from headrace.absent import Expansion
-from headrace.errors import InvalidRequest, Unsupported, shown
+from headrace.errors import InvalidRequest, shown
+from headrace.frontends.wire.steps import Steps, run
+from headrace.frontends.wire.texts import LENGTH_BYTES, TEXT_BYTES, gathering, splitting, wrong_count
 from headrace.servable import (
     CheckedInputs,
     Expanded,
@@ -25,7 +26,7 @@ from headrace.servable import (
     charge_spread,
     spread_columns,
 )
-from headrace.tensors import BY_DTYPE, BY_OIP, DATATYPES, STRING, Array, Buffer
+from headrace.tensors import BY_OIP, DATATYPES, Array, Buffer
 
 if TYPE_CHECKING:
     from headrace.frontends.wire.allowance import Allowance
@@ -33,33 +34,14 @@ if TYPE_CHECKING:
 BYTES = "BYTES"
 BFLOAT16 = "BF16"
 
-# array.array's codes: it refuses what does not fit, in every version.
-ARRAY_CODES = {
-    "INT8": "b", "INT16": "h", "INT32": "i", "INT64": "q",
-    "UINT8": "B", "UINT16": "H", "UINT32": "I", "UINT64": "Q",
-    "FP32": "f", "FP64": "d",
-}  # fmt: skip
-
 # Datatypes whose bytes are taken as they are, by NumPy's character: a look-up by dtype hashes it each time.
 _EXACT = {one.dtype.char: (one.oip, one.dtype.itemsize) for one in DATATYPES if one.dtype.kind in "fiu"}
 
-_LENGTH = Struct("<I")
 MOST_DIMENSIONS = 32
-
-TEXT_BYTES = 41
-"""What a text takes beside its bytes: an object, and its place in an array."""
 
 _NAMES_TOO_MANY = 100
 _SPREAD_BYTES = 256 * 1024
-_STEP = 1024
-_FEW = 32
-_STEP_BYTES = 256 * 1024
 _MOST_ELEMENTS = 1 << 48  # beyond any message, and within what NumPy can address
-
-
-Result = TypeVar("Result")
-Steps: TypeAlias = Generator[None, None, Result]
-"""Work in small steps, in between which others may go on; ``run`` does it at once."""
 
 
 class WireTensor(NamedTuple):
@@ -77,16 +59,6 @@ class WireTensor(NamedTuple):
     datatype: str
     shape: tuple[int, ...]
     values: bytes | memoryview | list[bytes] | Array
-
-
-def datatype_name(spec: TensorSpec) -> str:
-    """The datatype of an input or output in the protocol's words."""
-    return BY_DTYPE[spec.dtype].oip
-
-
-def metadata_shape(signature: Signature, spec: TensorSpec) -> list[int]:
-    """The shape of an input or output with its rows, -1 for what may vary."""
-    return [signature.rows or -1, *(-1 if size is None else size for size in spec.shape)]
 
 
 def check_names(signature: Signature, names: Iterable[str]) -> None:
@@ -307,65 +279,8 @@ def _string_array(tensor: WireTensor, count: int) -> Array:
     if isinstance(tensor.values, bytes):
         return run(splitting(tensor.name, tensor.values, count)).reshape(tensor.shape)
     if len(tensor.values) != count:
-        raise _wrong_count(tensor.name, count, len(tensor.values))
+        raise wrong_count(tensor.name, count, len(tensor.values))
     return run(gathering(cast("list[bytes] | Array", tensor.values))).reshape(tensor.shape)
-
-
-def gathering(strings: Sequence[bytes] | Array) -> Steps[Array]:
-    """Put strings into an array, in small steps.
-
-    Args:
-        strings: The strings, in anything that can be cut; an array stays as it is.
-    """
-    if isinstance(strings, np.ndarray):
-        return strings
-    array, size = np.empty(len(strings), STRING), 0
-    for start in range(0, len(strings), _FEW):
-        part = strings[start : start + _FEW]
-        array[start : start + _FEW] = part
-        size += _STEP_BYTES // _STEP * len(part) + sum(map(len, part))
-        if size >= _STEP_BYTES:
-            size = 0
-            yield
-    return array
-
-
-def splitting(field: str, raw: bytes, count: int) -> Steps[Array]:
-    """Take strings out of their raw form, in small steps; each stands after its length, four bytes.
-
-    Args:
-        field: Whose they are, for the error.
-        raw: All of them.
-        count: How many there shall be.
-
-    Raises:
-        InvalidRequest: A string is cut off, or there are more or fewer.
-    """
-    end, position, found = len(raw), 0, 0
-    if count * _LENGTH.size > end:
-        raise _wrong_count(field, count, f"{end} bytes")
-    array = np.empty(count, STRING)
-    while position < end:
-        strings: list[bytes] = []
-        enough = position + _STEP_BYTES
-        while position < end and position < enough and len(strings) < _STEP:
-            start = position + _LENGTH.size
-            position = start + _LENGTH.unpack_from(raw, position)[0] if start <= end else start
-            if position > end:
-                raise InvalidRequest(
-                    f"string {found + len(strings)} is cut off: it wants {position - end} bytes more; "
-                    "write each string after its length, four bytes little-endian",
-                    field=field,
-                )
-            strings.append(raw[start:position])
-        if found + len(strings) > count:
-            raise _wrong_count(field, count, "more")
-        array[found : found + len(strings)] = strings
-        found += len(strings)
-        yield
-    if found != count:
-        raise _wrong_count(field, count, found)
-    return array
 
 
 def texts_of(tensor: WireTensor, raw: bytes, allowance: Allowance) -> Steps[Array]:
@@ -382,108 +297,10 @@ def texts_of(tensor: WireTensor, raw: bytes, allowance: Allowance) -> Steps[Arra
     """
     count = _element_count(tensor)
     allowance.values(min(count, len(raw)), tensor.name)
-    allowance.hold(TEXT_BYTES * min(count, len(raw) // _LENGTH.size))
+    allowance.hold(TEXT_BYTES * min(count, len(raw) // LENGTH_BYTES))
     return (yield from splitting(tensor.name, raw, count))
 
 
-def refuse_texts(spec: TensorSpec, datatype: str, shape: Sequence[int]) -> None:
-    """Refuse texts for an input of numbers before one is decoded.
-
-    Args:
-        spec: What is wanted.
-        datatype: What the client says that it sends.
-        shape: In which shape.
-
-    Raises:
-        InvalidRequest: Texts would come.
-    """
-    if datatype == BYTES and spec.dtype != STRING:
-        raise InvalidRequest(
-            f"expected {spec}, got {BYTES} {list(shape[:MOST_DIMENSIONS])}; convert it before sending, "
-            "nothing is lost silently",
-            field=spec.name,
-        )
-
-
-def run(steps: Steps[Result]) -> Result:
-    """Do all steps of something at once, and give what they result in."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            return cast("Result", end.value)
-
-
-def _wrong_count(field: str, count: int, got: object) -> InvalidRequest:
-    return InvalidRequest(
-        f"expected {count} strings for its shape, got {got}; make the shape and the data agree", field=field
-    )
-
-
-def text_parts(texts: Array) -> Iterator[list[bytes]]:
-    """Cut texts into parts that are written at once; a long text is one alone.
-
-    Args:
-        texts: The texts, in an array of any shape.
-    """
-    flat = texts.ravel()
-    for start in range(0, len(flat), _STEP):
-        part, size = list[bytes](), 0
-        for text in flat[start : start + _STEP].tolist():
-            if part and size + len(text) > _STEP_BYTES:
-                yield part
-                part, size = [], 0
-            part.append(text)
-            size += len(text)
-        yield part
-
-
-def raw_texts(texts: Array) -> Iterator[list[bytes]]:
-    """Write texts in their raw form, in pieces that are made in small steps; a long one is not copied."""
-    for part in text_parts(texts):
-        if len(part) == 1:
-            yield [_LENGTH.pack(len(part[0])), part[0]]
-        else:
-            yield [join_strings(part)]
-
-
-def join_strings(strings: Iterable[bytes]) -> bytes:
-    """Write strings in their raw form."""
-    pack = _LENGTH.pack
-    return b"".join([part for string in strings for part in (pack(len(string)), string)])
-
-
-def version_number(text: str) -> int | None:
-    """The version that a request names; None for the default one.
-
-    Raises:
-        InvalidRequest: It is not a number.
-    """
-    if not text:
-        return None
-    if not (text.isascii() and text.isdigit() and len(text) <= len(str(1 << 63))):
-        raise InvalidRequest(
-            f"expected a number, got {text!r:.40}; leave it empty for the default", field="version"
-        )
-    return int(text)
-
-
-def refuse_parameters(parameters: Iterable[str], field: str) -> None:
-    """Refuse what would change the meaning of a tensor; other parameters are ignored, as the protocol allows.
-
-    Args:
-        parameters: The parameters' names.
-        field: The tensor they came with.
-
-    Raises:
-        Unsupported: One asks for shared memory or for classification.
-    """
-    for name in parameters:
-        if name.startswith("shared_memory_"):
-            raise Unsupported(
-                f"{field}: shared memory is not supported; send and take tensors in the messages"
-            )
-        if name == "classification":
-            raise Unsupported(
-                f"{field}: classification is not supported; ask for the output and rank it yourself"
-            )
+def raw_bytes(tensor: Array) -> memoryview:
+    """The bytes of an output of numbers, not copied where they lie in order."""
+    return np.ascontiguousarray(tensor).reshape(-1).view(np.uint8).data

@@ -26,7 +26,7 @@ from headrace.frontends.oip.infer_json import (
 )
 from headrace.frontends.wire.allowance import Allowance
 from headrace.frontends.wire.lane import Lane
-from headrace.frontends.wire.tensors import run
+from headrace.frontends.wire.steps import run
 from headrace.servable import Signature
 from headrace.tensors import Array
 from tests.unit.frontends.decoding import decode_body

@@ -17,7 +17,8 @@ from headrace.frontends.calls import Account
 from headrace.frontends.oip.messages import InferDecoder, Inference, InferRequest, InferResponse
 from headrace.frontends.wire import protos
 from headrace.frontends.wire.allowance import Allowance
-from headrace.frontends.wire.tensors import run, splitting
+from headrace.frontends.wire.steps import run
+from headrace.frontends.wire.texts import splitting
 from headrace.servable import Signature
 from headrace.tensors import Array
 from tests.unit.frontends.decoding import infer

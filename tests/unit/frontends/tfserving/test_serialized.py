@@ -12,7 +12,7 @@ from headrace.frontends.tfserving import serialized
 from headrace.frontends.tfserving.wire_examples import find_examples, read_columns
 from headrace.frontends.wire import protos
 from headrace.frontends.wire.allowance import Allowance
-from headrace.frontends.wire.tensors import run
+from headrace.frontends.wire.steps import run
 from headrace.servable import Signature
 from tests.unit.frontends.oip.doubles import spec
 

@@ -16,7 +16,7 @@ from headrace.frontends.tfserving.wire_examples import find_examples, read_colum
 from headrace.frontends.wire import protos
 from headrace.frontends.wire.allowance import Allowance
 from headrace.frontends.wire.protobuf_fields import length_prefix
-from headrace.frontends.wire.tensors import run
+from headrace.frontends.wire.steps import run
 from headrace.servable import Signature, TensorSpec
 from headrace.tensors import STRING, Array
 from tests.unit.frontends.oip.doubles import spec

@@ -11,7 +11,7 @@ import pytest
 
 from headrace.frontends.wire.lane import Lane
 from headrace.frontends.wire.slices import joined
-from headrace.frontends.wire.tensors import run
+from headrace.frontends.wire.steps import run
 
 
 def busy(seconds: float) -> None:

@@ -10,7 +10,7 @@ import pytest
 from headrace.errors import InvalidRequest
 from headrace.frontends.wire import protos
 from headrace.frontends.wire.names import LONGEST_NAME_BYTES, check_name
-from headrace.frontends.wire.protobuf_fields import counted, form_of
+from headrace.frontends.wire.protobuf_cost import counted, form_of
 from tests.unit.frontends.oip import test_rest as oip
 from tests.unit.frontends.oip.doubles import ServiceDouble as InferenceDouble
 from tests.unit.frontends.oip.doubles import echo

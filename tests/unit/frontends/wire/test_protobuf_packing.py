@@ -14,7 +14,7 @@ from headrace.frontends.tfserving.tensors import write_tensor, writing_tensor
 from headrace.frontends.wire import protos
 from headrace.frontends.wire.allowance import Allowance
 from headrace.frontends.wire.protobuf_packing import field_of
-from headrace.frontends.wire.tensors import run
+from headrace.frontends.wire.steps import run
 from headrace.tensors import DATATYPES, STRING
 
 CONTENTS = protos.message("inference.InferTensorContents")

@@ -5,18 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from headrace.errors import InvalidRequest, Unsupported
-from headrace.frontends.wire.tensors import (
-    WireTensor,
-    as_array,
-    check,
-    join_strings,
-    metadata_shape,
-    refuse_parameters,
-    run,
-    splitting,
-    version_number,
-)
+from headrace.errors import InvalidRequest
+from headrace.frontends.wire.tensors import WireTensor, as_array, check
+from headrace.frontends.wire.texts import join_strings
 from headrace.servable import Signature
 from tests.unit.frontends.oip.doubles import spec
 
@@ -105,39 +96,6 @@ def test_strings_keep_every_byte() -> None:
         assert as_array(WireTensor("x", "BYTES", (2, 2), values)).ravel().tolist() == strings
 
 
-@pytest.mark.parametrize(
-    ("count", "raw"),
-    [(0, b"\1"), (1, b"\1\0\0\0"), (1, b"\5\0\0\0abcd"), (2, b"\0\0\0\0\xff\xff\xff\xffx")],
-)
-def test_a_string_that_is_cut_off_is_refused(count: int, raw: bytes) -> None:
-    with pytest.raises(InvalidRequest, match=r"x: string \d is cut off: it wants \d+ bytes more"):
-        run(splitting("x", raw, count))
-
-
 def test_the_number_of_strings_must_fit_the_shape() -> None:
     with pytest.raises(InvalidRequest, match=r"x: expected 3 strings for its shape, got 2"):
         as_array(WireTensor("x", "BYTES", (3,), [b"a", b"b"]))
-
-
-def test_metadata_shapes_say_minus_one_for_what_may_vary() -> None:
-    assert metadata_shape(TWO, TWO.inputs[1]) == [-1, -1]
-    fixed = Signature("serving_default", TWO.inputs, TWO.outputs, rows=1)
-    assert metadata_shape(fixed, fixed.inputs[0]) == [1, 2]
-
-
-@pytest.mark.parametrize(("text", "number"), [("", None), ("0", 0), ("12", 12), ("007", 7)])
-def test_a_version_is_a_number_or_nothing(text: str, number: int | None) -> None:
-    assert version_number(text) == number
-
-
-@pytest.mark.parametrize("text", ["v1", "-1", "1.0", " 1", "٣", "²", "9" * 5000])
-def test_a_version_that_is_no_number_is_refused(text: str) -> None:
-    with pytest.raises(InvalidRequest, match="version: expected a number"):
-        version_number(text)
-
-
-@pytest.mark.parametrize("name", ["shared_memory_region", "shared_memory_byte_size", "classification"])
-def test_shared_memory_and_classification_are_not_supported(name: str) -> None:
-    with pytest.raises(Unsupported, match=r"x: .* is not supported; "):
-        refuse_parameters(["other", name], "x")
-    refuse_parameters(["other"], "x")

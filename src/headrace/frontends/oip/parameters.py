@@ -1,0 +1,63 @@
+"""What a request says beside its tensors, over REST and gRPC: its version, and its parameters."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from headrace.batching.request import NO_DEADLINE
+from headrace.errors import InvalidRequest, Unsupported
+
+SIGNATURE_PARAMETER = "signature_name"
+"""The parameter of a request that says which signature it calls; the protocol itself knows only one."""
+
+_MICROSECONDS_END = 1 << 64
+
+_MICROSECOND = 1e-6
+
+
+def deadline_after(microseconds: int) -> float:
+    """The deadline of a request with a timeout parameter; none for 0, as in Triton.
+
+    Raises:
+        InvalidRequest: It is negative, or no number of 64 bits.
+    """
+    if not 0 <= microseconds < _MICROSECONDS_END:
+        raise InvalidRequest(f"expected microseconds from 0 to 2^64 - 1, got {microseconds}", field="timeout")
+    return time.monotonic() + microseconds * _MICROSECOND if microseconds else NO_DEADLINE
+
+
+def version_number(text: str) -> int | None:
+    """The version that a request names; None for the default one.
+
+    Raises:
+        InvalidRequest: It is not a number.
+    """
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= len(str(1 << 63))):
+        raise InvalidRequest(
+            f"expected a number, got {text!r:.40}; leave it empty for the default", field="version"
+        )
+    return int(text)
+
+
+def refuse_parameters(parameters: Iterable[str], field: str) -> None:
+    """Refuse what would change the meaning of a tensor; other parameters are ignored, as the protocol allows.
+
+    Args:
+        parameters: The parameters' names.
+        field: The tensor they came with.
+
+    Raises:
+        Unsupported: One asks for shared memory or for classification.
+    """
+    for name in parameters:
+        if name.startswith("shared_memory_"):
+            raise Unsupported(
+                f"{field}: shared memory is not supported; send and take tensors in the messages"
+            )
+        if name == "classification":
+            raise Unsupported(
+                f"{field}: classification is not supported; ask for the output and rank it yourself"
+            )

@@ -1,0 +1,87 @@
+"""Compressed bodies, opened within the limits, and large answers compressed: all in small steps."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Generator
+from typing import TYPE_CHECKING
+
+from headrace.config import Limits
+from headrace.errors import InvalidRequest, TooLarge
+
+if TYPE_CHECKING:
+    from headrace.frontends.wire.lane import Lane
+
+_GZIP, _GZIP_OR_ZLIB = 16 + zlib.MAX_WBITS, 32 + zlib.MAX_WBITS
+_STEP_BYTES = 64 * 1024
+_FASTEST = 1
+
+Opening = Generator[int, None, bytes]
+"""A message that opens step by step: how many bytes there are by now, and at the end all of them."""
+
+ALWAYS_OPENED_BYTES = 1024 * 1024
+"""What any compressed message may open to, however small it came: small bodies may compress well."""
+
+
+def opening(payload: bytes, limits: Limits) -> Opening:
+    """Open gzip or zlib data, never holding more of it than the limits allow.
+
+    Returns:
+        What it opens to. On the way there each step, which takes less than a millisecond, says how many bytes
+        there are by now.
+
+    Raises:
+        InvalidRequest: It is not gzip or zlib, it is cut short, or something follows it.
+        TooLarge: It opens to more than a message may have, or to more than so few bytes may.
+    """
+    allowed = min(limits.max_message_bytes, max(ALWAYS_OPENED_BYTES, limits.max_expansion * len(payload)))
+    opener = zlib.decompressobj(_GZIP_OR_ZLIB)
+    parts: list[bytes] = []
+    size, taken, rest = 0, 0, b""
+    while not opener.eof and (rest or taken < len(payload) or (parts and len(parts[-1]) == _STEP_BYTES)):
+        if not rest:
+            rest = payload[taken : taken + _STEP_BYTES]
+            taken += len(rest)
+        try:
+            parts.append(opener.decompress(rest, _STEP_BYTES))
+        except zlib.error as error:
+            raise InvalidRequest("the body says it is compressed, but is neither gzip nor zlib") from error
+        rest = opener.unconsumed_tail
+        size += len(parts[-1])
+        if size > allowed:
+            raise _opens_too_far(len(payload), allowed, limits)
+        yield size
+    if not opener.eof:
+        raise InvalidRequest("the compressed body is cut short")
+    if opener.unused_data or taken < len(payload):
+        raise InvalidRequest("the compressed body goes on after its end; send it as one gzip member")
+    return b"".join(parts)
+
+
+def _opens_too_far(came: int, allowed: int, limits: Limits) -> TooLarge:
+    if allowed == limits.max_message_bytes:
+        return TooLarge(
+            f"the body decompresses to more than {allowed} bytes, the most that this server takes"
+        )
+    return TooLarge(
+        f"the body came as {came} bytes and decompresses to more than {allowed}; expected at most "
+        f"{limits.max_expansion} times as many (limits.max_expansion), or 1 MiB; send it uncompressed"
+    )
+
+
+async def gzipped(body: bytes, lane: Lane) -> bytes:
+    """Compress an answer as gzip; a large one in the lane.
+
+    Args:
+        body: The answer.
+        lane: Where large ones are compressed.
+    """
+    packer = zlib.compressobj(_FASTEST, wbits=_GZIP)
+    if len(body) <= _STEP_BYTES:
+        return packer.compress(body) + packer.flush()
+    parts = []
+    async with lane:
+        for start in range(0, len(body), _STEP_BYTES):
+            parts.append(packer.compress(body[start : start + _STEP_BYTES]))
+            await lane.breathe()
+    return b"".join([*parts, packer.flush()])

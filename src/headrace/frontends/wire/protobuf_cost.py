@@ -1,0 +1,166 @@
+"""What parsing a protobuf message would pay for, counted before it is parsed, in small steps.
+
+Parsing pays for every field at once, whatever comes of it: two bytes of an empty message become up to 120,
+and half a second goes by for a few megabytes of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from headrace.errors import InvalidRequest
+from headrace.frontends.wire.names import check_name
+from headrace.frontends.wire.protobuf_fields import FIXED_BYTES, LENGTH_DELIMITED, VARINT, read_varint
+
+if TYPE_CHECKING:
+    from headrace.frontends.wire.allowance import Allowance
+    from headrace.frontends.wire.lane import Lane
+
+AT_ONCE_BYTES = 64 * 1024
+"""Up to here a message is parsed as it is: the worst one takes about a millisecond and a few megabytes."""
+
+MESSAGE_VALUES = 4
+"""How many values a message within a message counts for: it takes that much more than a text."""
+
+_STEP_VALUES = 1024
+_PACKED_STEP_BYTES = 256 * 1024
+
+Form = Mapping[int, Any]
+"""What to look into: by a field's number, the Form of its messages, how its numbers are packed, or that it is
+a name: all texts are, in these protocols, where values are bytes."""
+
+_PACKED_VARINTS, _PACKED_FIXED, _NAME = "varints", "fixed", "name"
+
+
+def form_of(kind: Any) -> Form:
+    """The Form of a message's class."""
+    return _form(kind.DESCRIPTOR)
+
+
+@cache
+def _form(descriptor: Any) -> Form:
+    form: dict[int, Any] = {}
+    for field in descriptor.fields:
+        if field.message_type is not None:
+            form[field.number] = _form(field.message_type)
+        elif field.is_repeated and field.type in (field.TYPE_FLOAT, field.TYPE_DOUBLE):
+            form[field.number] = _PACKED_FIXED
+        elif field.type == field.TYPE_STRING:
+            form[field.number] = _NAME
+        elif field.is_repeated and field.type != field.TYPE_BYTES:
+            form[field.number] = _PACKED_VARINTS
+    return form
+
+
+def counted(message: bytes, form: Form) -> Iterator[int]:
+    """Count the values of a message, from the outside to the inside, in small steps.
+
+    Each field is a value, and a message within ``MESSAGE_VALUES``; each packed integer is a value, packed
+    floats are bytes only.
+
+    Args:
+        message: The bytes.
+        form: What to look into.
+
+    Yields:
+        How many more values have been counted.
+
+    Raises:
+        InvalidRequest: It is cut off, or has a group, which no client of these protocols sends, or a name is
+            too long for one.
+    """
+    inside = [(0, len(message), form)]
+    while inside:
+        yield from _counted(message, *inside.pop(), inside)
+
+
+def _counted(
+    message: bytes, position: int, end: int, form: Form, inside: list[tuple[int, int, Form]]
+) -> Iterator[int]:
+    """Count one message's own fields; what is to be looked into is put on the list."""
+    found, get = 0, form.get
+    try:
+        while position < end:
+            tag = message[position]
+            position += 1
+            if tag >= 0x80:
+                tag, position = read_varint(message, position - 1)
+            wire_type = tag & 7
+            found += 1
+            if wire_type == LENGTH_DELIMITED:
+                size = message[position]
+                position += 1
+                if size >= 0x80:
+                    size, position = read_varint(message, position - 1)
+                known = get(tag >> 3)
+                if known is not None and position + size <= end:
+                    if known is _PACKED_VARINTS:
+                        yield from _packed(message, position, position + size)
+                    else:
+                        found += _look_into(known, position, size, inside)
+                position += size
+            elif wire_type == VARINT:
+                while message[position] >= 0x80:
+                    position += 1
+                position += 1
+            else:
+                position += FIXED_BYTES[wire_type]
+            if found >= _STEP_VALUES:
+                yield found
+                found = 0
+    except (IndexError, ValueError, KeyError) as error:
+        raise malformed(message, position) from error
+    if position > end:
+        raise malformed(message, position)
+    yield found
+
+
+def _look_into(known: Any, start: int, size: int, inside: list[tuple[int, int, Form]]) -> int:
+    """Note a message within for later; give what it counts for beside being a field."""
+    if known is _NAME:
+        check_name(size, "message")
+        return 0
+    if known is _PACKED_FIXED:
+        return 0
+    if size:
+        inside.append((start, start + size, known))
+    return MESSAGE_VALUES - 1
+
+
+def _packed(message: bytes, start: int, stop: int) -> Iterator[int]:
+    for step in range(start, stop, _PACKED_STEP_BYTES):
+        part = np.frombuffer(message, np.uint8, min(stop - step, _PACKED_STEP_BYTES), step)
+        yield int(np.count_nonzero(part < 0x80))
+
+
+def malformed(message: bytes, position: int) -> InvalidRequest:
+    """The error of bytes that are no message, or hold a group, which no client of these protocols sends.
+
+    Args:
+        message: The bytes.
+        position: Up to where they were understood.
+    """
+    return InvalidRequest(
+        f"expected a protobuf message, got {len(message)} bytes that are not one, or hold a group (at byte "
+        f"{position}); compare the client's proto files with this server's"
+    )
+
+
+async def charge(counts: Iterable[int], allowance: Allowance, lane: Lane) -> None:
+    """Let a request pay for what is counted, with others answered in between.
+
+    Args:
+        counts: How many more values have been counted, again and again.
+        allowance: What the request may cost.
+        lane: Where the message is decoded, entered.
+
+    Raises:
+        TooLarge: There are more values than the request may have.
+    """
+    for count in counts:
+        allowance.values(count, "message")
+        await lane.breathe()

@@ -1,0 +1,124 @@
+"""Texts, of which a tensor may have a million: put into arrays, and read and written in their raw form.
+
+There each stands after its length, four bytes, as the Open Inference Protocol has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from struct import Struct
+
+import numpy as np
+
+from headrace.errors import InvalidRequest
+from headrace.frontends.wire.steps import Steps
+from headrace.tensors import STRING, Array
+
+_LENGTH = Struct("<I")
+
+LENGTH_BYTES = _LENGTH.size
+"""What stands before each text in the raw form."""
+
+TEXT_BYTES = 41
+"""What a text takes beside its bytes: an object, and its place in an array."""
+
+_STEP = 1024
+_FEW = 32
+_STEP_BYTES = 256 * 1024
+
+
+def gathering(strings: Sequence[bytes] | Array) -> Steps[Array]:
+    """Put strings into an array, in small steps.
+
+    Args:
+        strings: The strings, in anything that can be cut; an array stays as it is.
+    """
+    if isinstance(strings, np.ndarray):
+        return strings
+    array, size = np.empty(len(strings), STRING), 0
+    for start in range(0, len(strings), _FEW):
+        part = strings[start : start + _FEW]
+        array[start : start + _FEW] = part
+        size += _STEP_BYTES // _STEP * len(part) + sum(map(len, part))
+        if size >= _STEP_BYTES:
+            size = 0
+            yield
+    return array
+
+
+def splitting(field: str, raw: bytes, count: int) -> Steps[Array]:
+    """Take strings out of their raw form, in small steps; each stands after its length, four bytes.
+
+    Args:
+        field: Whose they are, for the error.
+        raw: All of them.
+        count: How many there shall be.
+
+    Raises:
+        InvalidRequest: A string is cut off, or there are more or fewer.
+    """
+    end, position, found = len(raw), 0, 0
+    if count * _LENGTH.size > end:
+        raise wrong_count(field, count, f"{end} bytes")
+    array = np.empty(count, STRING)
+    while position < end:
+        strings: list[bytes] = []
+        enough = position + _STEP_BYTES
+        while position < end and position < enough and len(strings) < _STEP:
+            start = position + _LENGTH.size
+            position = start + _LENGTH.unpack_from(raw, position)[0] if start <= end else start
+            if position > end:
+                raise InvalidRequest(
+                    f"string {found + len(strings)} is cut off: it wants {position - end} bytes more; "
+                    "write each string after its length, four bytes little-endian",
+                    field=field,
+                )
+            strings.append(raw[start:position])
+        if found + len(strings) > count:
+            raise wrong_count(field, count, "more")
+        array[found : found + len(strings)] = strings
+        found += len(strings)
+        yield
+    if found != count:
+        raise wrong_count(field, count, found)
+    return array
+
+
+def wrong_count(field: str, count: int, got: object) -> InvalidRequest:
+    """The error of a tensor that has not as many texts as its shape says."""
+    return InvalidRequest(
+        f"expected {count} strings for its shape, got {got}; make the shape and the data agree", field=field
+    )
+
+
+def text_parts(texts: Array) -> Iterator[list[bytes]]:
+    """Cut texts into parts that are written at once; a long text is one alone.
+
+    Args:
+        texts: The texts, in an array of any shape.
+    """
+    flat = texts.ravel()
+    for start in range(0, len(flat), _STEP):
+        part, size = list[bytes](), 0
+        for text in flat[start : start + _STEP].tolist():
+            if part and size + len(text) > _STEP_BYTES:
+                yield part
+                part, size = [], 0
+            part.append(text)
+            size += len(text)
+        yield part
+
+
+def raw_texts(texts: Array) -> Iterator[list[bytes]]:
+    """Write texts in their raw form, in pieces that are made in small steps; a long one is not copied."""
+    for part in text_parts(texts):
+        if len(part) == 1:
+            yield [_LENGTH.pack(len(part[0])), part[0]]
+        else:
+            yield [join_strings(part)]
+
+
+def join_strings(strings: Iterable[bytes]) -> bytes:
+    """Write strings in their raw form."""
+    pack = _LENGTH.pack
+    return b"".join([part for string in strings for part in (pack(len(string)), string)])

@@ -1,0 +1,18 @@
+"""Texts in their raw form, each after its length."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.errors import InvalidRequest
+from headrace.frontends.wire.steps import run
+from headrace.frontends.wire.texts import splitting
+
+
+@pytest.mark.parametrize(
+    ("count", "raw"),
+    [(0, b"\1"), (1, b"\1\0\0\0"), (1, b"\5\0\0\0abcd"), (2, b"\0\0\0\0\xff\xff\xff\xffx")],
+)
+def test_a_string_that_is_cut_off_is_refused(count: int, raw: bytes) -> None:
+    with pytest.raises(InvalidRequest, match=r"x: string \d is cut off: it wants \d+ bytes more"):
+        run(splitting("x", raw, count))
