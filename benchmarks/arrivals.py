@@ -23,7 +23,7 @@ from benchmarks.processes import Server, cores, on_core, running
 from benchmarks.rounds import Effort, print_lines, verdict
 from benchmarks.sides import Contender, Side, headrace
 from benchmarks.swap import now, prepare, states
-from headrace.lifecycle.manifest import publish
+from headrace.versions.manifest import publish
 
 ROWS = 64
 CONNECTIONS = 16

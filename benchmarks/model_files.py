@@ -19,13 +19,13 @@ from headrace.ctr.files.quantization import Bits, dequantize_table, quantize_tab
 from headrace.ctr.interfaces import Weights
 from headrace.ctr.settings import ModelSettings
 from headrace.ctr.tables import NO_SHIFT, ONE_SCALE, Table
-from headrace.lifecycle.layout import version_directories
 from headrace.stream.features import Features
 from headrace.stream.schema import Field, Schema
 from headrace.tensors import Array
 from headrace.training.checkpoint import load_checkpoint, save_checkpoint
 from headrace.training.publishing import Publication, Publisher, Training
-from headrace.training.retention import delete_versions
+from headrace.versions.layout import version_directories
+from headrace.versions.retention import delete_versions
 
 FIELDS, BUCKETS, FACTORS, DENSE = 26, 40_000, 16, 13
 LEARNT_ROWS = 2_000_000

@@ -18,7 +18,7 @@ from demo.clients import Answer, GrpcClient, RestClient
 from demo.features import Page
 from demo.scores import Numbers
 from demo.trainer import Trainer
-from headrace.lifecycle.layout import MANIFEST_FILE
+from headrace.versions.layout import MANIFEST_FILE
 
 FROZEN = "frozen"
 """The label of the version that goes on being served, and asked too, as if nobody had trained any further."""

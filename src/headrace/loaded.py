@@ -14,10 +14,11 @@ from headrace.batching.statistics import VersionStatistics
 from headrace.clock import Clock
 from headrace.config import MODEL_CONFIG_FILE, BatchingPolicy, ModelConfig
 from headrace.lifecycle.background import LoaderThreads
-from headrace.lifecycle.manifest import check_manifest, published
+from headrace.lifecycle.idle import stop_if_dropped
 from headrace.runtimes import registry
 from headrace.servable import Servable, Signature
 from headrace.tensors import Tensors
+from headrace.versions.manifest import check_manifest, published
 from headrace.warmup import warm_up
 
 _log = logging.getLogger(__name__)
@@ -198,7 +199,7 @@ class VersionLoader:
                 *(model, version, MODEL_CONFIG_FILE, path.parent.name, MODEL_CONFIG_FILE),
             )
         its_own = registry.checks_itself(path, config.runtime.kind)
-        manifest = self.threads.when_idle(lambda: check_manifest(path, its_own))
+        manifest = self.threads.when_idle(lambda: check_manifest(path, its_own, stop_if_dropped))
         files = None if manifest is None else {name: one.sha256 for name, one in manifest.files.items()}
         options = replace(self._options(config), checksums=files)
         if options.threads > 1:

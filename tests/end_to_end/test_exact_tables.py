@@ -16,13 +16,13 @@ import pytest
 from headrace.ctr.factory import create
 from headrace.ctr.files.model_files import arrays_of, read_description, read_model
 from headrace.ctr.models.vocabulary import GONE
-from headrace.lifecycle.layout import version_directories
 from headrace.runtimes import registry
 from headrace.runtimes.options import RuntimeOptions
 from headrace.stream.hashing import keys_of, rows_of
 from headrace.stream.reader import Reader, ReadSettings
 from headrace.stream.schema import Field
 from headrace.tensors import Array, Tensors
+from headrace.versions.layout import version_directories
 from tests.conformance.ctr_models import EXACT, field_inputs, write
 from tests.end_to_end.test_context_once import (
     open_inference_over_grpc,

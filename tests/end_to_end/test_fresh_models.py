@@ -11,8 +11,8 @@ from sklearn.metrics import roc_auc_score
 
 from headrace.ctr import factory
 from headrace.ctr.files.model_files import read_model
-from headrace.lifecycle.layout import version_directories
 from headrace.stream.reader import Reader, ReadSettings
+from headrace.versions.layout import version_directories
 from tests.end_to_end.live_training import HEADRACE, Callers, LiveTrainer, metric, wait_for_version
 from tests.running_server import RunningServer
 

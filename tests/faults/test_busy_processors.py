@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.lifecycle.manifest import publish
+from headrace.versions.manifest import publish
 from tests.faults.still_serves import MODEL, does_it_still_serve
 from tests.model_directories import affine
 from tests.running_server import RunningServer

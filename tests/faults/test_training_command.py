@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from headrace.ctr.files.model_files import arrays_of, read_model
-from headrace.lifecycle.layout import version_directories
-from headrace.lifecycle.manifest import check_manifest
 from headrace.training.checkpoint import load_checkpoint
+from headrace.versions.layout import version_directories
+from headrace.versions.manifest import check_manifest
 
 ROWS = 40_000
 SAME = ("rows", "logloss", "auc", "calibration", "normalized_entropy", "click_rate", "optimal_logloss")

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from headrace.ctr.files.model_files import read_model
-from headrace.lifecycle.layout import version_directories
-from headrace.lifecycle.manifest import check_manifest
 from headrace.training.checkpoint import load_checkpoint
+from headrace.versions.layout import version_directories
+from headrace.versions.manifest import check_manifest
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 24

@@ -15,12 +15,12 @@ from headrace.ctr.files.model_files import MODEL_FILE, write_model
 from headrace.ctr.interfaces import Weights
 from headrace.ctr.settings import ModelSettings
 from headrace.ctr.tables import Table
-from headrace.lifecycle.manifest import publish, write_manifest
 from headrace.runtimes import registry
 from headrace.runtimes.options import RuntimeOptions
 from headrace.stream.features import Features
 from headrace.stream.schema import Field, Schema
 from headrace.training.publishing import Publication, Publisher, Training
+from headrace.versions.manifest import publish, write_manifest
 from tests.faults.still_serves import does_it_still_serve
 from tests.running_server import RunningServer
 

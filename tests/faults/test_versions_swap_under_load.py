@@ -13,7 +13,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from headrace.lifecycle.manifest import publish
+from headrace.versions.manifest import publish
 from tests.faults.still_serves import does_it_still_serve, grpc_calls, infer
 from tests.model_directories import affine, write
 from tests.running_server import RunningServer

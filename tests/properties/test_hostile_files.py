@@ -18,11 +18,11 @@ from headrace.config import parse_model_config, parse_server_config, read_model_
 from headrace.ctr.files.model_files import MODEL_FILE, read_description, read_model, write_model
 from headrace.errors import ConfigError, LoadError
 from headrace.lifecycle.deduce import deduce
-from headrace.lifecycle.layout import MANIFEST_FILE, PIN_FILE
 from headrace.lifecycle.listing import list_models, look
-from headrace.lifecycle.manifest import check_manifest, published, write_manifest
-from headrace.lifecycle.pin import read_pin
 from headrace.stream.schema import parse_schema
+from headrace.versions.layout import MANIFEST_FILE, PIN_FILE
+from headrace.versions.manifest import check_manifest, published, write_manifest
+from headrace.versions.pin import read_pin
 from headrace.warmup import WELL_KNOWN, first_recorded
 from tests.click_weights import FEATURES, settings_for, weights_for
 from tests.models import Doubling

@@ -13,11 +13,11 @@ import numpy as np
 from headrace.comparison import Difference, compare
 from headrace.config import MODEL_CONFIG_FILE, parse_model_config, read_model_config
 from headrace.errors import ConfigError, NotFound
-from headrace.lifecycle.layout import version_directories
 from headrace.runtimes.options import RuntimeOptions
 from headrace.runtimes.registry import load
 from headrace.servable import Servable
 from headrace.tensors import Array
+from headrace.versions.layout import version_directories
 
 _EXAMPLES = """examples:
   headrace compare models/credit/1 models/credit/2 rows.csv         the original, and what was made of it

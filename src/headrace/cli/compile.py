@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.cli import directories
 from headrace.errors import ConfigError, HeadraceError
-from headrace.lifecycle.layout import version_directories
+from headrace.versions.layout import version_directories
 
 if TYPE_CHECKING:
     from headrace.ctr.files.quantization import Bits

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from headrace.errors import ConfigError, HeadraceError
-from headrace.lifecycle.layout import MANIFEST_FILE, holds_versions, model_directories, version_number
+from headrace.versions.layout import MANIFEST_FILE, holds_versions, model_directories, version_number
 
 _TOLD = 5
 

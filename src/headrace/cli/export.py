@@ -7,7 +7,7 @@ from pathlib import Path
 
 from headrace.cli import directories
 from headrace.errors import ConfigError, LoadError
-from headrace.lifecycle.layout import version_directories
+from headrace.versions.layout import version_directories
 
 
 def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

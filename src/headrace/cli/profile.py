@@ -12,11 +12,11 @@ from headrace.cli import directories, numbers
 from headrace.config import MODEL_CONFIG_FILE, parse_model_config, read_model_config
 from headrace.config.checks import MOST_THREADS
 from headrace.errors import ConfigError, NotFound
-from headrace.lifecycle.layout import version_directories
 from headrace.profiling.report import Profile, as_json, as_table
 from headrace.profiling.trace import write_trace
 from headrace.runtimes.options import RuntimeOptions
 from headrace.runtimes.registry import Runtime, find
+from headrace.versions.layout import version_directories
 
 _MOST_ROWS = 2**20
 _MOST_CALLS = 1_000_000

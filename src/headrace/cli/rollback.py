@@ -7,7 +7,7 @@ from pathlib import Path
 
 from headrace.cli import directories
 from headrace.errors import InvalidRequest, NotFound
-from headrace.lifecycle.pin import list_versions, pin, read_pin, unpin
+from headrace.versions.pin import list_versions, pin, read_pin, unpin
 
 
 def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

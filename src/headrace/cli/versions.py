@@ -7,8 +7,8 @@ from pathlib import Path
 
 from headrace.cli import directories
 from headrace.errors import NotFound
-from headrace.lifecycle.pin import list_versions, read_pin
 from headrace.terminal import table
+from headrace.versions.pin import list_versions, read_pin
 
 
 def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

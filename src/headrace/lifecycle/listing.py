@@ -13,8 +13,8 @@ from pathlib import Path
 
 from headrace.config import MODEL_CONFIG_FILE, MODEL_NAME, read_model_config
 from headrace.errors import ConfigError
-from headrace.lifecycle.layout import MANIFEST_FILE, PIN_FILE, version_directories, version_number
-from headrace.lifecycle.pin import read_pin
+from headrace.versions.layout import MANIFEST_FILE, PIN_FILE, version_directories, version_number
+from headrace.versions.pin import read_pin
 
 _EMPTY = "no version in it: expected directories named 1, 2, … with the model's files"
 _FLAT = f"{_EMPTY}; move the files that lie in it into a directory 1 in it"

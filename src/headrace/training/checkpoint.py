@@ -18,10 +18,10 @@ from urllib.parse import unquote
 from headrace.ctr.files.arrays import read_array, write_array
 from headrace.ctr.files.model_files import file_name
 from headrace.errors import FailedPrecondition, LoadError
-from headrace.lifecycle.layout import version_directories
-from headrace.lifecycle.manifest import check_manifest, publish
 from headrace.tensors import Array
-from headrace.training.retention import delete_versions, sweep
+from headrace.versions.layout import version_directories
+from headrace.versions.manifest import check_manifest, publish
+from headrace.versions.retention import delete_versions, sweep
 
 KEPT = 2
 """How many checkpoints stay, and how many damaged ones, for whoever wants to know what happened to them."""

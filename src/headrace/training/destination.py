@@ -14,10 +14,10 @@ import msgspec
 
 from headrace.ctr.files.model_files import MODEL_FILE, read_description
 from headrace.errors import ConfigError, LoadError
-from headrace.lifecycle.layout import model_directories, version_directories
-from headrace.lifecycle.manifest import read_manifest
 from headrace.stream.schema import Field, Schema
 from headrace.training.checkpoint import saying
+from headrace.versions.layout import model_directories, version_directories
+from headrace.versions.manifest import read_manifest
 
 SCHEMA_KEY = "schema"
 """Under which the manifest of a model that cannot say it itself keeps the schema of its rows."""

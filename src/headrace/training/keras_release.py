@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from headrace.errors import ConfigError, FailedPrecondition, ModelError
-from headrace.lifecycle.manifest import publish
 from headrace.stream.features import Features
 from headrace.training.checkpoint import saying
 from headrace.training.destination import SCHEMA_KEY
 from headrace.training.publishing import Publication, Publisher, Training
+from headrace.versions.manifest import publish
 
 if TYPE_CHECKING:
     from headrace.training.keras import KerasModel

@@ -28,8 +28,8 @@ from headrace.ctr.files.model_files import (
 )
 from headrace.ctr.interfaces import Weights
 from headrace.errors import LoadError
-from headrace.lifecycle.manifest import check_manifest
 from headrace.tensors import Array
+from headrace.versions.manifest import check_manifest
 
 LARGEST_SHARE = 0.5
 """A patch larger than this share of the whole version is not worth the base that it needs."""

@@ -20,13 +20,13 @@ from headrace.ctr.files.quantization import Bits, quantize
 from headrace.ctr.interfaces import Weights
 from headrace.ctr.settings import ModelSettings
 from headrace.errors import ConfigError, ModelError
-from headrace.lifecycle.layout import version_directories
-from headrace.lifecycle.manifest import publish
-from headrace.lifecycle.pin import read_pin
 from headrace.stream.features import Features
 from headrace.training.checkpoint import saying
 from headrace.training.patch import Patch, base_of, choose_base, find_patch, open_base, write_patch
-from headrace.training.retention import delete_versions, sweep, versions_to_delete
+from headrace.versions.layout import version_directories
+from headrace.versions.manifest import publish
+from headrace.versions.pin import read_pin
+from headrace.versions.retention import delete_versions, sweep, versions_to_delete
 
 DEFAULT_KEEP = 5
 """How many versions stay."""

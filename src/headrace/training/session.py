@@ -19,7 +19,6 @@ from headrace.ctr.files.quantization import Bits
 from headrace.ctr.interfaces import LearningModel
 from headrace.ctr.settings import ModelSettings
 from headrace.errors import ConfigError, HeadraceError
-from headrace.lifecycle.layout import version_directories
 from headrace.stream.block import Block
 from headrace.stream.features import Features
 from headrace.stream.reader import BackgroundReader, Reader, ReadSettings
@@ -39,6 +38,7 @@ from headrace.training.schedule import NEVER, Every
 from headrace.training.search import Search, configurations, read_search, report
 from headrace.training.trainer import EXIT_CODES, Outcome, Plan, Release, Trainer, for_people
 from headrace.training.windows import Windows
+from headrace.versions.layout import version_directories
 
 DEFAULT_WINDOW_ROWS = 100_000
 DEFAULT_LINGER_SECONDS = 0.5

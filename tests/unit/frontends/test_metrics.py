@@ -13,8 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from headrace.engine import Engine
 from headrace.frontends.error_counts import ErrorCounts
 from headrace.frontends.metrics import exposition
-from headrace.lifecycle.layout import MANIFEST_FILE
-from headrace.lifecycle.manifest import publish, read_manifest
+from headrace.versions.layout import MANIFEST_FILE
+from headrace.versions.manifest import publish, read_manifest
 from tests.model_directories import affine
 
 Scraped = dict[tuple[str, str], float]

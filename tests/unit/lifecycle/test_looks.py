@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from headrace.config import ServerConfig
-from headrace.lifecycle.manifest import publish
 from headrace.lifecycle.source import LOOK_SECONDS, DirectorySource
 from headrace.lifecycle.wanted import Wanted
+from headrace.versions.manifest import publish
 from tests.unit.lifecycle.watch import POLL_SECONDS, Watch, put
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from headrace.config import ServerConfig, parse_server_config
-from headrace.lifecycle.manifest import publish
-from headrace.lifecycle.pin import pin, unpin
+from headrace.versions.manifest import publish
+from headrace.versions.pin import pin, unpin
 from tests.unit.lifecycle.watch import Watch, put
 
 

@@ -11,10 +11,10 @@ from headrace.config import ModelConfig, ServerConfig
 from headrace.errors import LoadError
 from headrace.lifecycle.background import LoaderThreads
 from headrace.lifecycle.manager import Manager
-from headrace.lifecycle.manifest import check_manifest, publish
-from headrace.lifecycle.pin import pin
 from headrace.lifecycle.source import DirectorySource
 from headrace.lifecycle.state import State
+from headrace.versions.manifest import check_manifest, publish
+from headrace.versions.pin import pin
 from tests.unit.lifecycle.stage import Loaded, NotingLoader
 
 POLL_SECONDS = 0.01

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from headrace.errors import FailedPrecondition, LoadError
-from headrace.lifecycle.layout import MANIFEST_FILE
 from headrace.tensors import Array
 from headrace.training.checkpoint import load_checkpoint, save_checkpoint
+from headrace.versions.layout import MANIFEST_FILE
 
 STATE: dict[str, Array] = {
     "linear": np.random.default_rng(0).normal(size=(70, 3)).astype(np.float32),

@@ -8,11 +8,11 @@ import msgspec
 import pytest
 
 from headrace.errors import ConfigError
-from headrace.lifecycle.manifest import publish
 from headrace.stream.features import Features
 from headrace.stream.schema import Field, Schema
 from headrace.training.destination import SCHEMA_KEY, check_destination
 from headrace.training.publishing import Publisher, Training
+from headrace.versions.manifest import publish
 from tests.click_weights import SCHEMA, settings_for, weights_for
 from tests.model_directories import affine, write
 

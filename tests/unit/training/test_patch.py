@@ -17,7 +17,6 @@ from headrace.ctr.interfaces import Weights
 from headrace.ctr.settings import Kind
 from headrace.ctr.tables import Table
 from headrace.errors import LoadError
-from headrace.lifecycle.manifest import publish
 from headrace.training.patch import (
     Patch,
     base_of,
@@ -27,6 +26,7 @@ from headrace.training.patch import (
     open_base,
     write_patch,
 )
+from headrace.versions.manifest import publish
 from tests.click_weights import FEATURES, settings_for, weights_for
 
 

@@ -18,11 +18,11 @@ from headrace.ctr.files.quantization import Bits, dequantize_table
 from headrace.ctr.interfaces import Weights
 from headrace.ctr.tables import LearningTable, Table
 from headrace.errors import ConfigError, FailedPrecondition, ModelError
-from headrace.lifecycle.manifest import check_manifest
-from headrace.lifecycle.pin import pin
 from headrace.tensors import Array
 from headrace.training.checkpoint import save_checkpoint
 from headrace.training.publishing import Publication, Publisher, Training
+from headrace.versions.manifest import check_manifest
+from headrace.versions.pin import pin
 from tests.click_weights import FEATURES, settings_for, weights_for
 
 SETTINGS = settings_for("fm")

@@ -18,8 +18,7 @@ import msgspec
 
 from headrace.disk import draft_directory, is_abandoned, open_file, read_file, sync_directory, sync_tree
 from headrace.errors import Conflict, LoadError
-from headrace.lifecycle.idle import stop_if_dropped
-from headrace.lifecycle.layout import MANIFEST_FILE, version_directories
+from headrace.versions.layout import MANIFEST_FILE, version_directories
 
 FORMAT = 1
 """The manifest format that is written; newer ones are not read."""
@@ -131,12 +130,17 @@ def published(directory: Path) -> datetime | None:
     return moment if moment is None or moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
-def check_manifest(directory: Path, but: Callable[[str], bool] = lambda _: False) -> Manifest | None:
+def check_manifest(
+    directory: Path,
+    but: Callable[[str], bool] = lambda _: False,
+    between: Callable[[], object] = lambda: None,
+) -> Manifest | None:
     """Check that a version directory is what its manifest says; none is fine, and so are more files.
 
     Args:
         directory: The version directory.
         but: Which files' checksums somebody else checks; their sizes are checked here.
+        between: Called between the pieces that are read; what it raises ends the check.
 
     Raises:
         LoadError: A file is missing, cannot be read, or has another size or checksum.
@@ -150,7 +154,7 @@ def check_manifest(directory: Path, but: Callable[[str], bool] = lambda _: False
         if but(name):
             continue
         try:
-            found = _checksum(directory / name)
+            found = _checksum(directory / name, between)
         except OSError as error:
             raise _unreadable(name, error) from error
         if found != record.sha256:
@@ -262,7 +266,7 @@ def _record(file: Path) -> FileRecord:
     return FileRecord(size_bytes=file.stat().st_size, sha256=_checksum(file))
 
 
-def _checksum(file: Path) -> str:
+def _checksum(file: Path, between: Callable[[], object] = lambda: None) -> str:
     """Read in pieces so long that Python's lock is hardly wanted: wanting it stops the serving thread."""
     made = hashlib.sha256()
     with open_file(file) as stream:
@@ -270,7 +274,7 @@ def _checksum(file: Path) -> str:
         piece = memoryview(bytearray(max(1, min(size, _PIECE_BYTES))))
         while size := stream.readinto(piece):
             made.update(piece[:size])
-            stop_if_dropped()
+            between()
     return made.hexdigest()
 
 

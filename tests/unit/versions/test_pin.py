@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import ConfigError, NotFound
-from headrace.lifecycle.layout import MANIFEST_FILE, PIN_FILE
-from headrace.lifecycle.manifest import publish
-from headrace.lifecycle.pin import list_versions, pin, read_pin, unpin
+from headrace.versions.layout import MANIFEST_FILE, PIN_FILE
+from headrace.versions.manifest import publish
+from headrace.versions.pin import list_versions, pin, read_pin, unpin
 
 
 @pytest.fixture

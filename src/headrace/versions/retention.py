@@ -9,8 +9,8 @@ import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from headrace.lifecycle.layout import version_directories
-from headrace.lifecycle.manifest import sweep_drafts
+from headrace.versions.layout import version_directories
+from headrace.versions.manifest import sweep_drafts
 
 _DELETING = ".deleting-"
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import Conflict, LoadError
-from headrace.lifecycle.layout import MANIFEST_FILE, version_directories, version_number
-from headrace.lifecycle.manifest import check_manifest, publish, read_manifest, write_manifest
+from headrace.versions.layout import MANIFEST_FILE, version_directories, version_number
+from headrace.versions.manifest import check_manifest, publish, read_manifest, write_manifest
 
 
 @pytest.fixture
@@ -71,6 +71,18 @@ def test_a_directory_that_is_not_what_its_manifest_says_is_corrupt(
         (source / "model.onnx").write_bytes(content)
     with pytest.raises(LoadError, match=f"^corrupt: {expected}; publish the version again$"):
         check_manifest(source)
+
+
+def test_a_check_can_be_ended_between_the_pieces_that_it_reads(source: Path) -> None:
+    class Ended(BaseException):
+        pass
+
+    def end() -> None:
+        raise Ended
+
+    write_manifest(source)
+    with pytest.raises(Ended):
+        check_manifest(source, between=end)
 
 
 def test_all_sizes_are_checked_before_any_checksum(source: Path) -> None:
@@ -188,7 +200,7 @@ def test_what_publishers_left_that_were_killed_in_a_loop_is_removed_by_the_next_
         """
         import os, signal, sys
         from pathlib import Path
-        from headrace.lifecycle.manifest import publish
+        from headrace.versions.manifest import publish
         publish(lambda draft: os.kill(os.getpid(), signal.SIGKILL), Path(sys.argv[1]))
         """
     )
@@ -205,7 +217,7 @@ def test_a_full_disk_leaves_nothing_behind(source: Path, model: Path) -> None:
         """
         import resource, signal, sys
         from pathlib import Path
-        from headrace.lifecycle.manifest import publish
+        from headrace.versions.manifest import publish
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
         try:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from headrace.disk import read_text, sync_directory, write_file
 from headrace.errors import ConfigError, LoadError, NotFound
-from headrace.lifecycle.layout import PIN_FILE, version_directories, version_number
-from headrace.lifecycle.manifest import read_manifest
+from headrace.versions.layout import PIN_FILE, version_directories, version_number
+from headrace.versions.manifest import read_manifest
 
 _MOST_PIN_BYTES = 1024
 

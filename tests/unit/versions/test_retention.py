@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from headrace.ctr.files.arrays import load_array, write_array
-from headrace.training.retention import delete_versions, sweep, versions_to_delete
+from headrace.versions.retention import delete_versions, sweep, versions_to_delete
 
 WHOLE = dict.fromkeys(range(1, 8))
 
