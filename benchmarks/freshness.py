@@ -17,7 +17,7 @@ from headrace.stream.block import Block
 from headrace.stream.features import Features
 from headrace.stream.generate import GeneratorSettings, generate_batches, schema_of
 from headrace.stream.joining import Joiner
-from headrace.training.tallies import exact_areas
+from headrace.training.scoring.tallies import exact_areas
 
 IMAGE = Path(__file__).parents[1] / "docs" / "images" / "freshness.png"
 ROWS_AN_HOUR = 20_000

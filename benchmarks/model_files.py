@@ -22,8 +22,8 @@ from headrace.ctr.tables import NO_SHIFT, ONE_SCALE, Table
 from headrace.stream.features import Features
 from headrace.stream.schema import Field, Schema
 from headrace.tensors import Array
-from headrace.training.checkpoint import load_checkpoint, save_checkpoint
-from headrace.training.publishing import Publication, Publisher, Training
+from headrace.training.releasing.publishing import Publication, Publisher, Training
+from headrace.training.running.checkpoint import load_checkpoint, save_checkpoint
 from headrace.versions.layout import version_directories
 from headrace.versions.retention import delete_versions
 

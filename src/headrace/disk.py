@@ -20,6 +20,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO
 
+from headrace.errors import FailedPrecondition
+
 _ABANDONED_SECONDS = 60.0
 # Where nobody can hold a lock, silence must tell: nothing was written for so long.
 _SILENT_SECONDS = 3600.0
@@ -32,6 +34,19 @@ _SORTS = (
     (stat.S_ISCHR, errno.EINVAL, "a device"),
     (stat.S_ISBLK, errno.EINVAL, "a device"),
 )
+
+
+@contextmanager
+def saying(what: str) -> Iterator[None]:
+    """Turn what the system refuses into a FailedPrecondition that says what was wanted.
+
+    Raises:
+        FailedPrecondition: An OSError came.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise FailedPrecondition(f"{what}: {error.strerror or error}") from error
 
 
 def open_file(file: Path) -> io.FileIO:

@@ -18,8 +18,8 @@ from headrace.ctr.tables import Table
 from headrace.errors import FailedPrecondition
 from headrace.stream.features import Features
 from headrace.stream.schema import Field, Schema
-from headrace.training.checkpoint import load_checkpoint, save_checkpoint
-from headrace.training.publishing import Publisher, Training
+from headrace.training.releasing.publishing import Publisher, Training
+from headrace.training.running.checkpoint import load_checkpoint, save_checkpoint
 
 ROWS = 100_000
 FEATURES = Features.of(Schema(fields=(Field(name="ad", role="categorical", buckets=ROWS - 1),)))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from headrace.ctr.files.model_files import read_model
-from headrace.training.checkpoint import load_checkpoint
+from headrace.training.running.checkpoint import load_checkpoint
 from headrace.versions.layout import version_directories
 from headrace.versions.manifest import check_manifest
 from tests.faults.test_training_killed import run

@@ -19,7 +19,7 @@ from headrace.runtimes import registry
 from headrace.runtimes.options import RuntimeOptions
 from headrace.stream.features import Features
 from headrace.stream.schema import Field, Schema
-from headrace.training.publishing import Publication, Publisher, Training
+from headrace.training.releasing.publishing import Publication, Publisher, Training
 from headrace.versions.manifest import publish, write_manifest
 from tests.faults.still_serves import does_it_still_serve
 from tests.running_server import RunningServer

@@ -234,7 +234,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _asked(options: argparse.Namespace) -> TrainOptions:
-    from headrace.training.schedule import Every  # noqa: PLC0415 - as above
+    from headrace.training.running.schedule import Every  # noqa: PLC0415 - as above
     from headrace.training.session import DEFAULT_LINGER_SECONDS, TrainOptions  # noqa: PLC0415 - as above
 
     _check(options)

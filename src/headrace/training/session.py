@@ -24,20 +24,20 @@ from headrace.stream.features import Features
 from headrace.stream.reader import BackgroundReader, Reader, ReadSettings
 from headrace.stream.schema import Schema, parse_schema
 from headrace.terminal import Line
-from headrace.training import keras_release
-from headrace.training.checkpoint import Checkpoint, load_checkpoint
 from headrace.training.configuration import read_toml, settings_of
-from headrace.training.delayed import DEFAULT_PENDING_BYTES, Pending
-from headrace.training.destination import check_destination
-from headrace.training.interruptions import Interrupted, Interruptions
-from headrace.training.learner import Learnable, Learner, Position
-from headrace.training.plot import Plot
-from headrace.training.publishing import DEFAULT_KEEP, Publication, Publisher, Training
-from headrace.training.report import JsonReport, Observer, TerminalReport, Warnings
-from headrace.training.schedule import NEVER, Every
-from headrace.training.search import Search, configurations, read_search, report
-from headrace.training.trainer import EXIT_CODES, Outcome, Plan, Release, Trainer, for_people
-from headrace.training.windows import Windows
+from headrace.training.releasing import keras_release
+from headrace.training.releasing.destination import check_destination
+from headrace.training.releasing.publishing import DEFAULT_KEEP, Publication, Publisher, Training
+from headrace.training.reporting.plot import Plot
+from headrace.training.reporting.report import JsonReport, Observer, TerminalReport, Warnings
+from headrace.training.running.checkpoint import Checkpoint, load_checkpoint
+from headrace.training.running.delayed import DEFAULT_PENDING_BYTES, Pending
+from headrace.training.running.interruptions import Interrupted, Interruptions
+from headrace.training.running.learner import Learnable, Learner, Position
+from headrace.training.running.schedule import NEVER, Every
+from headrace.training.running.trainer import EXIT_CODES, Outcome, Plan, Release, Trainer, for_people
+from headrace.training.scoring.windows import Windows
+from headrace.training.searching.search import Search, configurations, read_search, report
 from headrace.versions.layout import version_directories
 
 DEFAULT_WINDOW_ROWS = 100_000
@@ -367,7 +367,7 @@ def _identity(options: TrainOptions, settings: ModelSettings, schema: Schema) ->
 def _telemetry(options: TrainOptions, stack: ExitStack, errors: TextIO) -> list[Observer]:
     if options.metrics_port is None:
         return []
-    from headrace.training.telemetry import Telemetry  # noqa: PLC0415 - only when asked for
+    from headrace.training.reporting.telemetry import Telemetry  # noqa: PLC0415 - only when asked for
 
     telemetry = Telemetry(publishes=options.publish is not None)
     port, close = telemetry.listen(options.metrics_host, options.metrics_port)

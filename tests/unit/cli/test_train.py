@@ -11,7 +11,7 @@ from headrace.cli import train
 from headrace.cli.main import main
 from headrace.ctr.settings import ModelSettings
 from headrace.errors import ConfigError
-from headrace.training.publishing import DEFAULT_KEEP
+from headrace.training.releasing.publishing import DEFAULT_KEEP
 
 
 def parsed(*words: str) -> argparse.Namespace:

@@ -15,7 +15,7 @@ from headrace.profiling.report import Profile
 from headrace.runtimes.options import RuntimeOptions
 from headrace.stream.features import Features
 from headrace.stream.schema import Field, Schema
-from headrace.training.publishing import Publisher, Training
+from headrace.training.releasing.publishing import Publisher, Training
 
 SCHEMA = Schema(
     fields=(

@@ -2,7 +2,7 @@
 
 Large arrays are mapped from sealed copies (``headrace.sealed``); versions share those of equal content. A
 version may be a patch: then some arrays are those of a whole version that lies beside it, with some of their
-rows replaced; see ``headrace.training.patch``.
+rows replaced; see ``headrace.training.releasing.patch``.
 
 Nothing here is a pickle, and every shape and dtype is checked against the settings before a kernel, which
 does not check, reads it.
@@ -106,7 +106,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_model(directory: Path, settings: ModelSettings, features: Features, weights: Weights) -> None:
-    """Write a whole version into an empty directory; ``headrace.training.publishing`` makes it appear.
+    """Write a whole version into an empty directory; ``training.releasing.publishing`` makes it appear.
 
     Args:
         directory: Where to.

@@ -1,0 +1,289 @@
+"""Any Keras model of the stream's fields, learning as headrace's own models do; published as a SavedModel.
+
+A file of the user's has a function ``build(schema) -> keras.Model``. The model takes a dict of inputs, one
+for each feature under its name, and gives the probability of a click:
+
+- a categorical field: int64 ``[rows]``, the value's row of the field's table, 0 … buckets - 1, where 0 is
+  also what a missing value has; with several values int64 ``[rows, values]``, -1 where there is none;
+- a dense or vector field: float32 ``[rows, size]``.
+
+``Embedded`` is a layer for the former, with one value or several. Needs the extra ``tensorflow``.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import keras
+import numpy as np
+import tensorflow
+
+from headrace.errors import ConfigError, ModelError
+from headrace.stream.block import Block
+from headrace.stream.features import Features
+from headrace.stream.schema import Field, Schema
+from headrace.tensors import Array
+from headrace.training.keras.lazy_adam import LazyAdam
+
+OUTPUT = "probability"
+"""The name of the published model's output."""
+
+_Model = Any  # Keras and TensorFlow ship no types
+_Tensor = Any
+_Build = Callable[[Schema], _Model]
+
+
+def load_build(where: str) -> _Build:
+    """Import the user's function.
+
+    Args:
+        where: ``FILE.py:FUNCTION``; without a function, ``build``.
+
+    Raises:
+        ConfigError: There is no such file or function, or the file cannot be run.
+    """
+    name, _, function = where.rpartition(":") if ":" in where else (where, "", "build")
+    file = Path(name)
+    spec = importlib.util.spec_from_file_location(f"headrace_keras_{file.stem}", file)
+    if spec is None or spec.loader is None or not file.is_file():
+        raise ConfigError(f"keras: expected FILE.py:FUNCTION, got {where!r}; there is no such Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # the boundary to the user's own code
+        raise ConfigError(f"keras: {file.name} cannot be run: {type(error).__name__}: {error}") from error
+    build = getattr(module, function, None)
+    if not callable(build):
+        raise ConfigError(f"keras: {file.name} has no function {function!r}; write one that takes the schema")
+    return cast("_Build", build)
+
+
+def inputs_of(schema: Schema) -> dict[str, _Tensor]:
+    """The inputs of a functional model: one ``keras.Input`` for each feature, by name."""
+    return {
+        name: keras.Input(spec.shape[1:], dtype=spec.dtype.name, name=name)
+        for name, spec in _specs(Features.of(schema)).items()
+    }
+
+
+class Embedded(keras.layers.Layer):  # type: ignore[misc]  # Keras ships no types
+    """A categorical field's embedding, float32 ``[rows, factors]``: the mean or the sum of its values' rows.
+
+    Call the same layer with each field that shares a table.
+    """
+
+    def __init__(self, field: Field, factors: int, **settings: object) -> None:
+        """Make a layer.
+
+        Args:
+            field: The field, for the size of its table and its pooling.
+            factors: How many numbers an embedding has.
+            settings: As for any layer.
+        """
+        super().__init__(**settings)
+        self._mean = field.pooling == "mean"
+        normal = keras.initializers.RandomNormal(stddev=0.01)
+        self._table = self.add_weight((field.buckets, factors), initializer=normal, name="embeddings")
+
+    def call(self, numbers: _Tensor) -> _Tensor:
+        """Embed a field; called by Keras.
+
+        Args:
+            numbers: ``[rows]`` or ``[rows, values]``.
+        """
+        if len(numbers.shape) == 1:
+            return self._rows(numbers)
+        there = keras.ops.cast(numbers >= 0, "float32")[..., None]
+        total = keras.ops.sum(self._rows(keras.ops.maximum(numbers, 0)) * there, axis=1)
+        return total / keras.ops.maximum(keras.ops.sum(there, axis=1), 1) if self._mean else total
+
+    def compute_output_shape(self, shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
+        """The shape that the layer gives; called by Keras."""
+        return (shape[0], self._table.shape[1])
+
+    def _rows(self, numbers: _Tensor) -> _Tensor:
+        # Keras' own layer reads the whole table, which is a copy of it where an optimizer writes rows.
+        return self._table.value.sparse_read(numbers)
+
+
+class KerasModel:
+    """A Keras model that learns from blocks. Called by one thread at a time.
+
+    Attributes:
+        features: The layout of the rows that it is given.
+        model: The Keras model.
+        optimizer: The one that it was compiled with, or a LazyAdam.
+    """
+
+    def __init__(self, build: _Build, features: Features, *, seed: int = 0) -> None:
+        """Build a model.
+
+        Args:
+            build: The user's function.
+            features: The layout of the rows.
+            seed: What fresh weights are drawn from.
+
+        Raises:
+            ConfigError: What it built is no model of these features.
+        """
+        _refuse_exact(features)
+        keras.utils.set_random_seed(seed)
+        self.features = features
+        self._specs = _specs(features)
+        self.model = build(features.schema)
+        if not isinstance(self.model, keras.Model):
+            raise ConfigError(f"keras: expected a keras.Model, got {type(self.model).__name__}")
+        self._check_model()
+        self.optimizer = getattr(self.model, "optimizer", None) or LazyAdam()
+        self.optimizer.build(self.model.trainable_variables)
+        rows = tensorflow.TensorSpec([None], "float32")
+        self._learn = tensorflow.function(self._step, input_signature=[self._specs, rows, rows])
+        self._predict = tensorflow.function(self._probabilities, input_signature=[self._specs])
+
+    def learn(self, block: Block) -> Array:
+        """Predict the rows of a block, then learn from them in one step.
+
+        Args:
+            block: The rows, with labels.
+
+        Returns:
+            The probabilities that were predicted before the labels were looked at: float32 ``[rows]``.
+        """
+        weights = np.ones(len(block), np.float32) if block.weights is None else block.weights
+        return cast("Array", self._learn(self.inputs(block), block.labels, weights).numpy())
+
+    def predict(self, block: Block) -> Array:
+        """The probabilities of a click: float32 ``[rows]``."""
+        return cast("Array", self._predict(self.inputs(block)).numpy())
+
+    def state(self) -> dict[str, Array]:
+        """Everything that learning goes on from, by name: the weights, and the optimizer's numbers."""
+        return {name: np.asarray(variable.numpy()) for name, variable in self._variables()}
+
+    def restore(self, state: Mapping[str, Array]) -> None:
+        """Go on from a state that a model of the same function and features had.
+
+        Raises:
+            ConfigError: An array is missing or of another shape.
+        """
+        found = dict(self._variables())
+        if found.keys() != state.keys():
+            raise ConfigError(f"keras: the model has {len(found)} variables, what was saved {len(state)}")
+        for name, variable in found.items():
+            if tuple(variable.shape) != state[name].shape:
+                raise ConfigError(
+                    f"keras: {name} ({variable.path}): expected {list(variable.shape)}, "
+                    f"got {list(state[name].shape)}; was the function changed?"
+                )
+        for name, variable in found.items():
+            variable.assign(state[name])
+
+    def write(self, directory: Path) -> None:
+        """Write what serves: a SavedModel of the predictions alone, without the optimizer's numbers.
+
+        Args:
+            directory: The version directory; there, and empty.
+
+        Raises:
+            ModelError: A weight is no finite number.
+        """
+        for variable in self.model.variables:
+            if not np.isfinite(np.sum(variable.numpy(), dtype=np.float64)):
+                raise ModelError(
+                    f"{variable.path} holds a weight that is no finite number; nothing was published. "
+                    "Go back to a checkpoint, and lower the learning rate"
+                )
+        # Not by Keras' own export, which writes every variable twice.
+        published = tensorflow.Module()
+        published.kept = [variable.value for variable in self.model.variables]
+        answer = tensorflow.function(
+            lambda inputs: {OUTPUT: self._probabilities(inputs)}, input_signature=[self._specs]
+        )
+        signature = answer.get_concrete_function()
+        tensorflow.saved_model.save(published, str(directory), signatures={"serving_default": signature})
+
+    def inputs(self, block: Block) -> dict[str, Array]:
+        """What the model is given of a block, by name; what a request for these rows holds."""
+        given: dict[str, Array] = {}
+        starts, slots = self.features.table_starts, self.features.slot_starts
+        for number, field in enumerate(self.features.categorical):
+            indices = block.indices[:, slots[number] : slots[number + 1]].astype(np.int64)
+            numbers = np.maximum(indices - starts[number], -1 if field.values > 1 else 0)
+            given[field.name] = numbers if field.values > 1 else numbers[:, 0]
+        column = 0
+        for field in self.features.numeric:
+            given[field.name] = block.dense[:, column : column + field.size]
+            column += field.size
+        return given
+
+    def _check_model(self) -> None:
+        probe = {name: np.zeros([1, *spec.shape[1:]], spec.dtype.name) for name, spec in self._specs.items()}
+        try:
+            shape = tuple(self.model(probe, training=False).shape)
+        except Exception as error:  # the boundary to the user's own model
+            raise ConfigError(
+                f"keras: the model fails on a row of zeros: {type(error).__name__}: {error}; it takes a dict "
+                f"of {', '.join(self._specs)}"
+            ) from error
+        if shape not in ((1,), (1, 1)):
+            raise ConfigError(f"keras: expected one probability a row, [rows, 1], got {list(shape)}")
+        self._twice = any(map(_learns_otherwise, _leaves(self.model)))
+
+    def _probabilities(self, inputs: Mapping[str, _Tensor]) -> _Tensor:
+        return tensorflow.reshape(self.model(inputs, training=False), [-1])
+
+    def _step(self, inputs: Mapping[str, _Tensor], labels: _Tensor, weights: _Tensor) -> _Tensor:
+        with tensorflow.GradientTape() as tape:
+            learning = self.model(inputs, training=True)
+            losses = keras.ops.binary_crossentropy(labels[:, None], keras.ops.reshape(learning, (-1, 1)))
+            total = tensorflow.reduce_mean(losses[:, 0] * weights) + sum(self.model.losses)
+        # Where nothing depends on whether the model learns, what it predicted is what it learns from.
+        predicted = self._probabilities(inputs) if self._twice else tensorflow.reshape(learning, [-1])
+        variables = self.model.trainable_variables
+        with tensorflow.control_dependencies([predicted]):
+            self.optimizer.apply(tape.gradient(total, variables), variables)
+        return predicted
+
+    def _variables(self) -> Iterator[tuple[str, Any]]:
+        # By number: Keras numbers the names of layers on in the whole process.
+        yield from ((f"model.{number}", one) for number, one in enumerate(self.model.variables))
+        yield from ((f"optimizer.{number}", one) for number, one in enumerate(self.optimizer.variables))
+
+
+def _specs(features: Features) -> dict[str, _Tensor]:
+    made = {}
+    for field in features.categorical:
+        shape = [None] if field.values == 1 else [None, field.values]
+        made[field.name] = tensorflow.TensorSpec(shape, "int64", name=field.name)
+    for field in features.numeric:
+        made[field.name] = tensorflow.TensorSpec([None, field.size], "float32", name=field.name)
+    return made
+
+
+def _refuse_exact(features: Features) -> None:
+    exact = [field.name for field in features.categorical if field.keys == "exact"]
+    if exact:
+        raise ConfigError(
+            f'keras: {", ".join(exact)}: exact tables belong to headrace\'s own models; use keys = "hash"'
+        )
+
+
+def _learns_otherwise(layer: _Model) -> bool:
+    """Whether a layer may answer otherwise when it learns; these only do with eight-bit floats."""
+    if isinstance(layer, (keras.layers.Dense, keras.layers.EinsumDense)):
+        return False
+    return "training" in inspect.signature(layer.call).parameters
+
+
+def _leaves(layer: _Model) -> Iterator[_Model]:
+    inner = getattr(layer, "layers", ())
+    if not inner:
+        yield layer
+    for one in inner:
+        yield from _leaves(one)

@@ -1,0 +1,1 @@
+"""Releasing: what a model has learnt becomes a version that is served."""

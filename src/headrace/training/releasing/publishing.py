@@ -1,0 +1,229 @@
+"""Publication: what a model has learnt appears as a version, whole or not at all, small; and old ones go.
+
+A publication that fails changes nothing that is served, and learning can go on: ``Publisher.publish`` raises
+an error that says why, and the next one may succeed.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from headrace.config import MODEL_CONFIG_FILE, parse_model_config, read_model_config
+from headrace.ctr.files.model_files import arrays_of, describe, write_model
+from headrace.ctr.files.quantization import Bits, quantize
+from headrace.ctr.interfaces import Weights
+from headrace.ctr.settings import ModelSettings
+from headrace.disk import saying
+from headrace.errors import ConfigError, ModelError
+from headrace.stream.features import Features
+from headrace.training.releasing.patch import Patch, base_of, choose_base, find_patch, open_base, write_patch
+from headrace.versions.layout import version_directories
+from headrace.versions.manifest import publish
+from headrace.versions.pin import read_pin
+from headrace.versions.retention import delete_versions, sweep, versions_to_delete
+
+DEFAULT_KEEP = 5
+"""How many versions stay."""
+
+WHOLE_EVERY = 24
+"""Of so many versions in a row, at least one is whole."""
+
+_CHUNK_ROWS = 2**18
+
+_log = logging.getLogger(__name__)
+
+_Patched = tuple[Weights, Patch]
+
+
+class Training(msgspec.Struct, frozen=True, kw_only=True):
+    """Where training stood when a version was published: kept in its manifest, under ``training``.
+
+    Attributes:
+        rows: How many rows of the stream were learnt from.
+        stream_bytes: How many bytes of the stream they were.
+        newest_timestamp: The newest row's, in microseconds since 1970; None if the stream has none.
+        metrics: The last window's, by name; None where one is undefined.
+    """
+
+    rows: int
+    stream_bytes: int = 0
+    newest_timestamp: int | None = None
+    metrics: dict[str, float | None] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """A version that was published.
+
+    Attributes:
+        version: Its number.
+        path: Its directory.
+        base: The version that it is a patch of; None if it is whole.
+        size_bytes: The size of its files.
+        seconds: How long it took.
+        deleted: The versions that were deleted after it.
+    """
+
+    version: int
+    path: Path
+    base: int | None
+    size_bytes: int
+    seconds: float
+    deleted: tuple[int, ...]
+
+
+class Publisher:
+    """Publishes versions of one model into its directory. Several may publish into the same one."""
+
+    def __init__(
+        self,
+        model_directory: Path,
+        *,
+        keep: int = DEFAULT_KEEP,
+        quantize: Bits | None = None,
+        patch: bool = False,
+        whole_every: int = WHOLE_EVERY,
+    ) -> None:
+        """Get ready; nothing is written yet.
+
+        Args:
+            model_directory: Where the model's versions are; made if it is missing.
+            keep: How many of the newest versions stay, 0 for all; more stay if they are needed.
+            quantize: In how many bits tables are stored; None for 32.
+            patch: Whether versions may be patches of earlier ones.
+            whole_every: Of so many versions in a row, at least one is whole.
+
+        Raises:
+            ConfigError: A setting is wrong.
+        """
+        if keep < 0:
+            raise ConfigError(f"keep: expected how many versions stay, or 0 for all, got {keep}")
+        if quantize not in (None, 16, 8):
+            raise ConfigError(f"quantize: expected 16 or 8 bits, got {quantize}")
+        self.model_directory = model_directory
+        self._keep = keep
+        self._bits = quantize
+        self._patch = patch
+        self._whole_every = whole_every
+
+    def publish(
+        self, settings: ModelSettings, features: Features, weights: Weights, training: Training
+    ) -> Publication:
+        """Publish a version; it is there whole and synced to disk, or not at all.
+
+        Args:
+            settings: What the model is.
+            features: The layout of the rows that it is for.
+            weights: What it has learnt: ``LearningModel.strip()``.
+            training: Where training stands.
+
+        Raises:
+            FailedPrecondition: It cannot be written: a full disk, no permission.
+            ModelError: A weight is no finite number; what was published last goes on serving.
+            ConfigError: The weights do not fit the settings and features.
+        """
+        started = time.perf_counter()
+        _check_finite(weights)
+        with saying(f"no version can be published in {self.model_directory}"):
+            self.model_directory.mkdir(parents=True, exist_ok=True)
+            sweep(self.model_directory)
+            found = self._find_patch(settings, features, weights) if self._patch else None
+            path = self._write(settings, features, found or self._stored(weights), training)
+            if found is not None and not (self.model_directory / str(found[1].base)).is_dir():
+                found, orphan = None, int(path.name)  # another publisher has deleted the base meanwhile
+                path = self._write(settings, features, self._stored(weights), training)
+                delete_versions(self.model_directory, [orphan])
+            size_bytes = sum(file.stat().st_size for file in path.iterdir())
+            deleted = self.delete_old()
+        base = None if found is None else found[1].base
+        seconds = time.perf_counter() - started
+        return Publication(int(path.name), path, base, size_bytes, seconds, tuple(deleted))
+
+    def _stored(self, weights: Weights, like: Weights | None = None) -> Weights:
+        return weights if self._bits is None else quantize(weights, self._bits, like)
+
+    def _find_patch(self, settings: ModelSettings, features: Features, weights: Weights) -> _Patched | None:
+        """The weights as a patch of a version that is there, if that is worth it."""
+        number = choose_base(_bases(self.model_directory), self._whole_every)
+        base = None if number is None else open_base(self.model_directory, number)
+        if base is None:
+            return None
+        stored = self._stored(weights, like=base.weights)
+        patch = find_patch(base, describe(settings, features, stored), arrays_of(stored))
+        return (stored, patch) if patch is not None and patch.worth_it else None
+
+    def _write(
+        self, settings: ModelSettings, features: Features, content: Weights | _Patched, training: Training
+    ) -> Path:
+        def write(draft: Path) -> None:
+            if isinstance(content, Weights):
+                write_model(draft, settings, features, content)
+            else:
+                write_patch(draft, content[1], arrays_of(content[0]))
+
+        metadata: dict[str, object] = {
+            "training": msgspec.to_builtins(training),
+            "settings": msgspec.to_builtins(settings),
+            "table_bits": self._bits or 32,
+            "base": None if isinstance(content, Weights) else content[1].base,
+        }
+        return publish(
+            write, self.model_directory, signature=_signature(settings, features), metadata=metadata
+        )
+
+    def delete_old(self) -> list[int]:
+        """Delete the versions that are neither among the newest, nor needed, nor named by the operator."""
+        if self._keep == 0:
+            return []
+        try:
+            held = _held(self.model_directory)
+        except ConfigError as error:
+            _log.warning("old versions stay, because it is unknown which are needed: %s", error.message)
+            return []
+        going = versions_to_delete(_bases(self.model_directory), self._keep, held)
+        return delete_versions(self.model_directory, going)
+
+
+def _bases(model_directory: Path) -> dict[int, int | None]:
+    return {number: base_of(path) for number, path in version_directories(model_directory).items()}
+
+
+def _held(model_directory: Path) -> set[int]:
+    """The versions that the operator has named.
+
+    Raises:
+        ConfigError: The settings or the pin cannot be read.
+    """
+    try:
+        text = read_model_config(model_directory)
+    except OSError as error:
+        raise ConfigError(f"{MODEL_CONFIG_FILE} cannot be read: {error.strerror}") from error
+    named = parse_model_config(text).versions
+    pinned = read_pin(model_directory)
+    return {*named.labels.values(), *named.numbers, *([] if pinned is None else [pinned])}
+
+
+def _check_finite(weights: Weights) -> None:
+    for name, array in arrays_of(weights).items():
+        if array.dtype != np.float32:
+            continue
+        for start in range(0, len(array), _CHUNK_ROWS):
+            chunk = array[start : start + _CHUNK_ROWS]  # a NaN is the largest, and the smallest, too
+            if chunk.size and not (np.isfinite(chunk.max()) and np.isfinite(chunk.min())):
+                raise ModelError(
+                    f"{name} holds a weight that is no finite number; nothing was published. "
+                    "Go back to a checkpoint, and lower the learning rate"
+                )
+
+
+def _signature(settings: ModelSettings, features: Features) -> str:
+    return (
+        f"{settings.kind}: {len(features.categorical)} categorical fields, {features.dense_width} dense "
+        "numbers -> probability"
+    )

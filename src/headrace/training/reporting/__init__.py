@@ -1,0 +1,1 @@
+"""Reporting: what a run says while it learns, in lines, metrics and a plot."""

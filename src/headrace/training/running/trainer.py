@@ -1,0 +1,348 @@
+"""The Trainer: the loop around a Learner that reports, publishes, saves, and ends well whatever happens.
+
+What is due is decided by ``headrace.training.running.schedule``. Versions are stripped by the learner's
+thread and written by another, so that learning goes on meanwhile; a checkpoint waits for them, so that it
+knows them.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from headrace.errors import ConfigError, HeadraceError, ModelError
+from headrace.stream.block import Block
+from headrace.training.releasing.publishing import Publication, Training
+from headrace.training.reporting.report import Observer, Pace, Progress, described, summary
+from headrace.training.running.checkpoint import Checkpoint, save_checkpoint
+from headrace.training.running.interruptions import Interrupted, Interruptions
+from headrace.training.running.learner import Learner
+from headrace.training.running.schedule import NEVER, Every, Mark, is_due
+from headrace.training.scoring.windows import Window
+
+_log = logging.getLogger(__name__)
+
+EXIT_CODES = {"end": 0, "rows": 0, "error": 1, "diverged": 1, "interrupt": 130, "terminate": 143}
+"""What the process answers, by why the run ended."""
+
+Release = Callable[[Training], Callable[[], Publication]]
+"""Takes from the model what a version needs, and gives what writes the version, in any thread."""
+
+
+class Blocks(Protocol):
+    """The rows of a stream, in blocks; what ``headrace.stream.reader`` gives."""
+
+    @property
+    def idle_seconds(self) -> float:
+        """How long the learner has waited for rows."""
+
+    @property
+    def stream_bytes(self) -> int:
+        """How many bytes were read."""
+
+    def __iter__(self) -> Iterator[Block]:
+        """Each block, numbered from the stream's first row."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a run does besides learning.
+
+    Attributes:
+        release: How a version is made; None to publish nothing.
+        publish_every: How often; a version of the end is published in any case.
+        checkpoint: Where checkpoints are; None for none.
+        checkpoint_every: How often one is saved; one of the end is saved in any case.
+        most_rows: After how many rows of the stream the run ends; None for all.
+        identity: What must be the same for a checkpoint to fit: the model's settings and the schema.
+    """
+
+    release: Release | None = None
+    publish_every: Every = NEVER
+    checkpoint: Path | None = None
+    checkpoint_every: Every = NEVER
+    most_rows: int | None = None
+    identity: Mapping[str, object]
+
+
+class Outcome(NamedTuple):
+    """How a run ended.
+
+    Attributes:
+        summary: Its last line.
+        exit_code: What the process answers.
+        error: What ended it; None if nothing went wrong.
+    """
+
+    summary: dict[str, object]
+    exit_code: int
+    error: str | None
+
+
+class _Saved(msgspec.Struct, kw_only=True):
+    """What a checkpoint keeps of the trainer."""
+
+    seconds: float
+    idle_seconds: float
+    stream_bytes: int
+    versions: list[int]
+    published_rows: int
+    unfinished: tuple[int, int] | None = None
+
+
+def for_people(error: Exception) -> str:
+    """An error in a line; one that nobody expected is logged with its traceback."""
+    if isinstance(error, HeadraceError):
+        return error.message
+    _log.error("an unexpected error in training", exc_info=error)
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+class Trainer:
+    """Learns from a stream until it ends, fails, or somebody wants it to end."""
+
+    def __init__(
+        self,
+        learner: Learner,
+        plan: Plan,
+        observers: Sequence[Observer] = (),
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Get ready.
+
+        Args:
+            learner: What learns.
+            plan: What else is done.
+            observers: Who wants to know.
+            now: What tells the time, in seconds.
+        """
+        self._learner = learner
+        self._plan = plan
+        self._observers = tuple(observers)
+        self._now = now
+        self._before = _Saved(seconds=0.0, idle_seconds=0.0, stream_bytes=0, versions=[], published_rows=0)
+        self._started = now()
+        self._blocks: Blocks | None = None
+        self._asked = self._published = Mark()
+        self._save_asked = self._checkpointed = Mark()
+        self._windowed = Progress()
+        self._versions: tuple[int, ...] = ()  # told with each block: never copied for that
+        self._writing: tuple[Future[Publication], Mark] | None = None
+        self._failures: dict[str, str] = {}
+
+    @property
+    def progress(self) -> Progress:
+        """How far the run is."""
+        blocks, before = self._blocks, self._before
+        return Progress(
+            rows=self._learner.position.rows,
+            seconds=before.seconds + self._now() - self._started,
+            idle_seconds=before.idle_seconds + (blocks.idle_seconds if blocks else 0.0),
+            stream_bytes=before.stream_bytes + (blocks.stream_bytes if blocks else 0),
+            pending_rows=self._learner.pending_rows,
+            versions=self._versions,
+        )
+
+    def resume(self, checkpoint: Checkpoint, *, continued: bool) -> None:
+        """Go on from a checkpoint.
+
+        Args:
+            checkpoint: What was saved.
+            continued: Whether the input goes on where the checkpoint was saved; it starts anew otherwise.
+
+        Raises:
+            ConfigError: It is that of another model, schema or way to score.
+        """
+        for name, wanted in self._plan.identity.items():
+            saved = checkpoint.meta.get(name)
+            if saved != msgspec.json.decode(msgspec.json.encode(wanted)):
+                raise ConfigError(
+                    f"checkpoint: its {name} is not the one of this run; give the same options and stream, "
+                    "or another --checkpoint directory"
+                )
+        self._learner.restore(checkpoint.state, checkpoint.meta)
+        self._before = msgspec.convert(checkpoint.meta.get("trainer"), _Saved)
+        if self._before.unfinished is not None:
+            _log.warning(
+                "checkpoint %d was saved when rows %d to %d could not be learnt, perhaps with a part of "
+                "them; delete it to go on from the one before it",
+                checkpoint.number,
+                *self._before.unfinished,
+            )
+        if not continued:
+            self._before.stream_bytes = 0  # they are read again
+        self._versions = tuple(self._before.versions)
+        self._asked = self._published = Mark(self._before.published_rows, self._before.seconds)
+        self._save_asked = self._checkpointed = Mark(self._learner.position.rows, self._before.seconds)
+        self._windowed = self.progress
+
+    def run(self, blocks: Blocks) -> Outcome:
+        """Learn until the stream ends, or the run is ended.
+
+        Args:
+            blocks: The stream's rows after those that were learnt from already.
+        """
+        self._blocks, self._started = blocks, self._now()
+        error = None
+        with ThreadPoolExecutor(1, "headrace-publisher") as writers, Interruptions() as interruptions:
+            try:
+                stopped = self._learn(iter(blocks), writers, interruptions)
+            except Interrupted:
+                stopped = "terminate" if interruptions.terminated else "interrupt"
+            except ModelError as raised:
+                stopped, error = "diverged", raised.message
+            except HeadraceError as raised:
+                stopped, error = "error", raised.message
+            except Exception as raised:  # noqa: BLE001  # The run's end, whatever is wrong: what was learnt is kept.
+                stopped, error = "error", self._unexpected(raised)
+            try:
+                self._end(stopped, writers)
+            except ModelError as raised:  # by rows whose labels came last
+                stopped, error = "diverged", raised.message
+            except Exception as raised:  # noqa: BLE001  # As above.
+                stopped, error = "error", self._unexpected(raised)
+        said = summary(self._learner.windows.total(), self.progress, stopped)
+        code = EXIT_CODES[stopped]
+        for failure in self._failures.values():
+            error, code = error or failure, code or 1
+        if error is not None:
+            said["error"] = error
+        return Outcome(said, code, error)
+
+    def _learn(
+        self, blocks: Iterator[Block], writers: ThreadPoolExecutor, interruptions: Interruptions
+    ) -> str:
+        """Learn from all blocks; why it ended."""
+        most = self._plan.most_rows
+        while most is None or self._learner.position.rows < most:
+            block = interruptions.wait_for(lambda: next(blocks, None))
+            if block is None:
+                return "end"
+            if most is not None and block.first_row + len(block) > most:
+                block = block.part(0, most - block.first_row)
+            closed = self._learner.take(block)
+            if self._writing is not None and self._writing[0].done():
+                self._await_version()
+            progress = self.progress
+            self._say(closed, progress)
+            for observer in self._observers:
+                observer.moved(progress)
+            mark = Mark(progress.rows, progress.seconds)
+            if is_due(self._plan.publish_every, self._asked, mark):
+                self._publish(writers)
+            if is_due(self._plan.checkpoint_every, self._save_asked, mark):
+                self._save()
+        return "rows"
+
+    def _end(self, stopped: str, writers: ThreadPoolExecutor) -> None:
+        """Publish and save all that was learnt; a model that has diverged stays as it was saved last."""
+        ended = self.progress
+        self._await_version()
+        if stopped == "diverged":
+            return
+        over = stopped in ("end", "rows")
+        late = over and bool(self._learner.pending_rows)
+        whole = self._learner.unfinished is None
+        if whole and not late and self._learner.position.rows > self._published.rows:
+            self._publish(writers)
+            self._await_version()
+        # Before the rest is learnt and the open window closed: more rows of the stream may come some day.
+        if self._learner.position.rows > self._checkpointed.rows:
+            self._save()
+        if over:
+            self._say(self._learner.finish(), ended._replace(versions=self._versions))
+        if late:
+            self._publish(writers)
+            self._await_version()
+
+    def _publish(self, writers: ThreadPoolExecutor) -> None:
+        self._await_version()
+        if self._plan.release is None:
+            return
+        progress = self.progress
+        self._asked = Mark(progress.rows, progress.seconds)
+        last = self._learner.windows.last
+        training = Training(
+            rows=progress.rows - (progress.pending_rows or 0),
+            stream_bytes=progress.stream_bytes,
+            newest_timestamp=self._learner.position.newest_timestamp,
+            metrics=described(last.score if last else self._learner.windows.total()),
+        )
+        try:
+            write = self._plan.release(training)
+        except Exception as error:  # noqa: BLE001  # What cannot be published ends no learning.
+            self._fail("not published", error)
+        else:
+            self._writing = writers.submit(write), self._asked
+
+    def _await_version(self) -> None:
+        """Wait for the version that is being written, if there is one."""
+        if self._writing is None:
+            return
+        (future, mark), self._writing = self._writing, None
+        try:
+            publication = future.result()
+        except Exception as error:  # noqa: BLE001  # As above.
+            self._fail("not published", error)
+            return
+        self._failures.pop("not published", None)
+        self._published = mark
+        self._versions += (publication.version,)
+        for observer in self._observers:
+            observer.published(publication, mark.rows)
+
+    def _save(self) -> None:
+        directory = self._plan.checkpoint
+        if directory is None:
+            return
+        self._await_version()
+        progress = self.progress
+        self._save_asked = Mark(progress.rows, progress.seconds)
+        saved = _Saved(
+            seconds=progress.seconds,
+            idle_seconds=progress.idle_seconds,
+            stream_bytes=progress.stream_bytes,
+            versions=list(self._versions),
+            published_rows=self._published.rows,
+            unfinished=self._learner.unfinished,
+        )
+        try:
+            state = self._learner.state()
+            meta = {**self._plan.identity, **state.meta, "trainer": msgspec.to_builtins(saved)}
+            save_checkpoint(directory, state.arrays, meta)
+        except Exception as error:  # noqa: BLE001  # As above.
+            self._fail("not saved", error)
+        else:
+            self._failures.pop("not saved", None)
+            self._checkpointed = self._save_asked
+
+    def _unexpected(self, error: Exception) -> str:
+        """What ended the run, for people; where, for whoever mends it."""
+        rows = self._learner.unfinished
+        said = for_people(error)
+        if rows is None:
+            return said
+        kept = "what was learnt before them is kept, perhaps with a part of them"
+        return f"rows {rows[0]} to {rows[1]} cannot be learnt: {said}; {kept}"
+
+    def _fail(self, what: str, error: Exception) -> None:
+        self._failures[what] = f"{what}: {for_people(error)}"
+        for observer in self._observers:
+            observer.failed(self._failures[what])
+
+    def _say(self, windows: Sequence[Window], progress: Progress) -> None:
+        """Tell of windows that were closed by the same block."""
+        if not windows:
+            return
+        pace = Pace.between(self._windowed, progress)
+        self._windowed = progress
+        for window in windows:
+            for observer in self._observers:
+                observer.closed(window, pace, progress)

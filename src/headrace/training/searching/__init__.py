@@ -1,0 +1,1 @@
+"""Searching: many configurations learn from one pass over a stream, and the best is named."""

@@ -1,0 +1,280 @@
+"""Search: several configurations learn from one pass over a stream, and the best one is named.
+
+Each configuration predicts and learns every row, as it would alone, and is scored on all of them. One whose
+model is too large or too slow to serve is out, however good it is.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from headrace import terminal
+from headrace.config.reading import convert
+from headrace.ctr import factory
+from headrace.ctr.files.model_files import arrays_of
+from headrace.ctr.files.quantization import Bits, quantize
+from headrace.ctr.interfaces import LearningModel
+from headrace.ctr.settings import ModelSettings
+from headrace.errors import ConfigError
+from headrace.stream.block import Block
+from headrace.stream.features import Features
+from headrace.training.configuration import changed, settings_of, to_toml
+from headrace.training.scoring.tallies import RUN_DETAIL, Score, Scored, Tally
+
+MOST_CONFIGURATIONS = 256
+LATENCY_ROWS = 300
+"""How many candidates a prediction has whose time is measured."""
+
+_LATENCY_CALLS = 30
+_MEGABYTE = 1e6
+
+
+class Gates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a model may not exceed to be served.
+
+    Attributes:
+        max_size_mb: The size of its version, in millions of bytes.
+        max_latency_ms: The time to predict 300 candidates, in milliseconds.
+    """
+
+    max_size_mb: float | None = None
+    max_latency_ms: float | None = None
+
+
+class SearchSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is tried.
+
+    Attributes:
+        base: The settings that all configurations start from.
+        grid: Lists of values by the setting's name, such as ``embeddings.learning_rate``: every combination
+            is a configuration.
+        configurations: Further ones, each with its settings.
+        gates: What a model may not exceed.
+    """
+
+    base: dict[str, object] = {}
+    grid: dict[str, list[object]] = {}
+    configurations: list[dict[str, object]] = []
+    gates: Gates = Gates()
+
+
+class Configuration(NamedTuple):
+    """One that is tried.
+
+    Attributes:
+        name: How it differs from the base.
+        settings: All its settings.
+    """
+
+    name: str
+    settings: ModelSettings
+
+
+class Result(NamedTuple):
+    """What became of a configuration.
+
+    Attributes:
+        configuration: Which one.
+        score: That of all rows.
+        rows_per_second: How fast it learns, alone on its thread.
+        size_mb: The size of its version, in millions of bytes.
+        latency_ms: The median time to predict 300 candidates.
+        out: Why it is out; "" if it is not.
+    """
+
+    configuration: Configuration
+    score: Score
+    rows_per_second: float
+    size_mb: float
+    latency_ms: float
+    out: str
+
+
+def read_search(values: Mapping[str, object], where: str) -> SearchSettings:
+    """Read what a TOML file wants to be tried.
+
+    Raises:
+        ConfigError: A setting is unknown or wrong.
+    """
+    return convert(values, SearchSettings, where)
+
+
+def configurations(search: SearchSettings, base: Mapping[str, object]) -> list[Configuration]:
+    """All configurations that are tried, without those that are the same as another.
+
+    Args:
+        search: What is wanted.
+        base: Settings that the search's own base changes.
+
+    Raises:
+        ConfigError: A setting is wrong, or there are none, or too many.
+    """
+    names = list(search.grid)
+    products = itertools.product(*search.grid.values()) if names else iter(())
+    wanted = [dict(zip(names, values, strict=True)) for values in products]
+    start = changed(base, search.base)
+    found: dict[ModelSettings, str] = {}
+    for changes in [*wanted, *search.configurations]:
+        name = " ".join(f"{key}={_short(value)}" for key, value in changes.items()) or "base"
+        found.setdefault(settings_of(changed(start, changes), f"search: {name}"), name)
+    if not 1 <= len(found) <= MOST_CONFIGURATIONS:
+        raise ConfigError(
+            f"search: expected 1 to {MOST_CONFIGURATIONS} configurations, got {len(found)}; give lists in "
+            "[grid], or tables [[configurations]]"
+        )
+    return [Configuration(name, settings) for settings, name in found.items()]
+
+
+@dataclass(slots=True)
+class _Runner:
+    """A configuration that learns."""
+
+    configuration: Configuration
+    model: LearningModel
+    tally: Tally
+    seconds: float = 0.0
+    timed_rows: int = 0
+    diverged: bool = False
+    failed: bool = False
+
+    def take(self, block: Block) -> None:
+        rows = self.configuration.settings.batch_rows
+        for start in range(0, len(block), rows):
+            part = block.part(start, min(start + rows, len(block)))
+            started = time.perf_counter()
+            predictions = np.array(self.model.learn(part))
+            if self.tally.sums[0, 0]:  # the first batch may compile kernels
+                self.seconds += time.perf_counter() - started
+                self.timed_rows += len(part)
+            if not np.isfinite(predictions).all():
+                self.diverged = True
+                predictions = np.nan_to_num(predictions, nan=0.5)  # as good as no model
+            scored = Scored(predictions, part.labels, part.weights, part.truth, np.zeros((0, len(part))))
+            self.tally.add(scored, np.zeros(len(part), np.int64))
+
+
+class Search:
+    """Several configurations that learn from the same blocks.
+
+    Attributes:
+        rows: How many rows all of them have learnt.
+        learning: The name of the one that is at work, or failed; None if none is.
+    """
+
+    def __init__(
+        self,
+        wanted: Sequence[Configuration],
+        features: Features,
+        gates: Gates,
+        bits: Bits | None = None,
+    ) -> None:
+        """Make their models.
+
+        Args:
+            wanted: The configurations.
+            features: The layout of the rows.
+            gates: What a model may not exceed.
+            bits: In how many bits tables would be published; None for 32.
+        """
+        self._features = features
+        self._gates = gates
+        self._bits = bits
+        self._runners = [
+            _Runner(one, factory.create(one.settings, features), Tally(1, RUN_DETAIL)) for one in wanted
+        ]
+        self._last: Block | None = None
+        self.rows = 0
+        self.learning: str | None = None
+
+    def take(self, block: Block) -> None:
+        """Let all of them learn from a block; one that fails is out, and what it raised is raised."""
+        for runner in self._runners:
+            self.learning, runner.failed = runner.configuration.name, True
+            runner.take(block)
+            self.learning, runner.failed = None, False
+        self._last = block
+        self.rows += len(block)
+
+    def results(self) -> list[Result]:
+        """What became of them: the best first, those that are out last."""
+        found = [self._result(runner) for runner in self._runners]
+        self.learning = None
+        return sorted(found, key=lambda one: (bool(one.out), one.score.logloss or 0.0))
+
+    def _result(self, runner: _Runner) -> Result:
+        if runner.failed:
+            return Result(runner.configuration, runner.tally.score(0), 0.0, 0.0, 0.0, "out: failed")
+        self.learning = runner.configuration.name
+        settings = runner.configuration.settings
+        weights = runner.model.strip()
+        if self._bits is not None and not runner.diverged:
+            weights = quantize(weights, self._bits)
+        size_mb = sum(array.nbytes for array in arrays_of(weights).values()) / _MEGABYTE
+        latency_ms = 0.0
+        if self._last is not None:
+            numbers = np.arange(LATENCY_ROWS) % len(self._last)
+            indices, dense = self._last.indices[numbers], self._last.dense[numbers]
+            scorer = factory.scorer(settings, self._features, weights)
+            scorer.predict(indices, dense)  # may compile kernels
+            times = []
+            for _ in range(_LATENCY_CALLS):
+                started = time.perf_counter()
+                scorer.predict(indices, dense)
+                times.append(time.perf_counter() - started)
+            latency_ms = statistics.median(times) * 1e3
+        pace = runner.timed_rows / max(runner.seconds, 1e-9)
+        out = "out: diverged" if runner.diverged else why_out(self._gates, size_mb, latency_ms)
+        return Result(runner.configuration, runner.tally.score(0), pace, size_mb, latency_ms, out)
+
+
+def why_out(gates: Gates, size_mb: float, latency_ms: float) -> str:
+    """Decide whether a model may be served; why not, or ""."""
+    if gates.max_size_mb is not None and size_mb > gates.max_size_mb:
+        return f"out: {size_mb:.1f} MB > {gates.max_size_mb:g}"
+    if gates.max_latency_ms is not None and latency_ms > gates.max_latency_ms:
+        return f"out: {latency_ms:.2f} ms > {gates.max_latency_ms:g}"
+    return ""
+
+
+def table(results: Sequence[Result], rows: int) -> str:
+    """The results for people, best first."""
+    head = ("configuration", "logloss", "AUC", "rows/s", "size MB", "300 rows ms", "")
+    lines = [head]
+    for place, one in enumerate(results):
+        note = one.out or ("best" if place == 0 else "")
+        numbers = (_number(one.score.logloss), _number(one.score.auc), f"{one.rows_per_second:,.0f}")
+        costs = (f"{one.size_mb:,.1f}", f"{one.latency_ms:.2f}")
+        lines.append((one.configuration.name, *numbers, *costs, note))
+    optimal = results[0].score.optimal_logloss if results else None
+    about = f"{rows:,} rows" + (
+        f"; the best possible logloss is {optimal:.5f}" if optimal is not None else ""
+    )
+    return f"{about}\n\n{terminal.table(lines, right=range(1, len(head) - 1))}\n"
+
+
+def report(results: Sequence[Result], rows: int) -> str:
+    """The table as comments, and the best configuration: a file that ``--config`` takes."""
+    comments = "".join(f"# {line}".rstrip() + "\n" for line in table(results, rows).splitlines())
+    if not results or results[0].out:
+        return f"{comments}#\n# No configuration passes the gates.\n"
+    return f"{comments}\n{to_toml(results[0].configuration.settings)}"
+
+
+def _short(value: object) -> str:
+    if isinstance(value, Mapping):
+        return "{" + " ".join(f"{name}={_short(one)}" for name, one in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(_short(one) for one in value) + "]"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.5f}"

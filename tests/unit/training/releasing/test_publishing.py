@@ -1,0 +1,237 @@
+"""Publication: versions are whole, small, described, and old ones go; what fails leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import resource
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from headrace.ctr.files.arrays import read_array
+from headrace.ctr.files.model_files import read_model
+from headrace.ctr.files.quantization import Bits, dequantize_table
+from headrace.ctr.interfaces import Weights
+from headrace.ctr.tables import LearningTable, Table
+from headrace.errors import ConfigError, FailedPrecondition, ModelError
+from headrace.tensors import Array
+from headrace.training.releasing.publishing import Publication, Publisher, Training
+from headrace.training.running.checkpoint import save_checkpoint
+from headrace.versions.manifest import check_manifest
+from headrace.versions.pin import pin
+from tests.click_weights import FEATURES, settings_for, weights_for
+
+SETTINGS = settings_for("fm")
+
+
+def release(publisher: Publisher, weights: Weights | None = None, rows: int = 1) -> Publication:
+    return publisher.publish(
+        SETTINGS, FEATURES, weights_for(SETTINGS) if weights is None else weights, Training(rows=rows)
+    )
+
+
+def nudged(weights: Weights, row: int) -> Weights:
+    tables = {name: Table.of(table.values.copy()) for name, table in weights.tables.items()}
+    tables["linear"].values[row] += np.float32(0.25)
+    return replace(weights, tables=tables)
+
+
+def versions(directory: Path) -> list[int]:
+    return sorted(int(path.name) for path in directory.iterdir() if path.name.isdigit())
+
+
+def test_a_version_tells_where_it_comes_from(tmp_path: Path) -> None:
+    publisher = Publisher(tmp_path / "ctr")
+    training = Training(
+        rows=1000,
+        stream_bytes=64_000,
+        newest_timestamp=1_700_000_000_000_000,
+        metrics={"logloss": 0.5, "auc": None},
+    )
+    publisher.publish(SETTINGS, FEATURES, weights_for(SETTINGS), training)
+    done = publisher.publish(SETTINGS, FEATURES, weights_for(SETTINGS), training)
+    assert (done.version, done.base, done.deleted) == (2, None, ())
+    assert done.size_bytes == sum(file.stat().st_size for file in done.path.iterdir())
+    manifest = check_manifest(done.path)
+    assert manifest is not None
+    assert manifest.parent == 1
+    assert manifest.signature == "fm: 3 categorical fields, 5 dense numbers -> probability"
+    assert msgspec.convert(manifest.metadata["training"], Training) == training
+    assert msgspec.convert(manifest.metadata["settings"], type(SETTINGS)) == SETTINGS
+    assert manifest.metadata["table_bits"] == 32
+    assert manifest.metadata["base"] is None
+
+
+def test_a_version_is_at_least_two_thirds_smaller_than_a_checkpoint_with_adams_moments(
+    tmp_path: Path,
+) -> None:
+    weights = weights_for(settings_for("fm", factors=16))
+    state: dict[str, Array] = {}
+    for name, table in weights.tables.items():
+        width = table.values.shape[1]
+        moments = np.zeros((len(table.values), 2 * width), np.float32)
+        learning = LearningTable(np.hstack([table.values, moments]), width, "adam")
+        state[name] = learning.values
+        assert learning.strip().values.tobytes() == table.values.tobytes()
+    saved = save_checkpoint(tmp_path / "checkpoints", state, {})
+    checkpoint = sum(file.stat().st_size for file in saved.iterdir())
+    sizes = {}
+    for bits in (None, 16, 8):
+        done = Publisher(tmp_path / f"m{bits}", quantize=bits).publish(
+            settings_for("fm", factors=16), FEATURES, weights, Training(rows=1)
+        )
+        sizes[bits] = sum((done.path / f"table.{name}.npy").stat().st_size for name in weights.tables)
+    assert sizes[None] < 0.34 * checkpoint
+    assert sizes[16] < 0.18 * checkpoint
+    assert sizes[8] < 0.09 * checkpoint
+
+
+@pytest.mark.parametrize("bits", [None, 16, 8])
+def test_patches_follow_a_whole_version_and_hold_what_was_learnt(tmp_path: Path, bits: Bits | None) -> None:
+    publisher = Publisher(tmp_path, keep=0, patch=True, whole_every=3, quantize=bits)
+    weights = weights_for(SETTINGS)
+    bases = []
+    for step in range(5):
+        weights = nudged(weights, step * 7)
+        done = release(publisher, weights)
+        bases.append(done.base)
+        found = read_model(done.path)[2]
+        for name, table in found.tables.items():
+            steps = table.scales[np.arange(len(table.values)) >> table.shift][:, None] if bits else 0
+            off = np.abs(dequantize_table(table) - weights.tables[name].values) if bits else 0
+            assert np.all(off <= steps * np.float32(0.505))
+            if not bits:
+                assert table.values.tobytes() == weights.tables[name].values.tobytes()
+    assert bases == [None, 1, 1, None, 4]
+
+
+def test_a_patch_of_quantized_tables_holds_little_more_than_what_was_touched(tmp_path: Path) -> None:
+    publisher = Publisher(tmp_path, patch=True, quantize=8)
+    weights = weights_for(SETTINGS)
+    release(publisher, weights)
+    weights.tables["embeddings"].values[:900:9] *= np.float32(0.95)
+    done = release(publisher, weights)
+    assert done.base == 1
+    rows = read_array(done.path / "table.embeddings.rows.npy")
+    assert {*range(0, 900, 9)} >= {*rows.tolist()} - {*range(900)}
+    assert len(rows) < 250, "the rows that were touched, and those few whose group has got another scale"
+
+
+def test_a_new_publisher_goes_on_with_the_base_that_is_there(tmp_path: Path) -> None:
+    weights = weights_for(SETTINGS)
+    release(Publisher(tmp_path, patch=True), weights)
+    assert release(Publisher(tmp_path, patch=True), nudged(weights, 5)).base == 1
+    assert release(Publisher(tmp_path, patch=True), weights_for(SETTINGS, seed=1)).base is None
+
+
+def test_old_versions_go_but_not_what_is_needed(tmp_path: Path) -> None:
+    publisher = Publisher(tmp_path, keep=2)
+    assert [release(publisher).deleted for _ in range(4)] == [(), (), (1,), (2,)]
+    pin(tmp_path, 3)
+    (tmp_path / "headrace.toml").write_text("[versions]\nlabels = { stable = 4 }\n")
+    for _ in range(3):
+        release(publisher)
+    assert versions(tmp_path) == [3, 4, 6, 7]
+    (tmp_path / "headrace.pin").unlink()
+    release(publisher)
+    assert versions(tmp_path) == [4, 7, 8]
+
+
+def test_the_base_of_a_patch_that_stays_stays(tmp_path: Path) -> None:
+    publisher = Publisher(tmp_path, keep=1, patch=True)
+    weights = weights_for(SETTINGS)
+    for row in range(3):
+        weights = nudged(weights, row)
+        release(publisher, weights)
+    assert versions(tmp_path) == [1, 3]
+
+
+@pytest.mark.parametrize("name", ["headrace.toml", "headrace.pin"])
+def test_nothing_is_deleted_while_it_is_unknown_what_is_needed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    publisher = Publisher(tmp_path, keep=1)
+    (tmp_path / name).write_bytes(b"\xff what?")
+    release(publisher)
+    assert release(publisher).deleted == ()
+    assert versions(tmp_path) == [1, 2]
+    assert "old versions stay" in caplog.text
+
+
+def test_a_weight_that_is_no_number_is_never_published(tmp_path: Path) -> None:
+    publisher = Publisher(tmp_path, quantize=8)
+    for bad in (np.nan, np.inf, -np.inf):
+        weights = weights_for(SETTINGS)
+        weights.tables["embeddings"].values[700, 2] = bad
+        with pytest.raises(ModelError, match=r"table.embeddings holds a weight that is no finite number"):
+            release(publisher, weights)
+    assert not versions(tmp_path)
+
+
+def test_a_full_disk_is_a_typed_error_and_the_next_publication_succeeds(tmp_path: Path) -> None:
+    """A limit on the size of files stands for the full disk: the error comes from the same call."""
+    publisher = Publisher(tmp_path)
+    release(publisher)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8000, before[1]))
+    try:
+        with pytest.raises(FailedPrecondition, match=r"no version can be published in .*: File too large"):
+            release(publisher)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [path.name for path in tmp_path.iterdir()] == ["1"]
+    assert release(publisher).version == 2
+
+
+def test_a_directory_that_cannot_be_made_is_a_typed_error(tmp_path: Path) -> None:
+    (tmp_path / "ctr").write_text("a file")
+    with pytest.raises(FailedPrecondition, match="File exists"):
+        release(Publisher(tmp_path / "ctr"))
+
+
+def test_a_directory_without_permission_is_a_typed_error(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    user = os.geteuid()
+    if user == 0:  # root may write anywhere, so be somebody else for a moment
+        os.seteuid(65534)
+    try:
+        with pytest.raises(FailedPrecondition, match=r"no version can be published in .*: Permission denied"):
+            release(Publisher(tmp_path))
+    finally:
+        os.seteuid(user)
+        tmp_path.chmod(0o700)
+
+
+def test_several_publishers_may_publish_at_once(tmp_path: Path) -> None:
+    failures: list[Exception] = []
+
+    def run(seed: int) -> None:
+        publisher = Publisher(tmp_path, keep=3, patch=True)
+        weights = weights_for(SETTINGS, seed=seed)
+        try:
+            for step in range(6):
+                release(publisher, nudged(weights, step))
+        except Exception as error:  # noqa: BLE001 - handed to the test
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(seed,)) for seed in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert max(versions(tmp_path)) >= 18  # more, where a base went while a patch on it was written
+    for number in versions(tmp_path):
+        read_model(tmp_path / str(number))
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_settings_of_a_publisher_are_checked(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="keep: expected how many"):
+        Publisher(tmp_path, keep=-1)
+    with pytest.raises(ConfigError, match="expected 16 or 8 bits, got 4"):
+        Publisher(tmp_path, quantize=4)  # type: ignore[arg-type]

@@ -1,0 +1,162 @@
+"""Checkpoints come back bit for bit, or the one before them does."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headrace.errors import FailedPrecondition, LoadError
+from headrace.tensors import Array
+from headrace.training.running.checkpoint import load_checkpoint, save_checkpoint
+from headrace.versions.layout import MANIFEST_FILE
+
+STATE: dict[str, Array] = {
+    "linear": np.random.default_rng(0).normal(size=(70, 3)).astype(np.float32),
+    "layer0.weights/m": np.array([np.nan, -0.0, np.inf]),
+    "vocabulary.user id.keys": np.array([2**64 - 1, 0], np.uint64),
+    "a step": np.array(7),
+    "empty": np.zeros((0, 4), np.int8),
+}
+
+
+def test_a_state_comes_back_bit_for_bit(tmp_path: Path) -> None:
+    meta = {"rows": 2**60 + 1, "sum": 0.1 + 0.2, "nothing": None, "nested": {"a": [1, "b"]}}
+    saved = save_checkpoint(tmp_path / "deep/er", STATE, meta)
+    loaded = load_checkpoint(tmp_path / "deep/er")
+    assert loaded is not None
+    assert (loaded.number, loaded.meta, loaded.skipped) == (1, meta, ())
+    assert saved == tmp_path / "deep/er/1"
+    assert loaded.state.keys() == STATE.keys()
+    for name, array in STATE.items():
+        found = loaded.state[name]
+        assert (found.dtype, found.shape, found.tobytes()) == (array.dtype, array.shape, array.tobytes())
+
+
+def test_nothing_saved_is_no_error(tmp_path: Path) -> None:
+    assert load_checkpoint(tmp_path) is None
+    assert load_checkpoint(tmp_path / "not there") is None
+
+
+def test_the_last_two_are_kept(tmp_path: Path) -> None:
+    for rows in range(5):
+        save_checkpoint(tmp_path, STATE, {"rows": rows})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["4", "5"]
+
+
+@pytest.mark.parametrize("damage", ["flipped bit", "cut", "missing file", "no manifest", "garbage manifest"])
+def test_a_damaged_one_is_put_aside_and_the_one_before_it_taken(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str
+) -> None:
+    for rows in (1, 2):
+        newest = save_checkpoint(tmp_path, STATE, {"rows": rows})
+    file = newest / "linear.npy"
+    content = bytearray(file.read_bytes())
+    if damage == "flipped bit":
+        content[-1] ^= 1
+        file.write_bytes(content)
+    elif damage == "cut":
+        file.write_bytes(content[:-1])
+    elif damage == "missing file":
+        file.unlink()
+    else:
+        (manifest,) = newest.glob("*.json")
+        manifest.unlink() if damage == "no manifest" else manifest.write_bytes(b"{")
+    loaded = load_checkpoint(tmp_path)
+    assert loaded is not None
+    assert (loaded.number, loaded.meta) == (1, {"rows": 1})
+    assert "checkpoint 2 is damaged" in loaded.skipped[0]
+    assert "checkpoint 2 is damaged" in caplog.text
+    save_checkpoint(tmp_path, STATE, {"rows": 3})
+    assert sorted(path.name for path in tmp_path.glob("[!.]*")) == ["1", "2"]
+    (aside,) = tmp_path.glob(".*")
+    assert aside.name in caplog.text
+
+
+def damaged(directory: Path) -> None:
+    """Save one more, and damage it."""
+    (save_checkpoint(directory, STATE, {}) / "linear.npy").unlink()
+
+
+def test_one_after_the_other_may_be_damaged_and_the_last_ones_are_kept_aside(tmp_path: Path) -> None:
+    """The number of one that was put aside is used again."""
+    save_checkpoint(tmp_path, STATE, {"rows": 1})
+    for _ in range(4):
+        damaged(tmp_path)
+        loaded = load_checkpoint(tmp_path)
+        assert loaded is not None
+        assert loaded.number == 1
+        assert "checkpoint 2 is damaged" in loaded.skipped[0]
+    assert len(list(tmp_path.glob(".damaged-*-2"))) == 2
+    assert not list(tmp_path.glob("2"))
+
+
+def test_what_was_damaged_long_ago_is_deleted_and_that_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_checkpoint(tmp_path, STATE, {})
+    damaged(tmp_path)
+    load_checkpoint(tmp_path)
+    (aside,) = tmp_path.glob(".damaged-*")
+    old = tmp_path / ".damaged-20200101T000000.000000-2"
+    aside.rename(old)
+    with caplog.at_level("INFO"):
+        save_checkpoint(tmp_path, STATE, {})
+    assert not old.exists()
+    assert f"deleted: {old.name}" in caplog.text
+
+
+def test_when_all_are_damaged_that_is_an_error_with_the_way_out_however_often_it_is_tried(
+    tmp_path: Path,
+) -> None:
+    """A supervisor's second attempt must not begin with fresh weights."""
+    damaged(tmp_path)
+    damaged(tmp_path)
+    for _ in range(3):
+        with pytest.raises(
+            LoadError, match=r"move it away or take .*: checkpoint 2 is damaged.*checkpoint 1"
+        ):
+            load_checkpoint(tmp_path)
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2"]
+
+
+@pytest.mark.parametrize("name", ["linear.npy", MANIFEST_FILE])
+def test_what_cannot_be_read_is_not_damaged(tmp_path: Path, name: str) -> None:
+    """A name that leads in a circle stands for all that the system may refuse: it may be whole tomorrow."""
+    save_checkpoint(tmp_path, STATE, {"rows": 1})
+    file = save_checkpoint(tmp_path, STATE, {"rows": 2}) / name
+    content = file.read_bytes()
+    file.unlink()
+    file.symlink_to(file.name)
+    with pytest.raises(FailedPrecondition, match=r"checkpoint 2 in .* cannot be read.*Too many levels"):
+        load_checkpoint(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2"]
+    file.unlink()
+    file.write_bytes(content)
+    loaded = load_checkpoint(tmp_path)
+    assert loaded is not None
+    assert (loaded.number, loaded.skipped) == (2, ())
+
+
+def test_what_cannot_be_written_is_a_typed_error_and_leaves_nothing(tmp_path: Path) -> None:
+    """A limit on the size of files stands for the full disk: the error comes from the same call."""
+    save_checkpoint(tmp_path, STATE, {"rows": 1})
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (600, before[1]))
+    try:
+        with pytest.raises(FailedPrecondition, match="cannot be written: File too large"):
+            save_checkpoint(tmp_path, STATE, {"rows": 2})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [path.name for path in tmp_path.iterdir()] == ["1"]
+    loaded = load_checkpoint(tmp_path)
+    assert loaded is not None
+    assert loaded.meta == {"rows": 1}
+
+
+def test_a_file_where_the_directory_should_be_is_a_typed_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(FailedPrecondition, match="File exists"):
+        save_checkpoint(tmp_path / "file", STATE, {})

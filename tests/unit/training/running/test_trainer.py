@@ -1,0 +1,356 @@
+"""The loop publishes, saves and reports when it should, and ends well whatever happens."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headrace.errors import ConfigError, FailedPrecondition, StreamError
+from headrace.stream.block import Block
+from headrace.tensors import Array
+from headrace.training.releasing.publishing import Publication, Training
+from headrace.training.reporting.report import Pace, Progress
+from headrace.training.running.checkpoint import load_checkpoint
+from headrace.training.running.delayed import Pending
+from headrace.training.running.learner import Learner
+from headrace.training.running.schedule import Every
+from headrace.training.running.trainer import Plan, Trainer
+from headrace.training.scoring.windows import Window, Windows
+from tests.unit.training.running.small_models import DivergingModel, RateModel, make_block, make_blocks
+
+
+class Rows:
+    """Blocks, and what happens after them."""
+
+    def __init__(self, blocks: Sequence[Block], then: Callable[[], None] | None = None) -> None:
+        self._blocks, self._then = blocks, then
+        self.idle_seconds = 0.0
+        self.stream_bytes = 0
+
+    def __iter__(self) -> Iterator[Block]:
+        for block in self._blocks:
+            self.stream_bytes += 10 * len(block)
+            yield block
+        if self._then is not None:
+            self._then()
+
+
+class Versions:
+    """Publishes nowhere, and remembers what."""
+
+    def __init__(self, failing: Sequence[int] = ()) -> None:
+        self.published: list[Training] = []
+        self._asked = 0
+        self._failing = failing
+
+    def __call__(self, training: Training) -> Callable[[], Publication]:
+        self._asked += 1
+        number = self._asked
+
+        def write() -> Publication:
+            if number in self._failing:
+                raise FailedPrecondition("the disk is full")
+            self.published.append(training)
+            return Publication(len(self.published), Path("nowhere"), None, 1, 0.0, ())
+
+        return write
+
+
+class Listener:
+    def __init__(self) -> None:
+        self.windows: list[tuple[int, Pace]] = []
+        self.versions: list[tuple[int, int]] = []
+        self.failures: list[str] = []
+        self.progress = Progress()
+
+    def moved(self, progress: Progress) -> None:
+        self.progress = progress
+
+    def closed(self, window: Window, pace: Pace, progress: Progress) -> None:
+        self.windows.append((window.last_row, pace))
+
+    def published(self, publication: Publication, rows: int) -> None:
+        self.versions.append((publication.version, rows))
+
+    def failed(self, what: str) -> None:
+        self.failures.append(what)
+
+
+def trainer(
+    plan: Plan, *, listener: Listener | None = None, model: RateModel | None = None, delay: float = 0.0
+) -> Trainer:
+    pending = Pending(delay) if delay else None
+    learner = Learner(model or RateModel(), Windows(100), pending)
+    return Trainer(learner, plan, [listener] if listener else [])
+
+
+def plan(**settings: object) -> Plan:
+    return Plan(identity={"model": "rates"}, **settings)  # type: ignore[arg-type]
+
+
+def test_versions_appear_every_so_many_rows_and_at_the_end() -> None:
+    versions, listener = Versions(), Listener()
+    one = trainer(plan(release=versions, publish_every=Every(rows=100)), listener=listener)
+    outcome = one.run(Rows(make_blocks(350, 40)))
+    assert [training.rows for training in versions.published] == [120, 200, 320, 350]
+    assert listener.versions == [(1, 120), (2, 200), (3, 320), (4, 350)]
+    assert [row for row, _ in listener.windows] == [100, 200, 300, 350]
+    assert versions.published[-1].stream_bytes == 3500
+    assert versions.published[-1].newest_timestamp == 349_000_000
+    assert versions.published[-1].metrics["rows"] == 100
+    assert (outcome.exit_code, outcome.error) == (0, None)
+    assert outcome.summary["rows"] == 350
+    assert outcome.summary["versions"] == [1, 2, 3, 4]
+    assert outcome.summary["stopped"] == "end"
+
+
+def test_nothing_new_is_not_published_twice() -> None:
+    versions = Versions()
+    trainer(plan(release=versions, publish_every=Every(rows=100))).run(Rows(make_blocks(200, 50)))
+    assert [training.rows for training in versions.published] == [100, 200]
+
+
+def test_a_stream_without_rows_publishes_nothing(tmp_path: Path) -> None:
+    versions = Versions()
+    outcome = trainer(plan(release=versions, checkpoint=tmp_path / "saved")).run(Rows([]))
+    assert versions.published == []
+    assert not (tmp_path / "saved").exists()
+    assert (outcome.summary["rows"], outcome.summary["logloss"], outcome.exit_code) == (0, None, 0)
+
+
+def test_a_run_stops_at_the_row_it_is_told_to() -> None:
+    outcome = trainer(plan(most_rows=130)).run(Rows(make_blocks(350, 40)))
+    assert (outcome.summary["rows"], outcome.summary["stopped"]) == (130, "rows")
+
+
+def test_a_stream_error_keeps_what_was_learnt_before_it(tmp_path: Path) -> None:
+    def broken() -> None:
+        raise StreamError("it is cut", row=120)
+
+    versions = Versions()
+    one = trainer(plan(release=versions, checkpoint=tmp_path))
+    outcome = one.run(Rows(make_blocks(120, 40), broken))
+    assert (outcome.exit_code, outcome.error) == (1, "stream, row 120: it is cut")
+    assert outcome.summary["stopped"] == "error"
+    assert outcome.summary["error"] == outcome.error
+    assert [training.rows for training in versions.published] == [120]
+    saved = load_checkpoint(tmp_path)
+    assert saved is not None
+    assert saved.meta["position"] == {"rows": 120, "newest_timestamp": 119_000_000}
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "stopped"),
+    [(signal.SIGINT, 130, "interrupt"), (signal.SIGTERM, 143, "terminate")],
+)
+def test_a_signal_ends_the_run_and_keeps_what_was_learnt(
+    number: signal.Signals, code: int, stopped: str, tmp_path: Path
+) -> None:
+    before = signal.getsignal(number)
+    versions = Versions()
+    one = trainer(plan(release=versions, checkpoint=tmp_path))
+    outcome = one.run(Rows(make_blocks(120, 40), lambda: os.kill(os.getpid(), number)))
+    assert (outcome.exit_code, outcome.summary["stopped"], outcome.error) == (code, stopped, None)
+    assert [training.rows for training in versions.published] == [120]
+    assert load_checkpoint(tmp_path) is not None
+    assert signal.getsignal(number) is before
+
+
+def test_a_signal_while_a_block_is_learnt_lets_it_be_learnt_to_the_end() -> None:
+    class Interrupting(RateModel):
+        def learn(self, block: Block) -> object:  # type: ignore[override]
+            os.kill(os.getpid(), signal.SIGINT)
+            return super().learn(block)
+
+    outcome = trainer(plan(), model=Interrupting()).run(Rows(make_blocks(120, 40)))
+    assert (outcome.summary["rows"], outcome.summary["stopped"]) == (40, "interrupt")
+
+
+def test_a_model_that_diverged_is_neither_published_nor_saved(tmp_path: Path) -> None:
+    versions = Versions()
+    one = trainer(
+        plan(release=versions, publish_every=Every(rows=40), checkpoint=tmp_path / "saved"),
+        model=DivergingModel(80),
+    )
+    outcome = one.run(Rows(make_blocks(400, 40)))
+    assert [training.rows for training in versions.published] == [40, 80]
+    assert not (tmp_path / "saved").exists()
+    assert (outcome.exit_code, outcome.summary["stopped"]) == (1, "diverged")
+    assert outcome.error is not None
+    assert "diverged" in outcome.error
+
+
+def test_a_model_that_diverges_by_the_labels_that_come_last_ends_the_run_as_any_other() -> None:
+    class Late(RateModel):
+        def learn(self, block: Block) -> Array:
+            learnt = super().learn(block)
+            return learnt if block.first_row < 80 else np.full_like(learnt, np.nan)
+
+    versions = Versions()
+    outcome = trainer(plan(release=versions), model=Late(), delay=55.0).run(Rows(make_blocks(100, 10)))
+    assert (outcome.exit_code, outcome.summary["stopped"], versions.published) == (1, "diverged", [])
+
+
+def test_a_version_that_cannot_be_written_is_said_and_tried_again() -> None:
+    versions, listener = Versions(failing=[1]), Listener()
+    one = trainer(plan(release=versions, publish_every=Every(rows=100)), listener=listener)
+    outcome = one.run(Rows(make_blocks(200, 50)))
+    assert listener.failures == ["not published: the disk is full"]
+    assert [training.rows for training in versions.published] == [200]
+    assert (outcome.exit_code, outcome.error) == (0, None)
+
+
+def test_a_last_version_that_cannot_be_written_is_an_error() -> None:
+    versions = Versions(failing=[2])
+    one = trainer(plan(release=versions, publish_every=Every(rows=100)))
+    outcome = one.run(Rows(make_blocks(150, 50)))
+    assert (outcome.exit_code, outcome.error) == (1, "not published: the disk is full")
+    assert outcome.summary["versions"] == [1]
+
+
+def test_a_checkpoint_that_cannot_be_written_is_an_error_at_the_end(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("not a directory")
+    listener = Listener()
+    one = trainer(plan(checkpoint=blocked, checkpoint_every=Every(rows=100)), listener=listener)
+    outcome = one.run(Rows(make_blocks(150, 50)))
+    assert len(listener.failures) == 2
+    assert outcome.exit_code == 1
+    assert outcome.error is not None
+    assert outcome.error.startswith("not saved: ")
+
+
+@pytest.mark.parametrize("delay", [0.0, 55.0])
+def test_a_resumed_run_says_what_the_undisturbed_one_would_have_said(delay: float, tmp_path: Path) -> None:
+    def untimed(summary: dict[str, object]) -> dict[str, object]:
+        timed = ("seconds", "rows_per_second", "idle_share", "stream_bytes")
+        return {name: value for name, value in summary.items() if name not in timed}
+
+    every = {"publish_every": Every(rows=100), "checkpoint_every": Every(rows=90)}
+    undisturbed = trainer(plan(release=Versions(), checkpoint=tmp_path / "a", **every), delay=delay)
+    expected = undisturbed.run(Rows(make_blocks(600, 30)))
+
+    class Killed(BaseException):
+        pass
+
+    def kill() -> None:
+        raise Killed
+
+    versions = Versions()
+    first = trainer(plan(release=versions, checkpoint=tmp_path / "b", **every), delay=delay)
+    with pytest.raises(Killed):
+        first.run(Rows(make_blocks(330, 30), kill))
+    saved = load_checkpoint(tmp_path / "b")
+    assert saved is not None
+    versions.published = versions.published[: len(saved.meta["trainer"]["versions"])]  # type: ignore[index]
+    second = trainer(plan(release=versions, checkpoint=tmp_path / "b", **every), delay=delay)
+    second.resume(saved, continued=False)
+    found = second.run(Rows(make_blocks(600, 30, first_row=270)))
+    assert untimed(found.summary) == untimed(expected.summary)
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
+    trainer(plan(checkpoint=tmp_path)).run(Rows([make_block(10)]))
+    saved = load_checkpoint(tmp_path)
+    assert saved is not None
+    other = trainer(Plan(identity={"model": "another"}, checkpoint=tmp_path))
+    with pytest.raises(ConfigError, match="checkpoint: its model is not the one of this run"):
+        other.resume(saved, continued=False)
+
+
+def test_rows_that_wait_for_their_labels_are_not_counted_as_learnt() -> None:
+    versions = Versions()
+    one = trainer(plan(release=versions, publish_every=Every(rows=300)), delay=60.0)
+    outcome = one.run(Rows(make_blocks(600, 30)))
+    assert [training.rows for training in versions.published] == [210, 510, 600]
+    assert outcome.summary["pending_rows"] == 0
+
+
+class FailingModel(RateModel):
+    """Has learnt half of a block when it fails."""
+
+    def __init__(self, at_row: int, error: Exception) -> None:
+        super().__init__()
+        self._at_row, self._error = at_row, error
+
+    def learn(self, block: Block) -> Array:
+        if block.first_row == self._at_row:
+            super().learn(block.part(0, len(block) // 2))
+            raise self._error
+        return super().learn(block)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), TypeError("a bug in a layer")], ids=["memory", "bug"])
+def test_rows_that_cannot_be_learnt_end_the_run_and_the_checkpoint_says_what_it_may_hold(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    versions = Versions()
+    settings = {"checkpoint": tmp_path, "checkpoint_every": Every(rows=40), "release": versions}
+    outcome = trainer(plan(**settings), model=FailingModel(120, error)).run(Rows(make_blocks(200, 40)))
+    assert (outcome.exit_code, outcome.summary["stopped"], outcome.summary["rows"]) == (1, "error", 120)
+    assert outcome.error is not None
+    assert outcome.error.startswith(f"rows 120 to 160 cannot be learnt: {type(error).__name__}")
+    assert versions.published == []  # A model of half a block is nothing to serve.
+    saved = load_checkpoint(tmp_path)
+    assert saved is not None
+    assert saved.number == 3  # What was whole is not covered by what is half.
+
+    resumed = trainer(plan(checkpoint=tmp_path), model=FailingModel(160, error))
+    resumed.resume(saved, continued=False)
+    assert "perhaps with a part" not in caplog.text
+    resumed.run(Rows(make_blocks(200, 40, 120)))
+    half = load_checkpoint(tmp_path)
+    assert half is not None
+    trainer(plan()).resume(half, continued=False)
+    assert "checkpoint 4 was saved when rows 160 to 200" in caplog.text
+
+
+def test_a_reader_that_fails_unexpectedly_keeps_what_was_learnt_before(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken() -> None:
+        raise MemoryError
+
+    versions = Versions()
+    settings = {"checkpoint": tmp_path, "release": versions}
+    outcome = trainer(plan(**settings)).run(Rows(make_blocks(120, 40), broken))
+    assert (outcome.exit_code, outcome.error, outcome.summary["rows"]) == (1, "MemoryError", 120)
+    assert [training.rows for training in versions.published] == [120]
+    saved = load_checkpoint(tmp_path)
+    assert saved is not None
+    resumed = trainer(plan(checkpoint=tmp_path))
+    resumed.resume(saved, continued=False)
+    assert "perhaps with a part" not in caplog.text
+    whole = trainer(plan()).run(Rows(make_blocks(200, 40)))
+    assert resumed.run(Rows(make_blocks(200, 40, 120))).summary["logloss"] == whole.summary["logloss"]
+
+
+def test_a_publisher_that_fails_unexpectedly_ends_no_learning(tmp_path: Path) -> None:
+    class Broken(Versions):
+        def __call__(self, training: Training) -> Callable[[], Publication]:
+            if training.rows == 80:
+                raise MemoryError
+            write = super().__call__(training)
+            missing: list[Publication] = []
+
+            def broken() -> Publication:
+                return write() if training.rows > 120 else missing[0]
+
+            return broken
+
+    listener = Listener()
+    settings = {"release": Broken(), "publish_every": Every(rows=40), "checkpoint": tmp_path}
+    outcome = trainer(plan(**settings), listener=listener).run(Rows(make_blocks(160, 40)))
+    assert (outcome.exit_code, outcome.summary["rows"]) == (0, 160)
+    assert listener.failures == [
+        "not published: IndexError: list index out of range",
+        "not published: MemoryError",
+        "not published: IndexError: list index out of range",
+    ]
+    assert listener.versions == [(1, 160)]
+    assert load_checkpoint(tmp_path) is not None
