@@ -1,4 +1,4 @@
-"""``headrace train`` is killed in training, in checkpointing, in publishing; and its disk is full."""
+"""``headrace train`` is killed wherever it may be; its disk is full; a server names its old versions."""
 
 from __future__ import annotations
 
@@ -121,6 +121,23 @@ def test_killed_in_training_checkpointing_and_publishing_it_ends_as_if_it_had_no
 
 def limit_files() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+
+
+def test_what_a_servers_settings_label_is_not_deleted(rows: Path, tmp_path: Path) -> None:
+    server = tmp_path / "server.toml"
+    words = ("train", str(rows), "--model", "lr", "--publish", str(tmp_path / "models/ctr"))
+    words += ("--every-rows", "10000", "--keep", "1", "--server-config", str(server))
+    server.write_text("[models.other.versions]\nlabels = { stable = 1 }\n")
+    code, last, errors = finish(headrace(*words, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
+    assert (code, last) == (1, {})
+    assert "says nothing of the model in" in errors
+    assert not (tmp_path / "models").exists(), "told before anything is learnt"
+    server.write_text("[models.ctr.versions]\nlabels = { stable = 1, canary = 2 }\n")
+    code, _, errors = finish(headrace(*words, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
+    assert code == 0, errors
+    left = list(version_directories(tmp_path / "models/ctr"))
+    assert left[:2] == [1, 2]
+    assert len(left) == 3
 
 
 def test_when_nothing_can_be_written_learning_goes_on_and_the_end_says_so(

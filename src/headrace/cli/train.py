@@ -31,7 +31,7 @@ _HIGHEST_RATE = 1e6
 _MOST_MEBIBYTES = 2**30
 _MOST_VERSIONS = 1_000_000
 _HIGHEST_PORT = 65535
-_OF_VERSIONS = ("quantize", "patch", "replace")
+_OF_VERSIONS = ("quantize", "patch", "replace", "server_config")
 _MODELS = (*KINDS, "keras")
 
 
@@ -159,6 +159,14 @@ def _add_publication(parser: argparse.ArgumentParser) -> None:
         help="how many versions stay; 0 = all (default 5)",
     )
     group.add_argument(
+        "--server-config",
+        metavar="FILE",
+        type=Path,
+        action="append",
+        default=[],
+        help="a server's --config: the versions that it labels or pins stay, too; may be repeated",
+    )
+    group.add_argument(
         "--quantize", type=int, choices=(16, 8), help="store tables in so many bits (default 32)"
     )
     group.add_argument(
@@ -167,6 +175,10 @@ def _add_publication(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--replace", action="store_true", help="publish though the versions there are of another model"
     )
+    _add_checkpoints(group)
+
+
+def _add_checkpoints(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--checkpoint", metavar="DIR", type=Path, help="where the state is saved")
     group.add_argument(
         "--checkpoint-every-rows",
@@ -249,6 +261,7 @@ def _asked(options: argparse.Namespace) -> TrainOptions:
         publish=options.publish,
         publish_every=Every(options.every_rows, options.every_seconds),
         keep=options.keep,
+        server_configs=tuple(options.server_config),
         quantize=options.quantize,
         patch=options.patch,
         replace=options.replace,
@@ -338,7 +351,8 @@ def _check(options: argparse.Namespace) -> None:
     if options.search is not None:
         _check_search(options)
     elif options.publish is None and (idle := [one for one in _OF_VERSIONS if getattr(options, one)]):
-        raise ConfigError(f"publish: --{', --'.join(idle)} would do nothing; add --publish DIR")
+        given = ", ".join(f"--{name.replace('_', '-')}" for name in idle)
+        raise ConfigError(f"publish: {given} would do nothing; add --publish DIR")
     if options.continued and not options.resume:
         raise ConfigError("continued: it says where the input goes on after --resume; give both")
 
@@ -366,6 +380,7 @@ def _check_search(options: argparse.Namespace) -> None:
     defaults: dict[str, object] = {
         **dict.fromkeys(("publish", "checkpoint", "plot", "metrics_port", "keras")),
         **{"resume": False, "patch": False, "replace": False, "label_delay": 0.0, "slice": []},
+        "server_config": [],
     }
     for name, default in defaults.items():
         if getattr(options, name) != default:

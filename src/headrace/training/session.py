@@ -38,6 +38,7 @@ from headrace.training.running.schedule import NEVER, Every
 from headrace.training.running.trainer import EXIT_CODES, Outcome, Plan, Release, Trainer, for_people
 from headrace.training.scoring.windows import Windows
 from headrace.training.searching.search import Search, configurations, read_search, report
+from headrace.versions.held import server_settings
 from headrace.versions.layout import version_directories
 
 DEFAULT_WINDOW_ROWS = 100_000
@@ -56,6 +57,7 @@ class TrainOptions:
         publish: The directory of the model's versions; None to publish nothing.
         publish_every: How often.
         keep: How many versions stay; 0 for all.
+        server_configs: The settings of servers, whose labelled and pinned versions stay, too.
         quantize: In how many bits tables are published; None for 32.
         patch: Whether versions may be patches.
         replace: Whether they may follow those of another model.
@@ -81,6 +83,7 @@ class TrainOptions:
     publish: Path | None = None
     publish_every: Every = NEVER
     keep: int = DEFAULT_KEEP
+    server_configs: tuple[Path, ...] = ()
     quantize: Bits | None = None
     patch: bool = False
     replace: bool = False
@@ -342,7 +345,15 @@ def _publisher(options: TrainOptions, schema: Schema) -> Publisher | None:
         return None
     is_keras = options.keras is not None
     check_destination(options.publish, schema, is_keras=is_keras, is_replaced=options.replace)
-    return Publisher(options.publish, keep=options.keep, quantize=options.quantize, patch=options.patch)
+    for file in options.server_configs:
+        server_settings(file, options.publish)  # what is wrong with it is told before anything is learnt
+    return Publisher(
+        options.publish,
+        keep=options.keep,
+        quantize=options.quantize,
+        patch=options.patch,
+        server_configs=options.server_configs,
+    )
 
 
 def _release(model: LearningModel, publisher: Publisher) -> Release:

@@ -14,7 +14,6 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from headrace.config import MODEL_CONFIG_FILE, parse_model_config, read_model_config
 from headrace.ctr.files.model_files import arrays_of, describe, write_model
 from headrace.ctr.files.quantization import Bits, quantize
 from headrace.ctr.interfaces import Weights
@@ -23,9 +22,9 @@ from headrace.disk import saying
 from headrace.errors import ConfigError, ModelError
 from headrace.stream.features import Features
 from headrace.training.releasing.patch import Patch, base_of, choose_base, find_patch, open_base, write_patch
+from headrace.versions.held import held_versions
 from headrace.versions.layout import version_directories
 from headrace.versions.manifest import publish
-from headrace.versions.pin import read_pin
 from headrace.versions.retention import delete_versions, sweep, versions_to_delete
 
 DEFAULT_KEEP = 5
@@ -89,6 +88,7 @@ class Publisher:
         quantize: Bits | None = None,
         patch: bool = False,
         whole_every: int = WHOLE_EVERY,
+        server_configs: tuple[Path, ...] = (),
     ) -> None:
         """Get ready; nothing is written yet.
 
@@ -98,6 +98,7 @@ class Publisher:
             quantize: In how many bits tables are stored; None for 32.
             patch: Whether versions may be patches of earlier ones.
             whole_every: Of so many versions in a row, at least one is whole.
+            server_configs: The settings of servers; what they label or pin stays. Read at each publication.
 
         Raises:
             ConfigError: A setting is wrong.
@@ -111,6 +112,7 @@ class Publisher:
         self._bits = quantize
         self._patch = patch
         self._whole_every = whole_every
+        self._server_configs = server_configs
 
     def publish(
         self, settings: ModelSettings, features: Features, weights: Weights, training: Training
@@ -181,32 +183,17 @@ class Publisher:
         """Delete the versions that are neither among the newest, nor needed, nor named by the operator."""
         if self._keep == 0:
             return []
+        bases = _bases(self.model_directory)
         try:
-            held = _held(self.model_directory)
+            held = held_versions(self.model_directory, self._server_configs)
         except ConfigError as error:
             _log.warning("old versions stay, because it is unknown which are needed: %s", error.message)
             return []
-        going = versions_to_delete(_bases(self.model_directory), self._keep, held)
-        return delete_versions(self.model_directory, going)
+        return delete_versions(self.model_directory, versions_to_delete(bases, self._keep, held))
 
 
 def _bases(model_directory: Path) -> dict[int, int | None]:
     return {number: base_of(path) for number, path in version_directories(model_directory).items()}
-
-
-def _held(model_directory: Path) -> set[int]:
-    """The versions that the operator has named.
-
-    Raises:
-        ConfigError: The settings or the pin cannot be read.
-    """
-    try:
-        text = read_model_config(model_directory)
-    except OSError as error:
-        raise ConfigError(f"{MODEL_CONFIG_FILE} cannot be read: {error.strerror}") from error
-    named = parse_model_config(text).versions
-    pinned = read_pin(model_directory)
-    return {*named.labels.values(), *named.numbers, *([] if pinned is None else [pinned])}
 
 
 def _check_finite(weights: Weights) -> None:

@@ -141,6 +141,26 @@ def test_old_versions_go_but_not_what_is_needed(tmp_path: Path) -> None:
     assert versions(tmp_path) == [4, 7, 8]
 
 
+def test_what_a_server_labels_or_pins_in_its_own_settings_stays(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, server, other = tmp_path / "ctr", tmp_path / "server.toml", tmp_path / "other.toml"
+    server.write_text("[models.ctr.versions]\nlabels = { stable = 1 }\n")
+    other.write_text(
+        '[models.ads]\npath = "ctr"\n[models.ads.versions]\npolicy = "specific"\nnumbers = [2]\n'
+    )
+    publisher = Publisher(model, keep=1, server_configs=(server, other))
+    for _ in range(5):
+        release(publisher)
+    assert versions(model) == [1, 2, 5]
+    server.write_text("[models.ctr.versions]\nlabels = { stable = 5 }\n")
+    release(publisher)
+    assert versions(model) == [2, 5, 6], "the file is read anew each time"
+    other.unlink()
+    assert release(publisher).deleted == ()
+    assert "old versions stay, because it is unknown which are needed" in caplog.text
+
+
 def test_the_base_of_a_patch_that_stays_stays(tmp_path: Path) -> None:
     publisher = Publisher(tmp_path, keep=1, patch=True)
     weights = weights_for(SETTINGS)

@@ -1,0 +1,91 @@
+"""Which versions stay because the operator has named them, beside the model or in a server's settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headrace.config import Table, parse_server_config
+from headrace.errors import ConfigError
+from headrace.versions.held import held_versions, named_versions, settings_of
+
+OWN = "[versions]\nlabels = { stable = 4 }\n"
+
+
+def laid_over(**versions: object) -> Table:
+    return {"versions": versions}
+
+
+@pytest.mark.parametrize(
+    ("settings", "overrides", "pinned", "named"),
+    [
+        ("", [], None, set()),
+        ("", [], 3, {3}),
+        (OWN, [], 3, {3, 4}),
+        ('[versions]\npolicy = "specific"\nnumbers = [1, 2]\n', [], None, {1, 2}),
+        ("", [laid_over(labels={"stable": 7, "canary": 9})], None, {7, 9}),
+        ("", [laid_over(policy="specific", numbers=[5, 6])], None, {5, 6}),
+        (OWN, [laid_over(labels={"stable": 7})], None, {4, 7}),
+        (OWN, [laid_over(labels={"a": 7}), laid_over(labels={"b": 8}), {}], 2, {2, 4, 7, 8}),
+        ('[versions]\npolicy = "all"\n', [{"batching": {"instances": 2}}], None, set()),
+    ],
+)
+def test_what_anybody_has_labelled_or_pinned_is_named(
+    settings: str, overrides: list[Table], pinned: int | None, named: set[int]
+) -> None:
+    assert named_versions(settings, overrides, pinned) == named
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("", 0),
+        ("[models.ctr.versions]\nlabels = { a = 1 }", 1),
+        ("[models.other.versions]\nlabels = { a = 1 }", 0),
+        ("[models.ctr]", 1),
+        ('[models.ads]\npath = "models/ctr"', 1),
+        ('[models.ads]\npath = "/srv/models/ctr/../ctr"\n[models.ctr]', 2),
+        ('[models.ctr]\npath = "elsewhere/ctr"', 0),
+    ],
+)
+def test_a_servers_settings_are_a_models_by_its_name_or_path(text: str, found: int) -> None:
+    config = parse_server_config(text, "server.toml", Path("/srv"))
+    assert len(settings_of(config, Path("/srv/models/ctr"), ("ctr",))) == found
+
+
+def test_links_to_a_models_directory_are_followed(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "ctr").symlink_to(tmp_path / "data")
+    server = tmp_path / "server.toml"
+    server.write_text('[models.ads]\npath = "ctr"\n[models.ads.versions]\nlabels = { a = 1 }\n')
+    assert held_versions(tmp_path / "data", [server]) == {1}
+    server.write_text("[models.ctr.versions]\nlabels = { a = 2 }\n")
+    assert held_versions(tmp_path / "ctr", [server]) == {2}
+
+
+def test_a_model_that_is_not_there_yet_has_named_versions_too(tmp_path: Path) -> None:
+    server = tmp_path / "server.toml"
+    server.write_text("[models.ctr.versions]\nlabels = { a = 2 }\n")
+    assert held_versions(tmp_path / "ctr") == set()
+    assert held_versions(tmp_path / "ctr", [server]) == {2}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "cannot be read: No such file"),
+        ("models = 3", "models: expected one table a model"),
+        ("[models.ctr.versions]\nlabel = { a = 2 }", "unknown setting; did you mean labels"),
+        (
+            "http_port = 1\n[models.other]",
+            r"says nothing of the model in .*ctr; an empty \[models\.ctr\] in it",
+        ),
+    ],
+)
+def test_what_cannot_be_told_is_an_error(tmp_path: Path, text: str | None, message: str) -> None:
+    server = tmp_path / "server.toml"
+    if text is not None:
+        server.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        held_versions(tmp_path / "ctr", [server])
