@@ -19,7 +19,7 @@ from headrace.batching.request import Answer, BatchOutputs, Timings
 from headrace.errors import HeadraceError
 from headrace.frontends.oip.infer_json import JsonInference, encode_answer
 from headrace.frontends.oip.messages import InferDecoder, Inference, InferRequest, InferResponse
-from headrace.frontends.wire import json_text, slices
+from headrace.frontends.wire import json_text, long_lists, printing
 from headrace.frontends.wire.steps import run
 from headrace.frontends.wire.tensors import WireTensor, as_array
 from headrace.frontends.wire.texts import join_strings, splitting
@@ -326,7 +326,8 @@ def test_a_body_means_the_same_in_slices(model: Any, body: Any, step: int) -> No
             return type(error), said(error)
 
     with (
-        patch.multiple(slices, STEP=step, PRINTED_AT_ONCE=0),
+        patch.multiple(long_lists, STEP=step),
+        patch.multiple(printing, PRINTED_AT_ONCE=0),
         patch.multiple(json_text, _PIECE_BYTES=step, _PART_BYTES=step, _PART_MARKS=step),
     ):
         in_slices = answer(sliced)

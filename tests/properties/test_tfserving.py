@@ -23,7 +23,7 @@ from headrace.frontends.tfserving.decimals import shortest
 from headrace.frontends.tfserving.messages import PredictDecoder, PredictResponse, writer_for
 from headrace.frontends.tfserving.rows import RowsDecoder
 from headrace.frontends.tfserving.tensors import read_tensor, write_tensor
-from headrace.frontends.wire import json_text, slices
+from headrace.frontends.wire import json_text, long_lists, printing
 from headrace.frontends.wire.allowance import Allowance
 from headrace.frontends.wire.json_text import parse_at_once
 from headrace.frontends.wire.steps import run
@@ -250,7 +250,8 @@ def test_a_body_means_the_same_in_slices(model: Any, body: Any, step: int) -> No
             return type(error)
 
     with (
-        patch.multiple(slices, STEP=step, PRINTED_AT_ONCE=step),
+        patch.multiple(long_lists, STEP=step),
+        patch.multiple(printing, PRINTED_AT_ONCE=step),
         patch.multiple(large, _BASE64_STEP=4, _LONG_BYTES=3),
         patch.multiple(rows, _PART_BYTES=step),
         patch.multiple(

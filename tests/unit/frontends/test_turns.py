@@ -12,7 +12,7 @@ from headrace.frontends.calls import HttpCall
 from headrace.frontends.oip import rest as oip_rest
 from headrace.frontends.tfserving import rest as tfserving_rest
 from headrace.frontends.transport.routing import Router
-from headrace.frontends.wire import slices
+from headrace.frontends.wire import long_lists
 from headrace.frontends.wire.lane import Lane
 from tests.unit.frontends.oip.doubles import echo
 from tests.unit.frontends.tfserving.doubles import ServiceDouble
@@ -98,16 +98,16 @@ def test_no_turn_has_much_of_what_a_body_costs(path: str, make: Callable[[], byt
     pytest.fail(f"one turn took {share:.0%} of the time")
 
 
-@pytest.mark.parametrize("steps", [1, slices.STEP])
+@pytest.mark.parametrize("steps", [1, long_lists.STEP])
 def test_a_document_is_taken_apart(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slices, "STEP", steps)
+    monkeypatch.setattr(long_lists, "STEP", steps)
     inner = [[1.5, None, "text"], {"name": [{}, []]}]
     document = {"inputs": inner, "outputs": {"a": {"b": [0, True]}}}
     held = [document, inner, *inner]
 
     async def give_back() -> None:
         async with Lane() as lane:
-            await slices.given_back(document, lane)
+            await long_lists.given_back(document, lane)
 
     asyncio.run(give_back())
     assert not any(held)

@@ -14,7 +14,7 @@ import numpy as np
 
 from headrace.absent import Expansion, pay, unexpected_null
 from headrace.errors import InvalidRequest, shown
-from headrace.frontends.wire import slices
+from headrace.frontends.wire import long_lists
 from headrace.frontends.wire.json_cost import has_slow_numbers
 from headrace.frontends.wire.json_text import Json, decode
 from headrace.frontends.wire.steps import Steps
@@ -99,7 +99,7 @@ def from_values(
         sizes, values = yield from _without_lists(tensor, spec, values, allowance)
     raw: list[Any] = []
     first = 0
-    for part in slices.parts(values):
+    for part in long_lists.parts(values):
         one = packed(tensor, _typed(tensor, spec, part, first, sizes))
         raw += one if isinstance(one, list) else [one]
         first += len(part)
@@ -117,8 +117,8 @@ def _may_lack_values(spec: TensorSpec) -> bool:
 def _is_nested(tensor: InferInput, spec: TensorSpec, values: list[Json]) -> Steps[bool]:
     if not _may_lack_values(spec):
         return len(tensor.shape) > 1 and bool(values) and isinstance(values[0], list)
-    for start in range(0, len(values), slices.STEP):
-        if any(isinstance(one, list) for one in values[start : start + slices.STEP]):
+    for start in range(0, len(values), long_lists.STEP):
+        if any(isinstance(one, list) for one in values[start : start + long_lists.STEP]):
             return bool(tensor.shape and spec.shape)
         yield
     return False
@@ -138,8 +138,8 @@ def _without_lists(
     level = rows
     for index, size in enumerate(sizes):
         inner: list[Json] = []
-        step = max(1, slices.STEP // max(1, math.prod(sizes[index:])))
-        for came in slices.parts(level, step):
+        step = max(1, long_lists.STEP // max(1, math.prod(sizes[index:])))
+        for came in long_lists.parts(level, step):
             part = came if filling is None else filling.filled(came, size, last=index + 1 == len(sizes))
             _check_lists(tensor, part, size)
             inner += chain.from_iterable(part)
@@ -151,9 +151,9 @@ def _without_lists(
 
 
 def _are_lists_of(rows: list[Json], size: tuple[int, ...]) -> Steps[bool]:
-    for start in range(0, len(rows), slices.STEP):
+    for start in range(0, len(rows), long_lists.STEP):
         if not size or not all(
-            isinstance(one, list) and len(one) == size[0] for one in rows[start : start + slices.STEP]
+            isinstance(one, list) and len(one) == size[0] for one in rows[start : start + long_lists.STEP]
         ):
             return False
         yield

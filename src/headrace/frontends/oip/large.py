@@ -13,8 +13,9 @@ from headrace.frontends.calls import HttpCall, HttpReply
 from headrace.frontends.oip import infer_json
 from headrace.frontends.oip.infer_json import JsonInference
 from headrace.frontends.oip.json_values import InferInput, check_given, from_values
-from headrace.frontends.wire import slices
+from headrace.frontends.wire import long_lists, printing
 from headrace.frontends.wire.allowance import Allowance
+from headrace.frontends.wire.joining import joined
 from headrace.frontends.wire.json_text import Json, parse_in_slices
 from headrace.frontends.wire.lane import Lane
 from headrace.frontends.wire.names import check_name
@@ -82,7 +83,7 @@ async def decode(
                 for one, span, came in zip(request.inputs, spans, data, strict=True)
             ]
         except BaseException:
-            await slices.given_back(
+            await long_lists.given_back(
                 [document, data], lane
             )  # else the values are used up, and the rest is small
             raise
@@ -151,7 +152,7 @@ def needs_slices(answer: Answer, inference: JsonInference) -> bool:
             in_json.append(tensor)
         else:
             raw_size += held_bytes(tensor)
-    return raw_size > _RAW_AT_ONCE_BYTES or slices.needs_slices(in_json)
+    return raw_size > _RAW_AT_ONCE_BYTES or printing.needs_slices(in_json)
 
 
 async def encode_answer(
@@ -166,7 +167,7 @@ async def encode_answer(
     }
     pieces, headers = infer_json.pieces_of(loaded, inference, answer, printed, written)
     written.clear()
-    return HttpReply(await in_steps(slices.joined(pieces), lane), headers=headers)
+    return HttpReply(await in_steps(joined(pieces), lane), headers=headers)
 
 
 async def _raw_texts(texts: Array, lane: Lane) -> list[bytes | memoryview]:
@@ -193,11 +194,9 @@ async def _print_values(answer: Answer, inference: JsonInference, lane: Lane) ->
         if is_binary:
             continue
         flat, parts = answer.tensor(spec.name).ravel(), []
-        for cut in slices.row_slices([flat]):
+        for cut in printing.row_slices([flat]):
             values = infer_json.json_values(spec, flat[cut].tolist())
             parts.append(msgspec.json.encode(values)[1:-1])
             await lane.breathe()
-        between = [piece for part in parts for piece in (b",", part)]
-        parts.clear()
-        printed[spec.name] = msgspec.Raw(await in_steps(slices.joined([b"[", *between[1:], b"]"]), lane))
+        printed[spec.name] = msgspec.Raw(await printing.joined_by_commas(b"[", parts, b"]", lane))
     return printed

@@ -22,10 +22,10 @@ from headrace.frontends.oip.parameters import (
 )
 from headrace.frontends.oip.typed import CONTENTS, writing_output
 from headrace.frontends.wire import protos
+from headrace.frontends.wire.joining import joined
 from headrace.frontends.wire.protobuf_cost import AT_ONCE_BYTES
 from headrace.frontends.wire.protobuf_fields import LENGTH_DELIMITED, fields, length_prefix
 from headrace.frontends.wire.protobuf_packing import is_large, is_large_raw, raw_texts_of
-from headrace.frontends.wire.slices import joined
 from headrace.frontends.wire.steps import Steps
 from headrace.frontends.wire.templates import MOST_FIELDS, Span, Templates
 from headrace.frontends.wire.tensors import (

@@ -9,7 +9,7 @@ import numpy as np
 from headrace.batching.request import Answer
 from headrace.errors import FailedPrecondition, InvalidRequest, ModelError
 from headrace.frontends.tfserving.columns import Column
-from headrace.frontends.wire import slices
+from headrace.frontends.wire import long_lists
 from headrace.frontends.wire.steps import Steps
 from headrace.servable import Kind, Signature, TensorSpec
 from headrace.tensors import STRING, Array
@@ -46,7 +46,7 @@ def columns_of(
     """
     columns = [Column(spec, allowance) for spec in signature.inputs]
     count = 0
-    for part in slices.parts(examples, _EXAMPLES_A_STEP):
+    for part in long_lists.parts(examples, _EXAMPLES_A_STEP):
         for index, example in enumerate(part, count):
             for column in columns:
                 column.add(index, example.get(column.spec.name))

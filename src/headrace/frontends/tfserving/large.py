@@ -15,8 +15,9 @@ import numpy as np
 from headrace.absent import complete
 from headrace.errors import InvalidRequest
 from headrace.frontends.tfserving import bodies
-from headrace.frontends.wire import slices
+from headrace.frontends.wire import long_lists, printing
 from headrace.frontends.wire.allowance import Allowance
+from headrace.frontends.wire.joining import joined
 from headrace.frontends.wire.json_text import Json
 from headrace.frontends.wire.lane import Lane
 from headrace.frontends.wire.steps import in_steps
@@ -62,7 +63,7 @@ async def _columns_of_rows(rows: Json, signature: Signature, lane: Lane) -> dict
     named = bodies.is_named(rows, signature)
     columns: dict[str, list[Json]] = {name: [] for name in signature.input_names}
     first = 0
-    async for part in slices.used_up(rows, lane):
+    async for part in long_lists.used_up(rows, lane):
         bodies.check_rows(part, first, named, signature)
         first += len(part)
         for name, column in columns.items():
@@ -76,8 +77,8 @@ async def _as_array(spec: TensorSpec, value: Json, allowance: Allowance, lane: L
     for level in range(len(spec.shape) + 1):
         inner: list[Json] = []
         sizes: set[int] = set()
-        step = _rows_a_step(spec) if level == 1 else slices.STEP
-        async for came in slices.used_up(flat, lane, step):
+        step = _rows_a_step(spec) if level == 1 else long_lists.STEP
+        async for came in long_lists.used_up(flat, lane, step):
             part = _complete(spec, came, allowance) if level == 1 else came
             sizes.update([len(one) if isinstance(one, list) else -1 for one in part])
             if len(sizes) != 1 or -1 in sizes:
@@ -91,7 +92,7 @@ async def _as_array(spec: TensorSpec, value: Json, allowance: Allowance, lane: L
             break
     filled = np.empty(len(flat), spec.dtype)
     first = 0
-    async for part in slices.used_up(flat, lane):
+    async for part in long_lists.used_up(flat, lane):
         whole = part if spec.shape else _complete(spec, part, allowance)
         filled[first : first + len(part)] = await _elements(spec, whole, first, lane)
         first += len(part)
@@ -101,8 +102,8 @@ async def _as_array(spec: TensorSpec, value: Json, allowance: Allowance, lane: L
 def _rows_a_step(spec: TensorSpec) -> int:
     """How many rows are looked at at once: fewer where each may be filled up to many values."""
     if spec.absent is None:
-        return slices.STEP
-    return max(1, slices.STEP // max(1, math.prod(size or 1 for size in spec.shape)))
+        return long_lists.STEP
+    return max(1, long_lists.STEP // max(1, math.prod(size or 1 for size in spec.shape)))
 
 
 def _complete(spec: TensorSpec, rows: list[Json], allowance: Allowance) -> list[Json]:
@@ -158,7 +159,7 @@ async def _as_bytes(value: Json, field: str, lane: Lane) -> bytes:
         except (binascii.Error, ValueError) as error:
             raise InvalidRequest(f"expected base64: {error}", field=field) from error
         await lane.breathe()
-    return await in_steps(slices.joined([*parts]), lane)
+    return await in_steps(joined([*parts]), lane)
 
 
 async def examples_of(
@@ -168,7 +169,7 @@ async def examples_of(
     given = bodies.list_of_examples(document)
     shared = bodies.shared_features(document, len(given), signature, allowance)
     found: list[dict[str, list[Json]]] = []
-    async for part in slices.used_up(given, lane):
+    async for part in long_lists.used_up(given, lane):
         for one in part:
             found.append({**shared, **await _features(one, f"examples[{len(found)}]", lane)})
             await lane.breathe()
@@ -176,15 +177,15 @@ async def examples_of(
 
 
 async def _features(example: Json, field: str, lane: Lane) -> dict[str, list[Json]]:
-    if not isinstance(example, dict) or sum(map(_length, example.values())) <= slices.STEP:
+    if not isinstance(example, dict) or sum(map(_length, example.values())) <= long_lists.STEP:
         return bodies.features(example, field)
     found: dict[str, list[Json]] = {}
     for name, values in example.items():
-        if _length(values) <= slices.STEP:
+        if _length(values) <= long_lists.STEP:
             found.update(bodies.features({name: values}, field))
         else:
             long = found[name] = []
-            async for part in slices.used_up(values, lane):
+            async for part in long_lists.used_up(values, lane):
                 long += bodies.features({name: part}, field)[name]
         await lane.breathe()
     return found
@@ -203,11 +204,13 @@ async def print_predictions(tensors: list[tuple[str, Array]], *, by_row: bool, l
     tensors = [(name, await texts.taken_out(name, tensor, lane)) for name, tensor in tensors]
     if by_row:
         parts = []
-        for rows in slices.row_slices([tensor for _, tensor in tensors]):
+        for rows in printing.row_slices([tensor for _, tensor in tensors]):
             cut = [(name, tensor[rows]) for name, tensor in tensors]
             parts.append(_within(bodies.print_predictions(cut, by_row=True)))
             await lane.breathe()
-        return await texts.put_back(await _joined(b'{"predictions":[', parts, b"]}", lane), lane)
+        return await texts.put_back(
+            await printing.joined_by_commas(b'{"predictions":[', parts, b"]}", lane), lane
+        )
     printed = [(name, await _print_tensor(name, tensor, lane)) for name, tensor in tensors]
     if len(printed) == 1:
         whole = b'{"outputs":' + printed[0][1] + b"}"
@@ -238,8 +241,8 @@ class _LongTexts:
         if tensor.dtype != STRING:
             return tensor
         flat, long = tensor.reshape(-1), list[int]()
-        for start in range(0, len(flat), slices.STEP):
-            part = enumerate(flat[start : start + slices.STEP], start)
+        for start in range(0, len(flat), long_lists.STEP):
+            part = enumerate(flat[start : start + long_lists.STEP], start)
             long += [index for index, one in part if len(one) > _LONG_BYTES]
             await lane.breathe()
         if not long:
@@ -262,7 +265,7 @@ class _LongTexts:
             parts.append(printed[start:at])
             parts += await _print_long(one.value, lane, as_base64=one.as_base64)
             start = at + len(mark)
-        return await in_steps(slices.joined([*parts, printed[start:]]), lane) if parts else printed
+        return await in_steps(joined([*parts, printed[start:]]), lane) if parts else printed
 
 
 async def _print_long(value: bytes, lane: Lane, *, as_base64: bool) -> list[bytes]:
@@ -289,19 +292,12 @@ async def _print_tensor(name: str, tensor: Array, lane: Lane) -> bytes:
     if not tensor.ndim:
         return bodies.print_json(bodies.json_values(name, tensor))
     parts = []
-    for rows in slices.row_slices([tensor]):
+    for rows in printing.row_slices([tensor]):
         parts.append(bodies.print_json(bodies.json_values(name, tensor[rows]))[1:-1])
         await lane.breathe()
-    return await _joined(b"[", parts, b"]", lane)
+    return await printing.joined_by_commas(b"[", parts, b"]", lane)
 
 
 def _within(printed: bytes) -> bytes:
     """What lies between the brackets of ``{"predictions":[…]}``."""
     return printed[printed.index(b"[") + 1 : -2]
-
-
-async def _joined(start: bytes, parts: list[bytes], end: bytes, lane: Lane) -> bytes:
-    """Join parts by commas, in slices."""
-    between = [piece for part in parts for piece in (b",", part)]
-    parts.clear()
-    return await in_steps(slices.joined([start, *between[1:], end]), lane)

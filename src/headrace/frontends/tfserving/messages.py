@@ -16,10 +16,10 @@ from headrace.batching.request import Answer
 from headrace.frontends.tfserving.specs import ModelChoice, answered, choice, find, find_signature
 from headrace.frontends.tfserving.tensors import TensorProto, read_tensor, write_tensor, writing_tensor
 from headrace.frontends.wire import protos
+from headrace.frontends.wire.joining import joined
 from headrace.frontends.wire.protobuf_cost import AT_ONCE_BYTES
 from headrace.frontends.wire.protobuf_fields import LENGTH_DELIMITED, fields, length_prefix
 from headrace.frontends.wire.protobuf_packing import is_large, is_large_raw
-from headrace.frontends.wire.slices import joined
 from headrace.frontends.wire.steps import Steps
 from headrace.frontends.wire.templates import MOST_FIELDS, Span, Templates
 from headrace.frontends.wire.tensors import (

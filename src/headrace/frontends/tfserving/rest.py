@@ -14,7 +14,8 @@ from headrace.frontends.wire.allowance import Allowance
 from headrace.frontends.wire.json_cost import is_light, light_bytes, parsed_at_once
 from headrace.frontends.wire.json_text import Json, parse_in_slices
 from headrace.frontends.wire.lane import Lane
-from headrace.frontends.wire.slices import given_back, needs_slices
+from headrace.frontends.wire.long_lists import given_back
+from headrace.frontends.wire.printing import needs_slices
 from headrace.frontends.wire.steps import Steps, in_steps, run
 from headrace.servable import DEFAULT_SIGNATURE, CheckedInputs, Signature
 from headrace.tensors import Array

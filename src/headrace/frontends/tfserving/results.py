@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from headrace.frontends.tfserving import bodies
 from headrace.frontends.tfserving.examples import Classes
-from headrace.frontends.wire import protos, slices
-from headrace.frontends.wire.slices import printing_cost
+from headrace.frontends.wire import printing, protos
+from headrace.frontends.wire.printing import printing_cost
 from headrace.frontends.wire.steps import Steps
 from headrace.tensors import Array
 
@@ -29,7 +29,7 @@ def cost(result: Result) -> int:
 
 def needs_slices(*results: Result) -> bool:
     """Whether writing takes so long that it is done in the lane."""
-    return sum(map(cost, results)) > slices.PRINTED_AT_ONCE
+    return sum(map(cost, results)) > printing.PRINTED_AT_ONCE
 
 
 def print_result(result: Result) -> Steps[bytes]:
@@ -64,7 +64,7 @@ def serialized(result: Result) -> Steps[bytes]:
 
 def _parts(result: Result) -> Iterator[slice]:
     count = len(result.scores) if isinstance(result, Classes) else len(result)
-    step = max(1, slices.PRINTED_AT_ONCE * count // max(1, cost(result)))
+    step = max(1, printing.PRINTED_AT_ONCE * count // max(1, cost(result)))
     for start in range(0, count, step):
         yield slice(start, start + step)
 

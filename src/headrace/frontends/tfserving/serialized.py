@@ -13,7 +13,7 @@ import numpy as np
 
 from headrace.errors import InvalidRequest
 from headrace.frontends.tfserving.examples import Features, Values
-from headrace.frontends.wire import protos, slices
+from headrace.frontends.wire import long_lists, protos
 from headrace.frontends.wire.allowance import Allowance
 from headrace.frontends.wire.steps import Steps
 from headrace.servable import Signature
@@ -50,7 +50,7 @@ def of_features(
         allowance.expanded(sum(map(len, row)), "examples")
         rows.append(b"".join(row))
         yield
-    for _ in slices.parts(examples):  # not before: lists are known by where they lie
+    for _ in long_lists.parts(examples):  # not before: lists are known by where they lie
         yield
     allowance.hold(sum(map(len, rows)))
     column = np.empty(len(rows), STRING)

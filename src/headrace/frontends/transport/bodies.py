@@ -12,7 +12,7 @@ from headrace.config import Limits
 from headrace.errors import Cancelled, DeadlineExceeded, Overloaded, TooLarge
 from headrace.frontends.calls import Account
 from headrace.frontends.transport.waiting import Pauses, Waiting
-from headrace.frontends.wire.slices import joined
+from headrace.frontends.wire.joining import joined
 
 Event = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Event]]

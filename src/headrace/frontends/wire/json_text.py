@@ -22,8 +22,8 @@ from headrace.errors import InvalidRequest
 from headrace.frontends.wire.allowance import Allowance
 from headrace.frontends.wire.json_cost import has_slow_numbers
 from headrace.frontends.wire.lane import Lane
+from headrace.frontends.wire.long_lists import given_back
 from headrace.frontends.wire.names import check_name
-from headrace.frontends.wire.slices import given_back
 
 Json = Any
 """What JSON decodes to; looked into with isinstance before it is used."""

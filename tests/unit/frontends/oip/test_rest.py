@@ -16,7 +16,7 @@ from headrace.frontends.calls import Headers, HttpCall, HttpReply
 from headrace.frontends.oip.infer_json import JSON_LENGTH_HEADER
 from headrace.frontends.oip.rest import http_routes
 from headrace.frontends.transport.routing import Router
-from headrace.frontends.wire import slices
+from headrace.frontends.wire import long_lists
 from headrace.frontends.wire.lane import Lane
 from tests.unit.frontends.oip.doubles import LoadedDouble, ServiceDouble, ctr, echo, run
 
@@ -313,9 +313,9 @@ class CountingLane(Lane):
 
 def test_values_that_are_used_up_are_not_walked_once_more_to_be_given_back() -> None:
     """One step to parse so many values, and one to take them; walking what is left took two more."""
-    service, count = ServiceDouble(echo("FP32")), 50 * slices.STEP
+    service, count = ServiceDouble(echo("FP32")), 50 * long_lists.STEP
     service.lane = lane = CountingLane()
     values = b"1," * (count - 1) + b"1"
     body = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[%d],"data":[%s]}]}' % (count, values)
     assert call(service, "POST", "/v2/models/echo/infer", body).status == 200
-    assert lane.steps < 3 * count // slices.STEP + 50
+    assert lane.steps < 3 * count // long_lists.STEP + 50

@@ -16,7 +16,7 @@ from headrace.frontends.calls import GrpcCall, HttpCall
 from headrace.frontends.tfserving.grpc import grpc_methods
 from headrace.frontends.tfserving.rest import http_routes
 from headrace.frontends.transport.routing import Router
-from headrace.frontends.wire import slices
+from headrace.frontends.wire import printing
 from headrace.frontends.wire.protobuf_fields import length_prefix
 from tests.unit.frontends.tfserving.doubles import ServiceDouble, call, classifier, http_bytes, message
 from tests.unit.frontends.tfserving.test_wire_examples import example
@@ -125,5 +125,5 @@ def test_parts_make_the_same_answer(
         if method == "classify"
         else 5.3333335
     )
-    monkeypatch.setattr(slices, "PRINTED_AT_ONCE", 64)
+    monkeypatch.setattr(printing, "PRINTED_AT_ONCE", 64)
     assert answers() == whole

@@ -1,21 +1,13 @@
-"""Long lists taken apart, and large answers put together, part by part."""
+"""Long lists, such as JSON is decoded to, taken apart and given back part by part."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Sequence
-from io import BytesIO
+from collections.abc import AsyncIterator, Iterator
 from itertools import repeat
 from typing import Any
 
 from headrace.frontends.wire.lane import Lane
-from headrace.tensors import STRING, Array
-
-PRINTED_AT_ONCE = 4096
-"""Answers of up to so many numbers are printed at once."""
-
-_TEXT_BYTES_A_NUMBER = 64
-_JOINED_BYTES = 256 * 1024
 
 _CONTAINERS = frozenset((list, dict))
 
@@ -88,57 +80,3 @@ def parts(values: list[Any], step: int = 0) -> Iterator[list[Any]]:
         values[start : start + len(part)] = repeat(None, len(part))
         yield part
         del part
-
-
-def joined(parts: list[bytes | memoryview]) -> Generator[None, None, bytes]:
-    """Join parts in small steps, each of which is given back once it is copied: the list is emptied.
-
-    Args:
-        parts: The parts.
-    """
-    # What it is made with is written over, and becomes the bytes: nothing is copied again. Growing would copy
-    # it several times where the system has no pages to move.
-    whole, written = BytesIO(bytes(sum(map(len, parts)))), 0
-    for index, part in enumerate(parts):
-        view = memoryview(part)
-        for start in range(0, len(view), _JOINED_BYTES):
-            written += whole.write(view[start : start + _JOINED_BYTES])
-            if written >= _JOINED_BYTES:
-                written = 0
-                yield
-        parts[index] = b""
-    return whole.getvalue()
-
-
-def row_slices(tensors: Sequence[Array]) -> Iterator[slice]:
-    """Cut tensors' rows into parts that are printed at once; a row may cost more, and is one then.
-
-    Args:
-        tensors: With the same number of rows, at least one.
-    """
-    rows = len(tensors[0])
-    most = step = max(1, PRINTED_AT_ONCE * rows // max(1, *[tensor.size for tensor in tensors]))
-    start = 0
-    while start < rows:
-        while step > 1 and max(printing_cost(one[start : start + step]) for one in tensors) > PRINTED_AT_ONCE:
-            step //= 2
-        yield slice(start, start + step)
-        start += step
-        step = min(most, 2 * step)
-
-
-def needs_slices(tensors: Iterable[Array]) -> bool:
-    """Whether printing tensors takes so long that it is done in the lane."""
-    cost = 0
-    for tensor in tensors:
-        cost += tensor.size if tensor.size > PRINTED_AT_ONCE else printing_cost(tensor)
-        if cost > PRINTED_AT_ONCE:
-            return True
-    return False
-
-
-def printing_cost(tensor: Array) -> int:
-    """What printing a tensor costs, in numbers: texts by their lengths."""
-    if tensor.dtype != STRING:
-        return tensor.size
-    return tensor.size + sum(map(len, tensor.flat)) // _TEXT_BYTES_A_NUMBER

@@ -1,0 +1,63 @@
+"""Answers as JSON: what printing one costs, and which parts of a large one are printed at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from headrace.frontends.wire.joining import joined
+from headrace.frontends.wire.lane import Lane
+from headrace.frontends.wire.steps import in_steps
+from headrace.tensors import STRING, Array
+
+PRINTED_AT_ONCE = 4096
+"""Answers of up to so many numbers are printed at once."""
+
+_TEXT_BYTES_A_NUMBER = 64
+
+
+def row_slices(tensors: Sequence[Array]) -> Iterator[slice]:
+    """Cut tensors' rows into parts that are printed at once; a row may cost more, and is one then.
+
+    Args:
+        tensors: With the same number of rows, at least one.
+    """
+    rows = len(tensors[0])
+    most = step = max(1, PRINTED_AT_ONCE * rows // max(1, *[tensor.size for tensor in tensors]))
+    start = 0
+    while start < rows:
+        while step > 1 and max(printing_cost(one[start : start + step]) for one in tensors) > PRINTED_AT_ONCE:
+            step //= 2
+        yield slice(start, start + step)
+        start += step
+        step = min(most, 2 * step)
+
+
+def needs_slices(tensors: Iterable[Array]) -> bool:
+    """Whether printing tensors takes so long that it is done in the lane."""
+    cost = 0
+    for tensor in tensors:
+        cost += tensor.size if tensor.size > PRINTED_AT_ONCE else printing_cost(tensor)
+        if cost > PRINTED_AT_ONCE:
+            return True
+    return False
+
+
+def printing_cost(tensor: Array) -> int:
+    """What printing a tensor costs, in numbers: texts by their lengths."""
+    if tensor.dtype != STRING:
+        return tensor.size
+    return tensor.size + sum(map(len, tensor.flat)) // _TEXT_BYTES_A_NUMBER
+
+
+async def joined_by_commas(start: bytes, parts: list[bytes], end: bytes, lane: Lane) -> bytes:
+    """Join what was printed part by part, with commas between the parts, in small steps.
+
+    Args:
+        start: What stands before the first part.
+        parts: The parts; the list is emptied.
+        end: What stands after the last.
+        lane: Held by the caller.
+    """
+    between = [piece for part in parts for piece in (b",", part)]
+    parts.clear()
+    return await in_steps(joined([start, *between[1:], end]), lane)
