@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING
 
 from headrace.batching.request import Answer
@@ -15,9 +15,10 @@ from headrace.frontends.oip.messages import InferDecoder, Inference, InferReques
 from headrace.frontends.oip.parameters import version_number
 from headrace.frontends.wire import protos
 from headrace.frontends.wire.allowance import Allowance
-from headrace.frontends.wire.protobuf_cost import AT_ONCE_BYTES, charge, counted, form_of
+from headrace.frontends.wire.decoding import decode_and_ask
+from headrace.frontends.wire.protobuf_cost import form_of
 from headrace.frontends.wire.protobuf_fields import LENGTH_DELIMITED, fields, length_prefix
-from headrace.frontends.wire.steps import at_once, in_steps
+from headrace.frontends.wire.steps import in_steps
 from headrace.frontends.wire.templates import MOST_FIELDS
 
 if TYPE_CHECKING:
@@ -67,19 +68,12 @@ def _inferring(service: Service) -> UnaryHandler:
         return writer.write(answer, request_id) or await write_large(found, answer, call)
 
     async def infer_new(message: bytes, call: GrpcCall, allowance: Allowance) -> bytes:
-        steps, is_large = parse(message, call.deadline, allowance), len(message) > AT_ONCE_BYTES
-        found = None if is_large else at_once(steps)
-        if found is not None:
-            answer = await predict(found.loaded, found.inputs, found.deadline)
-            return found.writer.write(answer, found.request_id) or await write_large(found, answer, call)
-        async with service.lane as lane:
-            if is_large:
-                await charge(counted(message, form), allowance, lane)
-                allowance.hold(len(message))  # for the tensors, which are copied out of it
-            found = await in_steps(steps, lane)
-            answering = predict(found.loaded, found.inputs, found.deadline)
-        answer = await answering
+        steps = parse(message, call.deadline, allowance)
+        found, answer = await decode_and_ask(message, form, steps, ask, allowance, service.lane)
         return found.writer.write(answer, found.request_id) or await write_large(found, answer, call)
+
+    def ask(found: Inference) -> Awaitable[Answer]:
+        return predict(found.loaded, found.inputs, found.deadline)
 
     async def write_large(found: Inference, answer: Answer, call: GrpcCall) -> bytes:
         with Allowance.of(service.limits, call) as allowance:

@@ -11,12 +11,13 @@ from headrace.errors import InvalidRequest, Unsupported, shown
 from headrace.frontends.calls import GrpcCall, GrpcMethod, UnaryHandler
 from headrace.frontends.tensorflow_metrics import model_name
 from headrace.frontends.tfserving import descriptions, inference
-from headrace.frontends.tfserving.messages import AnswerWriter, PredictDecoder, PredictRequest
+from headrace.frontends.tfserving.messages import AnswerWriter, PredictDecoder, Prediction, PredictRequest
 from headrace.frontends.tfserving.specs import answered, choice, find
 from headrace.frontends.wire import protos
 from headrace.frontends.wire.allowance import Allowance
-from headrace.frontends.wire.protobuf_cost import AT_ONCE_BYTES, charge, counted, form_of
-from headrace.frontends.wire.steps import at_once, in_steps
+from headrace.frontends.wire.decoding import decode_and_ask
+from headrace.frontends.wire.protobuf_cost import form_of
+from headrace.frontends.wire.steps import in_steps
 
 if TYPE_CHECKING:
     from headrace.frontends.service import Service
@@ -77,20 +78,12 @@ def _predicting(service: Service) -> UnaryHandler:
         return writer.write(answer) or await write_large(writer, answer, call)
 
     async def handle_new(message: bytes, call: GrpcCall, allowance: Allowance) -> bytes:
-        steps, is_large = parse(message, allowance), len(message) > AT_ONCE_BYTES
-        found = None if is_large else at_once(steps)
-        if found is not None:
-            loaded, inputs, writer = found
-            answer = await predict(loaded, inputs, call.deadline)
-            return writer.write(answer) or await write_large(writer, answer, call)
-        async with service.lane as lane:
-            if is_large:
-                await charge(counted(message, form), allowance, lane)
-                allowance.hold(len(message))  # for the tensors, which are copied out of it
-            loaded, inputs, writer = await in_steps(steps, lane)
-            answering = predict(loaded, inputs, call.deadline)
-        answer = await answering
-        return writer.write(answer) or await write_large(writer, answer, call)
+        def ask(found: Prediction) -> Awaitable[Answer]:
+            return predict(found.loaded, found.inputs, call.deadline)
+
+        steps = parse(message, allowance)
+        found, answer = await decode_and_ask(message, form, steps, ask, allowance, service.lane)
+        return found.writer.write(answer) or await write_large(found.writer, answer, call)
 
     async def write_large(writer: AnswerWriter, answer: Answer, call: GrpcCall) -> bytes:
         with Allowance.of(service.limits, call) as allowance:
