@@ -14,7 +14,7 @@ from headrace.ctr.settings import DEEP, KINDS, OPTIMIZERS
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
-    from headrace.training.session import TrainOptions
+    from headrace.training.options import TrainOptions
 
 _EXAMPLES = """examples:
   headrace stream generate --rows 1000000 --seed 1 | headrace train --model deepfm
@@ -241,13 +241,15 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError(f"train: {error}; pip install 'headrace[train]'") from error
     asked = _asked(options)
     if options.search is not None:
-        return session.search(asked, options.search, sys.stdout, sys.stderr)
+        from headrace.training.searching.session import search  # noqa: PLC0415 - as above
+
+        return search(asked, options.search, sys.stdout, sys.stderr)
     return session.train(asked, sys.stdout, sys.stderr)
 
 
 def _asked(options: argparse.Namespace) -> TrainOptions:
+    from headrace.training.options import DEFAULT_LINGER_SECONDS, TrainOptions  # noqa: PLC0415 - as above
     from headrace.training.running.schedule import Every  # noqa: PLC0415 - as above
-    from headrace.training.session import DEFAULT_LINGER_SECONDS, TrainOptions  # noqa: PLC0415 - as above
 
     _check(options)
     linger = options.linger

@@ -12,18 +12,16 @@ from headrace.disk import saying
 from headrace.errors import ConfigError, FailedPrecondition, ModelError
 from headrace.stream.features import Features
 from headrace.training.releasing.destination import SCHEMA_KEY
-from headrace.training.releasing.publishing import Publication, Publisher, Training
+from headrace.training.releasing.publishing import Publication, Publisher, Release, Training
 from headrace.versions.manifest import publish
 
 if TYPE_CHECKING:
     from headrace.training.keras.model import KerasModel
 
-Written = Callable[[], Publication]
-
 
 def build(
     function: str, features: Features, seed: int, publisher: Publisher | None
-) -> tuple[KerasModel, Callable[[Training], Written] | None]:
+) -> tuple[KerasModel, Release | None]:
     """Build a Keras model, and say how versions are made of it.
 
     Args:
@@ -55,7 +53,7 @@ def build(
             deleted = tuple(publisher.delete_old())
         return Publication(int(path.name), path, None, size_bytes, time.perf_counter() - started, deleted)
 
-    def release(training: Training) -> Written:
+    def release(training: Training) -> Callable[[], Publication]:
         # Written at once, by the learner's thread: TensorFlow would read variables that learning changes.
         try:
             publication = write(training)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,6 +76,10 @@ class Publication:
     size_bytes: int
     seconds: float
     deleted: tuple[int, ...]
+
+
+Release = Callable[[Training], Callable[[], Publication]]
+"""Takes from the model what a version needs, and gives what writes the version, in any thread."""
 
 
 class Publisher:

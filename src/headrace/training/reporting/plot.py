@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from headrace.errors import ConfigError, FailedPrecondition
 from headrace.training.releasing.publishing import Publication
-from headrace.training.reporting.report import Pace, Progress
+from headrace.training.reporting.progress import Pace, Progress
 from headrace.training.scoring.tallies import Score
 from headrace.training.scoring.windows import Window
 

@@ -12,7 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from headrace.errors import ConfigError
 from headrace.training.releasing.publishing import Publication
-from headrace.training.reporting.report import Pace, Progress
+from headrace.training.reporting.progress import Pace, Progress
 from headrace.training.scoring.windows import Window
 
 

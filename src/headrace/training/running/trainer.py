@@ -1,4 +1,4 @@
-"""The Trainer: the loop around a Learner that reports, publishes, saves, and ends well whatever happens.
+"""The Trainer: puts a Learner into the loop, reports, publishes, saves, and ends well whatever happens.
 
 What is due is decided by ``headrace.training.running.schedule``. Versions are stripped by the learner's
 thread and written by another, so that learning goes on meanwhile; a checkpoint waits for them, so that it
@@ -9,46 +9,27 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 
 from headrace.errors import ConfigError, HeadraceError, ModelError
 from headrace.stream.block import Block
-from headrace.training.releasing.publishing import Publication, Training
-from headrace.training.reporting.report import Observer, Pace, Progress, described, summary
+from headrace.training.releasing.publishing import Publication, Release, Training
+from headrace.training.reporting.lines import described, summary
+from headrace.training.reporting.progress import Observer, Pace, Progress
 from headrace.training.running.checkpoint import Checkpoint, save_checkpoint
-from headrace.training.running.interruptions import Interrupted, Interruptions
+from headrace.training.running.interruptions import Interruptions
 from headrace.training.running.learner import Learner
+from headrace.training.running.loop import EXIT_CODES, Blocks, for_people, take_all
 from headrace.training.running.schedule import NEVER, Every, Mark, is_due
 from headrace.training.scoring.windows import Window
 
 _log = logging.getLogger(__name__)
-
-EXIT_CODES = {"end": 0, "rows": 0, "error": 1, "diverged": 1, "interrupt": 130, "terminate": 143}
-"""What the process answers, by why the run ended."""
-
-Release = Callable[[Training], Callable[[], Publication]]
-"""Takes from the model what a version needs, and gives what writes the version, in any thread."""
-
-
-class Blocks(Protocol):
-    """The rows of a stream, in blocks; what ``headrace.stream.reader`` gives."""
-
-    @property
-    def idle_seconds(self) -> float:
-        """How long the learner has waited for rows."""
-
-    @property
-    def stream_bytes(self) -> int:
-        """How many bytes were read."""
-
-    def __iter__(self) -> Iterator[Block]:
-        """Each block, numbered from the stream's first row."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,14 +78,6 @@ class _Saved(msgspec.Struct, kw_only=True):
     unfinished: tuple[int, int] | None = None
 
 
-def for_people(error: Exception) -> str:
-    """An error in a line; one that nobody expected is logged with its traceback."""
-    if isinstance(error, HeadraceError):
-        return error.message
-    _log.error("an unexpected error in training", exc_info=error)
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-
-
 class Trainer:
     """Learns from a stream until it ends, fails, or somebody wants it to end."""
 
@@ -136,6 +109,12 @@ class Trainer:
         self._versions: tuple[int, ...] = ()  # told with each block: never copied for that
         self._writing: tuple[Future[Publication], Mark] | None = None
         self._failures: dict[str, str] = {}
+        self._writers = ThreadPoolExecutor(1, "headrace-publisher")  # no thread before the first version
+
+    @property
+    def rows(self) -> int:
+        """How many rows of the stream were taken."""
+        return self._learner.position.rows
 
     @property
     def progress(self) -> Progress:
@@ -190,23 +169,13 @@ class Trainer:
             blocks: The stream's rows after those that were learnt from already.
         """
         self._blocks, self._started = blocks, self._now()
-        error = None
-        with ThreadPoolExecutor(1, "headrace-publisher") as writers, Interruptions() as interruptions:
+        with self._writers, Interruptions() as interruptions:
+            stopped, error = take_all(blocks, self, self._plan.most_rows, interruptions)
             try:
-                stopped = self._learn(iter(blocks), writers, interruptions)
-            except Interrupted:
-                stopped = "terminate" if interruptions.terminated else "interrupt"
-            except ModelError as raised:
-                stopped, error = "diverged", raised.message
-            except HeadraceError as raised:
-                stopped, error = "error", raised.message
-            except Exception as raised:  # noqa: BLE001  # The run's end, whatever is wrong: what was learnt is kept.
-                stopped, error = "error", self._unexpected(raised)
-            try:
-                self._end(stopped, writers)
+                self._end(stopped)
             except ModelError as raised:  # by rows whose labels came last
                 stopped, error = "diverged", raised.message
-            except Exception as raised:  # noqa: BLE001  # As above.
+            except Exception as raised:  # noqa: BLE001  # The run's end, whatever is wrong: what was learnt is kept.
                 stopped, error = "error", self._unexpected(raised)
         said = summary(self._learner.windows.total(), self.progress, stopped)
         code = EXIT_CODES[stopped]
@@ -216,32 +185,26 @@ class Trainer:
             said["error"] = error
         return Outcome(said, code, error)
 
-    def _learn(
-        self, blocks: Iterator[Block], writers: ThreadPoolExecutor, interruptions: Interruptions
-    ) -> str:
-        """Learn from all blocks; why it ended."""
-        most = self._plan.most_rows
-        while most is None or self._learner.position.rows < most:
-            block = interruptions.wait_for(lambda: next(blocks, None))
-            if block is None:
-                return "end"
-            if most is not None and block.first_row + len(block) > most:
-                block = block.part(0, most - block.first_row)
-            closed = self._learner.take(block)
-            if self._writing is not None and self._writing[0].done():
-                self._await_version()
-            progress = self.progress
-            self._say(closed, progress)
-            for observer in self._observers:
-                observer.moved(progress)
-            mark = Mark(progress.rows, progress.seconds)
-            if is_due(self._plan.publish_every, self._asked, mark):
-                self._publish(writers)
-            if is_due(self._plan.checkpoint_every, self._save_asked, mark):
-                self._save()
-        return "rows"
+    def take(self, block: Block) -> None:
+        """Learn from a block; then report, publish and save what is due. Called by the loop."""
+        closed = self._learner.take(block)
+        if self._writing is not None and self._writing[0].done():
+            self._await_version()
+        progress = self.progress
+        self._say(closed, progress)
+        for observer in self._observers:
+            observer.moved(progress)
+        mark = Mark(progress.rows, progress.seconds)
+        if is_due(self._plan.publish_every, self._asked, mark):
+            self._publish()
+        if is_due(self._plan.checkpoint_every, self._save_asked, mark):
+            self._save()
 
-    def _end(self, stopped: str, writers: ThreadPoolExecutor) -> None:
+    def explain(self, error: Exception) -> str:
+        """What ended the loop, for people. Called by the loop."""
+        return error.message if isinstance(error, HeadraceError) else self._unexpected(error)
+
+    def _end(self, stopped: str) -> None:
         """Publish and save all that was learnt; a model that has diverged stays as it was saved last."""
         ended = self.progress
         self._await_version()
@@ -251,7 +214,7 @@ class Trainer:
         late = over and bool(self._learner.pending_rows)
         whole = self._learner.unfinished is None
         if whole and not late and self._learner.position.rows > self._published.rows:
-            self._publish(writers)
+            self._publish()
             self._await_version()
         # Before the rest is learnt and the open window closed: more rows of the stream may come some day.
         if self._learner.position.rows > self._checkpointed.rows:
@@ -259,10 +222,10 @@ class Trainer:
         if over:
             self._say(self._learner.finish(), ended._replace(versions=self._versions))
         if late:
-            self._publish(writers)
+            self._publish()
             self._await_version()
 
-    def _publish(self, writers: ThreadPoolExecutor) -> None:
+    def _publish(self) -> None:
         self._await_version()
         if self._plan.release is None:
             return
@@ -280,7 +243,7 @@ class Trainer:
         except Exception as error:  # noqa: BLE001  # What cannot be published ends no learning.
             self._fail("not published", error)
         else:
-            self._writing = writers.submit(write), self._asked
+            self._writing = self._writers.submit(write), self._asked
 
     def _await_version(self) -> None:
         """Wait for the version that is being written, if there is one."""

@@ -6,76 +6,29 @@ model is too large or too slow to serve is out, however good it is.
 
 from __future__ import annotations
 
-import itertools
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 
-from headrace import terminal
-from headrace.config.reading import convert
 from headrace.ctr import factory
 from headrace.ctr.files.model_files import arrays_of
 from headrace.ctr.files.quantization import Bits, quantize
 from headrace.ctr.interfaces import LearningModel
-from headrace.ctr.settings import ModelSettings
-from headrace.errors import ConfigError
 from headrace.stream.block import Block
 from headrace.stream.features import Features
-from headrace.training.configuration import changed, settings_of, to_toml
+from headrace.training.running.loop import for_people
 from headrace.training.scoring.tallies import RUN_DETAIL, Score, Scored, Tally
+from headrace.training.searching.configurations import Configuration, Gates
 
-MOST_CONFIGURATIONS = 256
 LATENCY_ROWS = 300
 """How many candidates a prediction has whose time is measured."""
 
 _LATENCY_CALLS = 30
 _MEGABYTE = 1e6
-
-
-class Gates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a model may not exceed to be served.
-
-    Attributes:
-        max_size_mb: The size of its version, in millions of bytes.
-        max_latency_ms: The time to predict 300 candidates, in milliseconds.
-    """
-
-    max_size_mb: float | None = None
-    max_latency_ms: float | None = None
-
-
-class SearchSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is tried.
-
-    Attributes:
-        base: The settings that all configurations start from.
-        grid: Lists of values by the setting's name, such as ``embeddings.learning_rate``: every combination
-            is a configuration.
-        configurations: Further ones, each with its settings.
-        gates: What a model may not exceed.
-    """
-
-    base: dict[str, object] = {}
-    grid: dict[str, list[object]] = {}
-    configurations: list[dict[str, object]] = []
-    gates: Gates = Gates()
-
-
-class Configuration(NamedTuple):
-    """One that is tried.
-
-    Attributes:
-        name: How it differs from the base.
-        settings: All its settings.
-    """
-
-    name: str
-    settings: ModelSettings
 
 
 class Result(NamedTuple):
@@ -96,41 +49,6 @@ class Result(NamedTuple):
     size_mb: float
     latency_ms: float
     out: str
-
-
-def read_search(values: Mapping[str, object], where: str) -> SearchSettings:
-    """Read what a TOML file wants to be tried.
-
-    Raises:
-        ConfigError: A setting is unknown or wrong.
-    """
-    return convert(values, SearchSettings, where)
-
-
-def configurations(search: SearchSettings, base: Mapping[str, object]) -> list[Configuration]:
-    """All configurations that are tried, without those that are the same as another.
-
-    Args:
-        search: What is wanted.
-        base: Settings that the search's own base changes.
-
-    Raises:
-        ConfigError: A setting is wrong, or there are none, or too many.
-    """
-    names = list(search.grid)
-    products = itertools.product(*search.grid.values()) if names else iter(())
-    wanted = [dict(zip(names, values, strict=True)) for values in products]
-    start = changed(base, search.base)
-    found: dict[ModelSettings, str] = {}
-    for changes in [*wanted, *search.configurations]:
-        name = " ".join(f"{key}={_short(value)}" for key, value in changes.items()) or "base"
-        found.setdefault(settings_of(changed(start, changes), f"search: {name}"), name)
-    if not 1 <= len(found) <= MOST_CONFIGURATIONS:
-        raise ConfigError(
-            f"search: expected 1 to {MOST_CONFIGURATIONS} configurations, got {len(found)}; give lists in "
-            "[grid], or tables [[configurations]]"
-        )
-    return [Configuration(name, settings) for settings, name in found.items()]
 
 
 @dataclass(slots=True)
@@ -203,6 +121,11 @@ class Search:
         self._last = block
         self.rows += len(block)
 
+    def explain(self, error: Exception) -> str:
+        """An error for people; that of a configuration with its name."""
+        said = for_people(error)
+        return said if self.learning is None else f"search: {self.learning}: {said}"
+
     def results(self) -> list[Result]:
         """What became of them: the best first, those that are out last."""
         found = [self._result(runner) for runner in self._runners]
@@ -242,39 +165,3 @@ def why_out(gates: Gates, size_mb: float, latency_ms: float) -> str:
     if gates.max_latency_ms is not None and latency_ms > gates.max_latency_ms:
         return f"out: {latency_ms:.2f} ms > {gates.max_latency_ms:g}"
     return ""
-
-
-def table(results: Sequence[Result], rows: int) -> str:
-    """The results for people, best first."""
-    head = ("configuration", "logloss", "AUC", "rows/s", "size MB", "300 rows ms", "")
-    lines = [head]
-    for place, one in enumerate(results):
-        note = one.out or ("best" if place == 0 else "")
-        numbers = (_number(one.score.logloss), _number(one.score.auc), f"{one.rows_per_second:,.0f}")
-        costs = (f"{one.size_mb:,.1f}", f"{one.latency_ms:.2f}")
-        lines.append((one.configuration.name, *numbers, *costs, note))
-    optimal = results[0].score.optimal_logloss if results else None
-    about = f"{rows:,} rows" + (
-        f"; the best possible logloss is {optimal:.5f}" if optimal is not None else ""
-    )
-    return f"{about}\n\n{terminal.table(lines, right=range(1, len(head) - 1))}\n"
-
-
-def report(results: Sequence[Result], rows: int) -> str:
-    """The table as comments, and the best configuration: a file that ``--config`` takes."""
-    comments = "".join(f"# {line}".rstrip() + "\n" for line in table(results, rows).splitlines())
-    if not results or results[0].out:
-        return f"{comments}#\n# No configuration passes the gates.\n"
-    return f"{comments}\n{to_toml(results[0].configuration.settings)}"
-
-
-def _short(value: object) -> str:
-    if isinstance(value, Mapping):
-        return "{" + " ".join(f"{name}={_short(one)}" for name, one in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ",".join(_short(one) for one in value) + "]"
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.5f}"

@@ -9,7 +9,7 @@ import pytest
 from headrace.errors import ConfigError, FailedPrecondition
 from headrace.training.releasing.publishing import Publication
 from headrace.training.reporting.plot import Plot
-from headrace.training.reporting.report import Pace, Progress
+from headrace.training.reporting.progress import Pace, Progress
 from headrace.training.scoring.tallies import Score
 from headrace.training.scoring.windows import Window
 

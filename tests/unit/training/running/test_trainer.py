@@ -14,7 +14,7 @@ from headrace.errors import ConfigError, FailedPrecondition, StreamError
 from headrace.stream.block import Block
 from headrace.tensors import Array
 from headrace.training.releasing.publishing import Publication, Training
-from headrace.training.reporting.report import Pace, Progress
+from headrace.training.reporting.progress import Pace, Progress
 from headrace.training.running.checkpoint import load_checkpoint
 from headrace.training.running.delayed import Pending
 from headrace.training.running.learner import Learner

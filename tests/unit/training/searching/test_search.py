@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,15 +15,11 @@ from headrace.stream.block import Block
 from headrace.stream.features import Features
 from headrace.stream.schema import Field, Schema
 from headrace.training.configuration import settings_of
-from headrace.training.searching.search import (
-    Gates,
-    Search,
-    configurations,
-    read_search,
-    report,
-    table,
-    why_out,
-)
+from headrace.training.running.interruptions import Interruptions
+from headrace.training.running.loop import Ended, take_all
+from headrace.training.searching.configurations import Gates, configurations, read_search
+from headrace.training.searching.search import Search, why_out
+from headrace.training.searching.table import report, table
 
 FEATURES = Features.of(
     Schema(
@@ -158,3 +156,40 @@ def test_each_configuration_learns_in_batches_of_its_own() -> None:
     assert first.score.rows == second.score.rows == 700
     assert ModelSettings(kind="lr").online
     assert first.score.logloss == pytest.approx(second.score.logloss)
+
+
+class Blocks:
+    """Three blocks of 500 rows; the last one may be without what models learn from."""
+
+    idle_seconds = 0.0
+    stream_bytes = 0
+
+    def __init__(self, wrong: bool = False) -> None:
+        self._wrong = wrong
+
+    def __iter__(self) -> Iterator[Block]:
+        yield block(500)
+        yield block(500, 500)
+        last = block(500, 1000)
+        yield replace(last, indices=None) if self._wrong else last  # type: ignore[arg-type]
+
+
+def searched(blocks: Blocks, most_rows: int | None = None) -> tuple[Search, Ended]:
+    wanted = read_search({"grid": {"kind": ["lr"], "batch_rows": [100, 700]}}, "search")
+    search = Search(configurations(wanted, {}), FEATURES, Gates())
+    with Interruptions() as interruptions:
+        return search, take_all(blocks, search, most_rows, interruptions)
+
+
+def test_a_search_goes_through_the_loop_of_a_run() -> None:
+    search, ended = searched(Blocks(), 1200)
+    assert ended == Ended("rows")
+    assert [one.score.rows for one in search.results()] == [1200, 1200]
+
+
+def test_a_configuration_that_fails_in_the_loop_is_named() -> None:
+    search, ended = searched(Blocks(wrong=True))
+    assert (search.rows, ended.stopped) == (1000, "error")
+    assert ended.error is not None
+    assert ended.error.startswith("search: kind=lr batch_rows=100: ")
+    assert {one.out for one in search.results()} == {"", "out: failed"}

@@ -13,7 +13,8 @@ import pytest
 
 from headrace.errors import ConfigError
 from headrace.training.releasing.publishing import Publication
-from headrace.training.reporting.report import JsonReport, Pace, Progress, TerminalReport, Warnings, summary
+from headrace.training.reporting.lines import JsonReport, TerminalReport, Warnings, summary
+from headrace.training.reporting.progress import Pace, Progress
 from headrace.training.reporting.telemetry import METRICS, Telemetry
 from headrace.training.scoring.tallies import Score
 from headrace.training.scoring.windows import Window

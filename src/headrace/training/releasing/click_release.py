@@ -1,0 +1,42 @@
+"""Click models in the loop: made of their settings, and published as versions of their own format."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from headrace.ctr import factory
+from headrace.ctr.interfaces import LearningModel
+from headrace.ctr.settings import ModelSettings
+from headrace.errors import ConfigError
+from headrace.stream.features import Features
+from headrace.training.releasing.publishing import Publication, Publisher, Release, Training
+
+
+def build(
+    settings: ModelSettings, features: Features, publisher: Publisher | None
+) -> tuple[LearningModel, Release | None]:
+    """Make a click model, and say how versions are made of it.
+
+    Args:
+        settings: What the model is.
+        features: The layout of the rows.
+        publisher: What writes versions; None to publish nothing.
+
+    Raises:
+        ConfigError: The settings do not fit the features, or there is not enough memory.
+    """
+    try:
+        model = factory.create(settings, features)
+    except MemoryError as error:
+        raise ConfigError(
+            f"model: there is not enough memory for tables of {features.rows} rows ({error}); give fields "
+            "fewer buckets, or the model fewer factors"
+        ) from error
+    if publisher is None:
+        return model, None
+
+    def release(training: Training) -> Callable[[], Publication]:
+        weights = model.strip()
+        return lambda: publisher.publish(model.settings, model.features, weights, training)
+
+    return model, release

@@ -1,0 +1,35 @@
+"""Tells who waits at a terminal why the first run of a kind of model does not begin at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TextIO
+
+from numba.core import event
+
+
+@contextmanager
+def told_of_compiling(errors: TextIO) -> Iterator[None]:
+    """Say once that kernels are compiled, while the block runs, if anybody waits at a terminal."""
+    if not errors.isatty():
+        yield
+        return
+    listener = _Compiling(errors)
+    with event.install_listener("numba:compile", listener):
+        yield
+
+
+class _Compiling(event.Listener):
+    def __init__(self, errors: TextIO) -> None:
+        self._errors = errors
+        self._said = False
+
+    def on_start(self, happened: object) -> None:
+        if not self._said:
+            self._said = True
+            self._errors.write("headrace: compiling kernels, up to half a minute; later runs find them\n")
+            self._errors.flush()
+
+    def on_end(self, happened: object) -> None:
+        """Nothing: rows are counted from here on."""

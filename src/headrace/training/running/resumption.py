@@ -1,0 +1,46 @@
+"""Whether a run begins or goes on, and from which row."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TextIO
+
+import msgspec
+
+from headrace.errors import ConfigError
+from headrace.training.running.checkpoint import Checkpoint, load_checkpoint
+from headrace.training.running.learner import Position
+from headrace.versions.layout import version_directories
+
+
+def find_checkpoint(directory: Path | None, errors: TextIO, *, resume: bool) -> Checkpoint | None:
+    """Find what a run goes on from; None if it begins.
+
+    Args:
+        directory: Where checkpoints are; None for nowhere.
+        errors: Where people are told that there is none.
+        resume: Whether the run shall go on.
+
+    Raises:
+        ConfigError: It cannot go on, or would begin where checkpoints of an earlier run lie.
+    """
+    if directory is None:
+        if resume:
+            raise ConfigError("resume: there is nothing to go on from; say where with --checkpoint DIR")
+        return None
+    if not resume:
+        if directory.is_dir() and version_directories(directory):
+            raise ConfigError(
+                f"checkpoint: {directory} holds checkpoints of an earlier run; go on from them with "
+                "--resume, or take another directory"
+            )
+        return None
+    found = load_checkpoint(directory)
+    if found is None:
+        errors.write(f"headrace: {directory} holds no checkpoint; starting anew\n")
+    return found
+
+
+def rows_before(checkpoint: Checkpoint | None) -> int:
+    """How many rows of the stream were taken before a checkpoint; 0 without one."""
+    return 0 if checkpoint is None else msgspec.convert(checkpoint.meta.get("position"), Position).rows

@@ -1,0 +1,82 @@
+"""What ``headrace train --search`` does: puts stream, configurations, loop and table together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TextIO
+
+from headrace.stream.block import Block
+from headrace.terminal import Line
+from headrace.training.configuration import read_toml
+from headrace.training.options import TrainOptions
+from headrace.training.running.interruptions import Interruptions
+from headrace.training.running.loop import EXIT_CODES, take_all
+from headrace.training.running.source import open_stream
+from headrace.training.searching.configurations import configurations, read_search
+from headrace.training.searching.search import Search
+from headrace.training.searching.table import report
+
+
+def search(options: TrainOptions, file: Path, output: TextIO, errors: TextIO) -> int:
+    """Try several configurations in one pass over a stream.
+
+    Args:
+        options: What is asked; of it the stream's part, the model's settings as the base, and bits.
+        file: What to try, as TOML.
+        output: Where the table and the best one go, as TOML.
+        errors: Where people are told how it goes.
+
+    Returns:
+        The exit code: 0 if there is a best one.
+    """
+    wanted = read_search(read_toml(file, "search"), f"search: {file.name}")
+    tried = configurations(wanted, options.model)
+    largest = max(one.settings.batch_rows for one in tried)
+    reading = options.reading(largest)
+    with open_stream(options.input, options.schema, reading) as reader, Interruptions() as interruptions:
+        going = Search(tried, reader.features, wanted.gates, options.quantize)
+        terminal = Line(errors)
+        ended = take_all(reader, _Shown(going, terminal), options.most_rows, interruptions)
+        terminal.clear()
+    unfit = _tell_results(going, output)
+    error = ended.error or unfit
+    if error is not None:
+        errors.write(f"headrace: {error}\n")
+    return EXIT_CODES[ended.stopped] or int(error is not None)
+
+
+class _Shown:
+    """A search that says how far it is."""
+
+    def __init__(self, going: Search, terminal: Line) -> None:
+        self._going = going
+        self._terminal = terminal
+
+    @property
+    def rows(self) -> int:
+        return self._going.rows
+
+    def take(self, block: Block) -> None:
+        self._going.take(block)
+        if self._terminal.due:
+            self._terminal.show(f"{self._going.rows:,} rows")
+
+    def explain(self, error: Exception) -> str:
+        return self._going.explain(error)
+
+
+def _tell_results(going: Search, output: TextIO) -> str | None:
+    """Write what became of the configurations; what is wrong, if there is something."""
+    try:
+        results = going.results()
+        output.write(report(results, going.rows))
+        output.flush()
+    except BrokenPipeError:  # for the command line, where it is no error
+        raise
+    except OSError as error:
+        return f"standard output cannot be written: {error.strerror or error}"
+    except Exception as error:  # noqa: BLE001  # The run's end, whatever is wrong.
+        return going.explain(error)
+    if results[0].out:
+        return "search: no configuration passes the gates; widen them, or try smaller models"
+    return None

@@ -1,0 +1,92 @@
+"""The loop, whatever takes its blocks: how many it takes, why it ends, and what it says of that."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from headrace.errors import ConfigError, FailedPrecondition, ModelError, StreamError
+from headrace.stream.block import Block
+from headrace.training.running.interruptions import Interruptions
+from headrace.training.running.loop import EXIT_CODES, Ended, for_people, take_all
+from tests.unit.training.running.small_models import make_blocks
+
+
+class Blocks:
+    """Blocks of 40 rows, then what is raised, if anything."""
+
+    idle_seconds = 0.0
+    stream_bytes = 0
+
+    def __init__(self, rows: int = 200, raised: Exception | None = None) -> None:
+        self._rows = rows
+        self._raised = raised
+
+    def __iter__(self) -> Iterator[Block]:
+        yield from make_blocks(self._rows, 40)
+        if self._raised is not None:
+            raise self._raised
+
+
+class Counting:
+    """Counts rows; fails, or sends a signal to its own process, at the block that begins with a row."""
+
+    def __init__(self, at: int | None = None, does: Exception | signal.Signals | None = None) -> None:
+        self.rows = 0
+        self._at = at
+        self._does = does
+
+    def take(self, block: Block) -> None:
+        if block.first_row == self._at:
+            if isinstance(self._does, Exception):
+                raise self._does
+            os.kill(os.getpid(), self._does or 0)
+        self.rows = block.first_row + len(block)
+
+    def explain(self, error: Exception) -> str:
+        return f"explained: {for_people(error)}"
+
+
+@pytest.mark.parametrize(
+    ("most", "rows", "stopped"),
+    [(None, 200, "end"), (100, 100, "rows"), (200, 200, "rows"), (900, 200, "end")],
+)
+def test_it_takes_as_many_rows_as_there_are_or_as_are_wanted(
+    most: int | None, rows: int, stopped: str
+) -> None:
+    taker = Counting()
+    with Interruptions() as interruptions:
+        assert take_all(Blocks(), taker, most, interruptions) == Ended(stopped)
+    assert taker.rows == rows
+
+
+@pytest.mark.parametrize(
+    ("does", "rows", "ended"),
+    [
+        (ModelError("no number"), 80, Ended("diverged", "explained: no number")),
+        (FailedPrecondition("no room"), 80, Ended("error", "explained: no room")),
+        (ValueError("odd"), 80, Ended("error", "explained: ValueError: odd")),
+        (signal.SIGINT, 120, Ended("interrupt")),
+        (signal.SIGTERM, 120, Ended("terminate")),
+    ],
+)
+def test_what_ends_it_is_told_and_what_was_taken_stays(
+    does: Exception | signal.Signals, rows: int, ended: Ended
+) -> None:
+    taker = Counting(80, does)
+    with Interruptions() as interruptions:
+        assert take_all(Blocks(), taker, None, interruptions) == ended
+    assert taker.rows == rows
+    assert ended.stopped in EXIT_CODES
+
+
+@pytest.mark.parametrize("raised", [StreamError("it is cut", row=200), ConfigError("odd")])
+def test_a_stream_that_fails_ends_it_as_what_learns_does(raised: StreamError | ConfigError) -> None:
+    taker = Counting()
+    with Interruptions() as interruptions:
+        ended = take_all(Blocks(raised=raised), taker, None, interruptions)
+    assert ended == Ended("error", f"explained: {raised.message}")
+    assert taker.rows == 200
