@@ -22,9 +22,8 @@ from headrace.frontends.wire.tensors import (
     WireTensor,
     check,
     check_names,
-    is_exact,
     raw_bytes,
-    spread_inputs,
+    spread_if_repeatable,
     texts_of,
 )
 from headrace.frontends.wire.texts import join_strings
@@ -255,12 +254,12 @@ def _learn(
     came: list[tuple[WireTensor, Span]],
     inference: JsonInference,
 ) -> None:
-    layout = inference.inputs.layout
-    by_name = {tensor.name: (index, tensor) for index, (tensor, _) in enumerate(came)}
-    if not all(is_exact(spec, by_name[spec.name][1]) for spec in layout.specs):
+    by_name = {tensor.name: tensor for tensor, _ in came}
+    spread = spread_if_repeatable(signature, inference.inputs, by_name)
+    if spread is None:
         return
-    order = tuple(by_name[spec.name][0] for spec in layout.specs)
-    spread = spread_inputs(signature, [by_name[spec.name][1].shape[0] for spec in layout.specs]) or ()
+    layout, places = inference.inputs.layout, {name: index for index, name in enumerate(by_name)}
+    order = tuple(places[spec.name] for spec in layout.specs)
     known = _Known(json_bytes, layout, inference.inputs.rows, order, inference.outputs, spread)
     templates = cast("Templates[_Known]", loaded.codec_cache.setdefault(recognise, Templates()))
     templates.learn(body, [span for _, span in came], known)

@@ -33,11 +33,9 @@ from headrace.frontends.wire.tensors import (
     WireTensor,
     check_names,
     checking,
-    is_exact,
-    is_spread_at_once,
     numbers,
     raw_bytes,
-    spread_inputs,
+    spread_if_repeatable,
     texts_of,
     wire_shape,
 )
@@ -189,15 +187,12 @@ class InferDecoder:
         signature: Signature,
         inference: Inference,
     ) -> None:
-        layout = inference.inputs.layout
-        by_name = {tensor.name: (index, tensor) for index, tensor in enumerate(tensors)}
-        order = [by_name[spec.name][0] for spec in layout.specs]
-        if not all(is_exact(spec, by_name[spec.name][1]) for spec in layout.specs):
+        by_name = {tensor.name: tensor for tensor in tensors}
+        spread = spread_if_repeatable(signature, inference.inputs, by_name)
+        if spread is None:
             return
-        rows = [by_name[spec.name][1].shape[0] for spec in layout.specs]
-        spread = spread_inputs(signature, rows) or ()
-        if not is_spread_at_once(spread, layout, inference.inputs.rows):
-            return
+        layout, places = inference.inputs.layout, {name: index for index, name in enumerate(by_name)}
+        order = [places[spec.name] for spec in layout.specs]
         has_id = bool(inference.request_id)
         spans = _spans(message, len(tensors), has_id=has_id)
         if spans is None:

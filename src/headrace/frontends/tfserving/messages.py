@@ -26,10 +26,8 @@ from headrace.frontends.wire.tensors import (
     WireTensor,
     check_names,
     checking,
-    is_exact,
-    is_spread_at_once,
     raw_bytes,
-    spread_inputs,
+    spread_if_repeatable,
 )
 from headrace.servable import CheckedInputs, RowLayout, Shape, Signature, spread_columns
 from headrace.tensors import BY_DTYPE, Buffer
@@ -156,18 +154,14 @@ class PredictDecoder:
         signature: Signature,
         prediction: Prediction,
     ) -> None:
-        layout = prediction.inputs.layout
         by_name = {tensor.name: tensor for tensor in tensors}
-        if not all(is_exact(spec, by_name[spec.name]) for spec in layout.specs):
-            return
-        rows = [by_name[spec.name].shape[0] for spec in layout.specs]
-        spread = spread_inputs(signature, rows) or ()
-        if not is_spread_at_once(spread, layout, prediction.inputs.rows):
+        spread = spread_if_repeatable(signature, prediction.inputs, by_name)
+        if spread is None:
             return
         found = _spans(message, by_name)
         if found is None:
             return
-        names, spans = list(found), list(found.values())
+        layout, names, spans = prediction.inputs.layout, list(found), list(found.values())
         order = [names.index(spec.name) for spec in layout.specs]
         known = _Known(
             chosen,

@@ -7,7 +7,7 @@ all forms.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -184,6 +184,27 @@ def is_exact(spec: TensorSpec, tensor: WireTensor) -> bool:
         and (shape[1:] == spec.shape or spec.accepts(shape[1:]))
         and item_bytes * math.prod(shape) == len(tensor.values)
     )
+
+
+def spread_if_repeatable(
+    signature: Signature, inputs: CheckedInputs, by_name: Mapping[str, WireTensor]
+) -> tuple[int, ...] | None:
+    """Whether a request like this can be taken without parsing: its bytes lie in it as the batch wants them.
+
+    Args:
+        signature: What is called.
+        inputs: What the request was decoded to.
+        by_name: Its tensors as they came.
+
+    Returns:
+        Which inputs are to be spread; None where others like it must be parsed.
+    """
+    layout = inputs.layout
+    tensors = [by_name[spec.name] for spec in layout.specs]
+    if not all(map(is_exact, layout.specs, tensors)):
+        return None
+    spread = spread_inputs(signature, [tensor.shape[0] for tensor in tensors]) or ()
+    return spread if is_spread_at_once(spread, layout, inputs.rows) else None
 
 
 def as_array(tensor: WireTensor) -> Array:

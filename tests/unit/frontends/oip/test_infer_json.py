@@ -27,7 +27,7 @@ from headrace.frontends.oip.infer_json import (
 from headrace.frontends.wire.allowance import Allowance
 from headrace.frontends.wire.lane import Lane
 from headrace.frontends.wire.steps import run
-from headrace.servable import Signature
+from headrace.servable import Signature, TensorSpec
 from headrace.tensors import Array
 from tests.unit.frontends.decoding import decode_body
 from tests.unit.frontends.oip.doubles import LoadedDouble, echo, spec
@@ -439,3 +439,19 @@ def test_raw_numbers_of_a_body_count_as_held_each_time_they_are_copied_out_of_it
             allowance = Allowance.of(Limits(), call)
             run(parse(lambda: loaded, call, int(length), 9, allowance))
         assert call.account.held == len(text) + len(raw)
+
+
+def test_what_is_spread_for_many_rows_is_not_learnt_and_counts_each_time() -> None:
+    shared = TensorSpec("shared", np.dtype(np.float32), (100,), context=True)
+    signature = Signature("serving_default", (spec("row", "FP32", 1), shared), (spec("y", "FP32"),))
+    for rows, learnt in ((10, True), (1000, False)):
+        loaded = LoadedDouble(signature, lambda inputs: {})
+        tensors = [
+            {"name": name, "datatype": "FP32", "shape": shape, "parameters": {"binary_data_size": size}}
+            for name, shape, size in (("row", [rows, 1], 4 * rows), ("shared", [1, 100], 400))
+        ]
+        head = json.dumps({"inputs": tensors}).encode()
+        text = head + bytes(4 * rows) + bytes(range(100)) * 4
+        decode(loaded, text, b"%d" % len(head))
+        found = recognise(loaded, HttpCall("POST", "", {}, body=text), len(head))
+        assert (found is not None) == learnt
