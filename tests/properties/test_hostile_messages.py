@@ -30,8 +30,8 @@ from tests.properties.costs import check_time_is_linear, peak_bytes
 from tests.unit.frontends.oip.doubles import echo
 from tests.unit.frontends.tfserving.doubles import ServiceDouble, classifier
 from tests.unit.frontends.tfserving.doubles import message as serving_message
+from tests.unit.frontends.tfserving.test_message_examples import example, with_context
 from tests.unit.frontends.tfserving.test_predict_grpc import tensor
-from tests.unit.frontends.tfserving.test_wire_examples import example, with_context
 
 MIDDLE, LARGEST = 128 * 1024, 512 * 1024
 RUNS = 3

@@ -18,7 +18,7 @@ from headrace.batching.request import Answer, BatchOutputs, Timings
 from headrace.config import Limits
 from headrace.errors import HeadraceError, InvalidRequest
 from headrace.frontends.calls import HttpCall
-from headrace.frontends.tfserving import bodies, large, rest, rows
+from headrace.frontends.tfserving import bodies, large_json, rest, rows
 from headrace.frontends.tfserving.decimals import shortest
 from headrace.frontends.tfserving.messages import PredictDecoder, PredictResponse, writer_for
 from headrace.frontends.tfserving.rows import RowsDecoder
@@ -252,7 +252,7 @@ def test_a_body_means_the_same_in_slices(model: Any, body: Any, step: int) -> No
     with (
         patch.multiple(long_lists, STEP=step),
         patch.multiple(printing, PRINTED_AT_ONCE=step),
-        patch.multiple(large, _BASE64_STEP=4, _LONG_BYTES=3),
+        patch.multiple(large_json, _BASE64_STEP=4, _LONG_BYTES=3),
         patch.multiple(rows, _PART_BYTES=step),
         patch.multiple(
             json_text, _PIECE_BYTES=step, _PART_BYTES=step, _PART_MARKS=step, _TEXT_BYTES=12 + step

@@ -20,7 +20,7 @@ from headrace.frontends.oip.parameters import (
     refuse_parameters,
     version_number,
 )
-from headrace.frontends.oip.typed import CONTENTS, writing_output
+from headrace.frontends.oip.typed_contents import CONTENTS, writing_output
 from headrace.frontends.wire import protos
 from headrace.frontends.wire.joining import joined
 from headrace.frontends.wire.protobuf_cost import AT_ONCE_BYTES

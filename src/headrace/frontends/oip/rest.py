@@ -10,7 +10,7 @@ import msgspec
 
 from headrace.errors import InvalidRequest, TooLarge
 from headrace.frontends.calls import HttpCall, HttpHandler, HttpReply, HttpRoute
-from headrace.frontends.oip import descriptions, large
+from headrace.frontends.oip import descriptions, large_json
 from headrace.frontends.oip.infer_json import (
     JSON_LENGTH_HEADER,
     JsonInference,
@@ -87,9 +87,9 @@ def _inferring(service: Service) -> HttpHandler:
         if inference is None:
             loaded, inference = await _parsed(service, find, call, json_bytes)
         answer = await service.predict(loaded, inference.inputs, inference.deadline)
-        if large.needs_slices(answer, inference):
+        if large_json.needs_slices(answer, inference):
             async with service.lane as lane:
-                return await large.encode_answer(loaded, inference, answer, lane)
+                return await large_json.encode_answer(loaded, inference, answer, lane)
         return encode_answer(loaded, inference, answer)
 
     return infer
@@ -103,7 +103,7 @@ async def _parsed(
         await service.lane.step()
         text = call.body if json_bytes == len(call.body) else call.body[:json_bytes]
         if not parsed_at_once(text, service.at_once_bytes, service.limits):
-            return await large.decode(service, find, call, json_bytes, allowance)
+            return await large_json.decode(service, find, call, json_bytes, allowance)
     steps = parse(find, call, json_bytes, service.limits.max_json_depth, allowance)
     until = perf_counter() + _AT_ONCE_SECONDS
     while True:

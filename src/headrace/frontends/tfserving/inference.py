@@ -10,8 +10,8 @@ from headrace.batching.request import Answer
 from headrace.errors import InvalidRequest, Unsupported
 from headrace.frontends.calls import GrpcCall, UnaryHandler
 from headrace.frontends.tfserving import descriptions, examples, results
+from headrace.frontends.tfserving.message_examples import find_examples, read_columns
 from headrace.frontends.tfserving.specs import ModelChoice, answered, choice, find, find_signature
-from headrace.frontends.tfserving.wire_examples import find_examples, read_columns
 from headrace.frontends.wire import protos
 from headrace.frontends.wire.allowance import Allowance
 from headrace.frontends.wire.protobuf_cost import AT_ONCE_BYTES

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, cast
 
 from headrace.frontends.calls import HttpCall, HttpHandler, HttpReply, HttpRoute
-from headrace.frontends.tfserving import bodies, descriptions, examples, large, results, serialized
+from headrace.frontends.tfserving import bodies, descriptions, examples, large_json, results, serialized
 from headrace.frontends.tfserving.rows import RowsDecoder
 from headrace.frontends.tfserving.specs import ModelChoice, answered, find, find_signature, path_choice
 from headrace.frontends.wire.allowance import Allowance
@@ -82,7 +82,7 @@ async def _predict(service: Service, chosen: ModelChoice, call: HttpCall) -> byt
     tensors = [(name, answer.tensor(name)) for name in signature.output_names]
     if needs_slices(tensor for _, tensor in tensors):
         async with service.lane as lane:
-            return await large.print_predictions(tensors, by_row=by_row, lane=lane)
+            return await large_json.print_predictions(tensors, by_row=by_row, lane=lane)
     return bodies.print_predictions(tensors, by_row=by_row)
 
 
@@ -116,7 +116,9 @@ async def _large_columns(
         document = await _large_document(service, call, allowance, lane)
         try:
             name = bodies.signature_name(document)
-            columns, by_row = await large.columns_of(document, find_signature(loaded, name), allowance, lane)
+            columns, by_row = await large_json.columns_of(
+                document, find_signature(loaded, name), allowance, lane
+            )
         finally:
             await given_back(document, lane)
     return columns, by_row, name
@@ -222,7 +224,7 @@ async def _example_inputs(
             try:
                 signature = find_signature(loaded, bodies.signature_name(document))
                 check(loaded, signature)
-                given = await large.examples_of(document, signature, allowance, lane)
+                given = await large_json.examples_of(document, signature, allowance, lane)
                 columns = await in_steps(_columns_of(signature, given, allowance), lane)
             finally:
                 await given_back(document, lane)

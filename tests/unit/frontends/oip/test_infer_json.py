@@ -16,7 +16,7 @@ from headrace.batching.request import Answer, BatchOutputs, Timings
 from headrace.config import Limits
 from headrace.errors import HeadraceError, InvalidRequest, Unsupported
 from headrace.frontends.calls import Account, HttpCall, HttpReply
-from headrace.frontends.oip import large
+from headrace.frontends.oip import large_json
 from headrace.frontends.oip.infer_json import (
     JSON_LENGTH_HEADER,
     JsonInference,
@@ -402,7 +402,7 @@ def _in_slices(loaded: LoadedDouble, inference: JsonInference, answer: Answer) -
     async def write() -> HttpReply:
         counting = asyncio.create_task(count())
         async with lane:
-            reply = await large.encode_answer(loaded, inference, answer, lane)
+            reply = await large_json.encode_answer(loaded, inference, answer, lane)
         counting.cancel()
         return reply
 
@@ -421,7 +421,7 @@ def test_a_large_answer_is_written_in_slices_as_it_would_be_at_once(
     inference = decode(loaded, body("FP32", [1], [1], outputs=outputs))
     answer = answer_of(y=np.ones((len(texts), 2), np.float32), s=np.array(texts, object))
     at_once = encode_answer(loaded, inference, answer)
-    assert large.needs_slices(answer, inference)
+    assert large_json.needs_slices(answer, inference)
     reply, turns = _in_slices(loaded, inference, answer)
     assert (reply.body, reply.headers) == (at_once.body, at_once.headers)
     assert turns > 20

@@ -19,7 +19,7 @@ from headrace.frontends.transport.routing import Router
 from headrace.frontends.wire import printing
 from headrace.frontends.wire.protobuf_fields import length_prefix
 from tests.unit.frontends.tfserving.doubles import ServiceDouble, call, classifier, http_bytes, message
-from tests.unit.frontends.tfserving.test_wire_examples import example
+from tests.unit.frontends.tfserving.test_message_examples import example
 
 EXAMPLES = 16_000
 MOST_OF_ALL = 0.08  # of the processor's time: one turn of the event loop

@@ -9,7 +9,7 @@ import pytest
 from headrace.config import Limits
 from headrace.errors import InvalidRequest, TooLarge
 from headrace.frontends.tfserving import serialized
-from headrace.frontends.tfserving.wire_examples import find_examples, read_columns
+from headrace.frontends.tfserving.message_examples import find_examples, read_columns
 from headrace.frontends.wire import protos
 from headrace.frontends.wire.allowance import Allowance
 from headrace.frontends.wire.steps import run
