@@ -21,8 +21,9 @@ import numpy.typing as npt
 
 from benchmarks.processes import Command, Server, running
 from benchmarks.rounds import Effort, interleaved, middle, print_lines, ratios, spread, verdict
-from headrace.ctr.files.model_files import read_model, write_model
 from headrace.ctr.files.onnx_export import export
+from headrace.ctr.files.reading import read_model
+from headrace.ctr.files.writing import write_model
 from headrace.ctr.interfaces import Weights
 from headrace.ctr.settings import ModelSettings
 from headrace.ctr.tables import Table

@@ -14,8 +14,9 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.rounds import Effort
-from headrace.ctr.files.model_files import expected_shapes, read_model, weights_of
+from headrace.ctr.files.description import expected_shapes, weights_of
 from headrace.ctr.files.quantization import Bits, dequantize_table, quantize_table
+from headrace.ctr.files.reading import read_model
 from headrace.ctr.interfaces import Weights
 from headrace.ctr.settings import ModelSettings
 from headrace.ctr.tables import NO_SHIFT, ONE_SCALE, Table

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from headrace.ctr.files.model_files import expected_shapes, weights_of
+from headrace.ctr.files.description import expected_shapes, weights_of
 from headrace.ctr.interfaces import Weights
 from headrace.ctr.settings import Interaction, Kind, ModelSettings
 from headrace.ctr.tables import NO_SHIFT, ONE_SCALE

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from headrace.ctr.files.model_files import write_model
+from headrace.ctr.files.writing import write_model
 from headrace.ctr.interfaces import Weights
 from headrace.ctr.models.vocabulary import Vocabulary
 from headrace.ctr.settings import DEEP, Kind, ModelSettings

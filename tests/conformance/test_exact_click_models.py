@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from headrace.ctr.factory import create, scorer
-from headrace.ctr.models.vocabulary import AdmittingModel, look_up
+from headrace.ctr.learning.admission import AdmittingModel
+from headrace.ctr.models.vocabulary import look_up
 from headrace.ctr.settings import KINDS, Kind, OptimizerKind
 from headrace.stream.block import Block
 from headrace.stream.features import Features

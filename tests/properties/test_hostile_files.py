@@ -15,7 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.config import parse_model_config, parse_server_config, read_model_config, read_server_config
-from headrace.ctr.files.model_files import MODEL_FILE, read_description, read_model, write_model
+from headrace.ctr.files.description import MODEL_FILE
+from headrace.ctr.files.reading import read_description, read_model
+from headrace.ctr.files.writing import write_model
 from headrace.errors import ConfigError, LoadError
 from headrace.lifecycle.deduce import deduce
 from headrace.lifecycle.listing import list_models, look

@@ -104,7 +104,7 @@ def _versions(options: argparse.Namespace, folder: Path) -> Iterator[tuple[str, 
     if not options.models.is_dir():
         raise ConfigError(f"DIR: {options.models} is not a directory")
     directories.expect_models(options.models)
-    from headrace.ctr.files.model_files import MODEL_FILE  # noqa: PLC0415 - compiled kernels, only when used
+    from headrace.ctr.files.description import MODEL_FILE  # noqa: PLC0415 - compiled kernels, only when used
 
     for model in sorted(path for path in options.models.iterdir() if path.is_dir() and path.name[0] != "."):
         for number, version in version_directories(model).items():
@@ -115,8 +115,8 @@ def _versions(options: argparse.Namespace, folder: Path) -> Iterator[tuple[str, 
 def _made_up(factors: list[int], quantize: list[Bits], folder: Path) -> Iterator[tuple[str, Path]]:
     """Small models of every kind, with every sort of field, in a directory."""
     from headrace.ctr.factory import create  # noqa: PLC0415
-    from headrace.ctr.files.model_files import write_model  # noqa: PLC0415 - as above
     from headrace.ctr.files.quantization import quantize as in_bits  # noqa: PLC0415
+    from headrace.ctr.files.writing import write_model  # noqa: PLC0415 - as above
     from headrace.ctr.settings import KINDS, ModelSettings  # noqa: PLC0415
     from headrace.stream.features import Features  # noqa: PLC0415
 

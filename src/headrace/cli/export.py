@@ -30,8 +30,9 @@ def run(options: argparse.Namespace) -> int:
     directories.expect_one_model(options.version)
     try:
         # Compiled kernels and optional packages, only when used.
-        from headrace.ctr.files.model_files import MODEL_FILE, read_model  # noqa: PLC0415
+        from headrace.ctr.files.description import MODEL_FILE  # noqa: PLC0415
         from headrace.ctr.files.onnx_export import export  # noqa: PLC0415
+        from headrace.ctr.files.reading import read_model  # noqa: PLC0415
     except ImportError as error:
         raise ConfigError(f"export: {error}; pip install 'headrace[ctr]' onnx") from error
     versions = version_directories(options.version) if options.version.is_dir() else {}

@@ -1,1 +1,1 @@
-"""The mathematics of click models: compiled kernels that training and serving share."""
+"""The mathematics of click models, as compiled kernels, for training and for serving."""

@@ -16,7 +16,7 @@ def create(settings: ModelSettings, features: Features) -> LearningModel:
     model = _create(settings, features)
     if not features.exact_slots:
         return model
-    from headrace.ctr.models.vocabulary import AdmittingModel  # noqa: PLC0415 - as below
+    from headrace.ctr.learning.admission import AdmittingModel  # noqa: PLC0415 - as below
 
     return AdmittingModel(model)
 

@@ -1,6 +1,7 @@
 """The two forms of a click model: one that learns, and the stripped one that serves.
 
-Both predict with the same kernels over the same arrays; a LearningModel has, besides, its optimizers' state.
+Both predict over the same arrays, through ``headrace.ctr.serving.scoring``; a LearningModel has, besides, its
+optimizers' state.
 """
 
 from __future__ import annotations

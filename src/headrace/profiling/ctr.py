@@ -17,7 +17,8 @@ import msgspec
 import numpy as np
 
 from headrace.ctr.factory import create
-from headrace.ctr.files.model_files import arrays_of, expected_shapes, read_model, weights_of
+from headrace.ctr.files.description import arrays_of, expected_shapes, weights_of
+from headrace.ctr.files.reading import read_model
 from headrace.ctr.interfaces import LearningModel, Weights
 from headrace.ctr.serving.context import GroupedScorer
 from headrace.ctr.settings import DEEP, Kind, ModelSettings

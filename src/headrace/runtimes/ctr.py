@@ -15,7 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from headrace.ctr.factory import scorer
-from headrace.ctr.files.model_files import MODEL_FILE, read_model
+from headrace.ctr.files.description import MODEL_FILE
+from headrace.ctr.files.reading import read_model
 from headrace.ctr.interfaces import Contribution, Weights
 from headrace.ctr.serving.context import GroupedScorer
 from headrace.ctr.serving.joined_inputs import Joined, join

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.ctr.files.model_files import read_model, write_model
+from headrace.ctr.files.reading import read_model
+from headrace.ctr.files.writing import write_model
 from headrace.ctr.serving.context import GroupedScorer
 from headrace.ctr.settings import Kind, ModelSettings
 from headrace.errors import InvalidRequest, InvalidRows, LoadError

@@ -1,7 +1,6 @@
 """How kernels read and write elements, ask for memory early, and keep a loop from becoming vectors.
 
 Instructions that numba has no word for, or puts questions before.
-
 """
 
 from __future__ import annotations

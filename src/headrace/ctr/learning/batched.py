@@ -22,13 +22,12 @@ from headrace.ctr.learning.batched_kernels import Gathered
 from headrace.ctr.learning.blas_threads import use_one_thread
 from headrace.ctr.learning.first_layer import Distinct
 from headrace.ctr.learning.network import CHUNK_ROWS, Layout, Passage
-from headrace.ctr.learning.online_kernels import Served
 from headrace.ctr.learning.optimizers import all_mover, code_of, flat_mover, step_of, touched_mover
 from headrace.ctr.learning.parameter_groups import Groups, network_widths, pair_inputs
 from headrace.ctr.learning.touched_rows import Coalescer, Touched
-from headrace.ctr.models.arguments import Room, Rows, Shape, Slots, Work
+from headrace.ctr.models.arguments import NOTHING, Room, Rows, Served, Shape, Slots, Work, shape_of
 from headrace.ctr.models.interactions import crossing
-from headrace.ctr.serving.scoring import NOTHING, WeightsScorer, shape_of
+from headrace.ctr.serving.scoring import WeightsScorer
 from headrace.ctr.settings import DEEP, Kind, ModelSettings
 from headrace.errors import ConfigError
 from headrace.stream.block import Block

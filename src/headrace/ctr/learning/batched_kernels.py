@@ -21,18 +21,13 @@ import numpy as np
 from headrace.compiled import cached
 from headrace.ctr.kernels.compiling import KERNEL, PART
 from headrace.ctr.kernels.intrinsics import one_by_one, prefetch, read, write
-from headrace.ctr.learning.online_kernels import Served
-from headrace.ctr.models import ffm, fm, fwfm
-from headrace.ctr.models.arguments import FM, FWFM, LR, Shape, Work
+from headrace.ctr.learning.network import Exchange
+from headrace.ctr.models import deepffm, deepfm, ffm, fm, fwfm
+from headrace.ctr.models.arguments import FM, FWFM, LR, Served, Shape, Work
 from headrace.ctr.models.embeddings import count_values, half_dot, pool, prefetch_rows
 from headrace.ctr.models.linear import dense_sum, linear_sum, sigmoid
+from headrace.ctr.models.logit import AHEAD, AHEAD_WIDE
 from headrace.tensors import Array
-
-_AHEAD = 8
-"""How many rows ahead the lines of linear weights are asked for."""
-
-_AHEAD_WIDE = 2
-"""The same of embeddings, which may be many lines each."""
 
 
 class Gathered(NamedTuple):
@@ -57,40 +52,20 @@ class Gathered(NamedTuple):
     pairs: Array
 
 
-class Network(NamedTuple):
-    """What passes between the kernels and the network, for the rows of a chunk: float32.
-
-    Attributes:
-        inputs: ``[rows, stride]``.
-        gradients: The loss's derivatives by the first ones: ``[rows, stride]``.
-        logits: Of everything but the network: ``[rows]``.
-        errors: The loss's derivatives by the logits: ``[rows]``.
-        columns: Where each of the first layer's inputs is: int64 ``[inputs]``. Those of a field are side by
-            side, and so are the dense features.
-        wanted: How many inputs the network finds derivatives by.
-    """
-
-    inputs: Array
-    gradients: Array
-    logits: Array
-    errors: Array
-    columns: Array
-    wanted: int
-
-
 LearnKernel = Callable[[Work, Served, Gathered, Array], None]
-NetworkKernel = Callable[[Work, Served, Network], None]
-BackwardKernel = Callable[[Work, Served, Network, Gathered], None]
+NetworkKernel = Callable[[Work, Served, Exchange], None]
+BackwardKernel = Callable[[Work, Served, Exchange, Gathered], None]
 
 
 @numba.njit(**PART)
 def _prefetch(shape, work, served, row):  # type: ignore[no-untyped-def]
+    """As ``prefetch_coming``, but without the optimizer's numbers: they are not touched yet."""
     indices, last = work.rows.indices, work.rows.indices.shape[0] - 1
-    coming = min(row + _AHEAD, last)
+    coming = min(row + AHEAD, last)
     prefetch_rows(served.linear.values, indices, coming, 1)
     prefetch_rows(served.linear.values, work.rows.crossed, coming, 1)
     if shape.kind != LR:
-        coming = min(row + _AHEAD_WIDE, last)
+        coming = min(row + AHEAD_WIDE, last)
         prefetch_rows(served.embeddings.values, indices, coming, shape.width)
 
 
@@ -106,6 +81,7 @@ def _towards(shape, work, served):  # type: ignore[no-untyped-def]
 
 @numba.njit(**PART)
 def _logit(shape, work, served, row):  # type: ignore[no-untyped-def]
+    """As ``headrace.ctr.models.logit`` has it; one function for both would change the machine code of one."""
     if not shape.single:
         count_values(shape, work, row)
     logit = read(served.bias, (0, 0)) + dense_sum(served.dense, work.rows.dense, row)
@@ -160,7 +136,7 @@ def _add_rows(shape, work, gathered, row, error):  # type: ignore[no-untyped-def
 
 @numba.njit(**PART)
 def _prefetch_gradients(shape, gathered, row):  # type: ignore[no-untyped-def]
-    coming = min(row + _AHEAD_WIDE, gathered.places.shape[0] - 1)
+    coming = min(row + AHEAD_WIDE, gathered.places.shape[0] - 1)
     for slot in range(gathered.places.shape[1]):
         place = np.uintp(read(gathered.places, (coming, slot)))
         for column in range(0, shape.width, 16):
@@ -213,7 +189,7 @@ def forward(shape: Shape) -> NetworkKernel:
                     for factor in range(shape.width):
                         write(inputs, (row, column + factor), read(pooled, place + factor))
             else:
-                _write_products(shape, work.room, inputs, row)
+                deepffm.write_products(shape, work.room, inputs, row)
             for column in range(dense.shape[1]):
                 write(inputs, (row, first + column), read(dense, (row, column)))
 
@@ -234,72 +210,15 @@ def backward(shape: Shape) -> BackwardKernel:
                 count_values(shape, work, row)
             _add_linear(shape, work, gathered, row, error)
             if shape.kind == FM:
-                _read_pooled(shape, work.room, network, row)
+                deepfm.read_pooled(shape, work.room, network, row)
                 _towards(shape, work, served)
-                _add_network(shape, work.room, network, (row, error))
+                deepfm.add_network(shape, work.room, network, (row, error))
             else:
                 _prefetch(shape, work, served, row)
                 pool(shape, served.embeddings, work, row)
                 _towards(shape, work, served)
-                _weigh_products(shape, work.room, network.gradients, (row, error))
+                deepffm.weigh_products(shape, work.room, network.gradients, (row, error))
             _add_rows(shape, work, gathered, row, np.float32(1))
 
     made: BackwardKernel = after
     return made
-
-
-@numba.njit(**PART)
-def _write_products(shape, room, inputs, row):  # type: ignore[no-untyped-def]
-    """The dot products of all field pairs of a field-aware model."""
-    factors, number = shape.factors, 0
-    for first in range(shape.fields):
-        for second in range(first + 1, shape.fields):
-            one_by_one()
-            left, total = first * shape.width + second * factors, np.float32(0)
-            for factor in range(factors):
-                total += read(room.pooled, left + factor) * read(room.towards, left + factor)
-            write(inputs, (row, number), total)
-            number += 1
-
-
-@numba.njit(**PART)
-def _read_pooled(shape, room, network, row):  # type: ignore[no-untyped-def]
-    """Find the pooled embeddings again, among the network's inputs."""
-    for field in range(shape.fields):
-        one_by_one()
-        place, column = field * shape.width, read(network.columns, field * shape.width)
-        for factor in range(shape.width):
-            write(room.pooled, place + factor, read(network.inputs, (row, column + factor)))
-
-
-@numba.njit(**PART)
-def _add_network(shape, room, network, which):  # type: ignore[no-untyped-def]
-    """Make ``towards`` the loss's derivative by the pooled embeddings: pair terms and network."""
-    row, error = which
-    for field in range(shape.fields):
-        one_by_one()
-        place, column = field * shape.width, read(network.columns, field * shape.width)
-        if column < network.wanted:
-            for factor in range(shape.width):
-                gradient = read(network.gradients, (row, column + factor))
-                write(room.towards, place + factor, error * read(room.towards, place + factor) + gradient)
-        else:
-            for factor in range(shape.width):
-                write(room.towards, place + factor, error * read(room.towards, place + factor))
-
-
-@numba.njit(**PART)
-def _weigh_products(shape, room, gradients, which):  # type: ignore[no-untyped-def]
-    """The same where the network's inputs are the pairs' dot products."""
-    row, error = which
-    factors, number = shape.factors, 0
-    for first in range(shape.fields):
-        for second in range(first + 1, shape.fields):
-            one_by_one()
-            factor_of_pair = error + read(gradients, (row, number))
-            left = first * shape.width + second * factors
-            right = second * shape.width + first * factors
-            for factor in range(factors):
-                write(room.towards, left + factor, factor_of_pair * read(room.towards, left + factor))
-                write(room.towards, right + factor, factor_of_pair * read(room.towards, right + factor))
-            number += 1

@@ -22,12 +22,32 @@ from headrace.ctr.kernels.compiling import KERNEL
 from headrace.ctr.kernels.intrinsics import one_by_one, read, write
 from headrace.ctr.kernels.matrix_product import PANEL, Operand, multiply, padded
 from headrace.ctr.kernels.memory import LINE_FLOATS, aligned_zeros
-from headrace.ctr.learning.batched_kernels import Network as Exchange
 from headrace.ctr.models.linear import sigmoid
 from headrace.tensors import Array
 
 CHUNK_ROWS = 512
 """How many rows go through the network at once."""
+
+
+class Exchange(NamedTuple):
+    """What passes between the kernels and the network, for the rows of a chunk: float32.
+
+    Attributes:
+        inputs: ``[rows, stride]``.
+        gradients: The loss's derivatives by the first ones: ``[rows, stride]``.
+        logits: Of everything but the network: ``[rows]``.
+        errors: The loss's derivatives by the logits: ``[rows]``.
+        columns: Where each of the first layer's inputs is: int64 ``[inputs]``. Those of a field are side by
+            side, and so are the dense features.
+        wanted: How many inputs the network finds derivatives by.
+    """
+
+    inputs: Array
+    gradients: Array
+    logits: Array
+    errors: Array
+    columns: Array
+    wanted: int
 
 
 class Beside(NamedTuple):

@@ -18,9 +18,9 @@ from headrace.ctr.kernels.memory import fixed
 from headrace.ctr.learning.online_kernels import Rules, learner
 from headrace.ctr.learning.parameter_groups import Groups
 from headrace.ctr.learning.update_rules import code_of, rule_of
-from headrace.ctr.models.arguments import Room, Rows, Slots, Work
+from headrace.ctr.models.arguments import NOTHING, Room, Rows, Slots, Work, shape_of
 from headrace.ctr.models.interactions import crossing
-from headrace.ctr.serving.scoring import NOTHING, WeightsScorer, shape_of
+from headrace.ctr.serving.scoring import WeightsScorer
 from headrace.ctr.settings import ModelSettings
 from headrace.errors import ConfigError
 from headrace.stream.block import Block

@@ -15,8 +15,8 @@ import numpy as np
 from headrace.ctr.interfaces import Weights
 from headrace.ctr.kernels.memory import aligned_zeros
 from headrace.ctr.learning.initialization import draw
-from headrace.ctr.learning.online_kernels import Served
 from headrace.ctr.learning.optimizers import fresh_state
+from headrace.ctr.models.arguments import Served
 from headrace.ctr.settings import DEEP, ModelSettings, Optimizer
 from headrace.ctr.tables import STATE_PER_WEIGHT, LearningTable, Table
 from headrace.errors import ConfigError

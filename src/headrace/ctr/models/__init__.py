@@ -1,1 +1,1 @@
-"""What each kind computes, as functions for kernels: the forward passes, and what they read."""
+"""What each kind computes, as functions for kernels: a file a kind, and what several have in common."""

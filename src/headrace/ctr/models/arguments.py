@@ -1,10 +1,14 @@
-"""What the kernels of the online models are given: what they are compiled for, rows, and working memory."""
+"""What kernels are given: what they are compiled for, rows, weights, and working memory."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from headrace.ctr.kernels.memory import aligned_zeros
+import numpy as np
+
+from headrace.ctr.kernels.memory import aligned_zeros, fixed
+from headrace.ctr.settings import ModelSettings
+from headrace.ctr.tables import Table
 from headrace.stream.features import Features
 from headrace.tensors import Array
 
@@ -60,6 +64,10 @@ class Rows(NamedTuple):
         return Rows(*(one[start:stop] for one in self))
 
 
+NOTHING = fixed(np.zeros(0, np.float32))
+"""No labels, or no weights."""
+
+
 class Slots(NamedTuple):
     """The layout of slots.
 
@@ -107,3 +115,29 @@ class Work(NamedTuple):
     rows: Rows
     slots: Slots
     room: Room
+
+
+class Served(NamedTuple):
+    """The weights that kernels read, and the learning one changes.
+
+    Attributes:
+        linear: The linear table.
+        embeddings: The embeddings; for lr the linear table again.
+        bias: float32 ``[1, 1]`` or wider.
+        dense: The linear weights of dense features: float32 ``[1, dense_width]`` or wider.
+        pairs: fwfm's: float32 ``[1, fields * fields]`` or wider, symmetric.
+    """
+
+    linear: Table
+    embeddings: Table
+    bias: Array
+    dense: Array
+    pairs: Array
+
+
+def shape_of(settings: ModelSettings, features: Features) -> Shape:
+    """What the kernels of a kind without a network are compiled for."""
+    code = KIND_CODES[settings.kind]
+    fields, factors = len(features.categorical), settings.factors if code else 0
+    width = factors * fields if settings.kind == "ffm" else factors
+    return Shape(code, fields, factors, width, features.single_valued)

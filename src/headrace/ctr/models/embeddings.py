@@ -1,4 +1,4 @@
-"""What the kernels of all kinds with embeddings share: pooling a row's embeddings, and moving their rows.
+"""Embeddings, for all kinds that have them: a row's are pooled by field, and pairs of fields multiplied.
 
 The terms of field pairs of fm, fwfm and ffm have one form: half the sum over the fields of the dot products
 of the field's pooled embedding with what it is drawn towards, which is a sum over the other fields'
@@ -14,7 +14,6 @@ import numpy as np
 from headrace.ctr.kernels.compiling import PART
 from headrace.ctr.kernels.intrinsics import one_by_one, prefetch, read, write
 from headrace.ctr.kernels.memory import LINE_FLOATS
-from headrace.ctr.learning.update_rules import move
 
 _ZERO, _ONE = np.float32(0), np.float32(1)
 
@@ -68,29 +67,6 @@ def half_dot(shape, room):  # type: ignore[no-untyped-def]
     for place in range(shape.fields * shape.width):
         total += read(room.pooled, place) * read(room.towards, place)
     return np.float32(0.5) * total
-
-
-@numba.njit(**PART)
-def update_rows(shape, rule, values, work, row, error):  # type: ignore[no-untyped-def]
-    """Move every touched row of the embeddings against ``error * towards``; row 0 is never touched."""
-    indices, starts, towards = work.rows.indices, work.slots.starts, work.room.towards
-    for field in range(shape.fields):
-        one_by_one()
-        if shape.single:
-            _update_row(shape, rule, values, towards, (read(indices, (row, field)), field), error)
-        else:
-            share = error * read(work.room.shares, field)
-            for slot in range(starts[field], starts[field + 1]):
-                _update_row(shape, rule, values, towards, (read(indices, (row, slot)), field), share)
-
-
-@numba.njit(**PART)
-def _update_row(shape, rule, values, towards, which, error):  # type: ignore[no-untyped-def]
-    place, first = np.uintp(which[0]), which[1] * shape.width
-    if place != 0:
-        for column in range(shape.width):
-            gradient = error * read(towards, first + column)
-            move(shape.embedding_code, rule, values, (place, shape.width, column), gradient)
 
 
 @numba.njit(**PART)

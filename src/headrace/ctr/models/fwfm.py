@@ -11,7 +11,6 @@ import numpy as np
 
 from headrace.ctr.kernels.compiling import PART
 from headrace.ctr.kernels.intrinsics import one_by_one, read, write
-from headrace.ctr.learning.update_rules import move
 
 _ZERO = np.float32(0)
 
@@ -60,11 +59,3 @@ def _multiply(shape, room, field):  # type: ignore[no-untyped-def]
             product = value * read(room.columns, factor * fields + other)
             write(room.products, first + other, read(room.products, first + other) + product)
     write(room.products, first + field, _ZERO)
-
-
-@numba.njit(**PART)
-def update_pairs(shape, rule, pairs, room, error):  # type: ignore[no-untyped-def]
-    """Move the weights of all pairs; those of a field with itself are zero and stay so."""
-    size = shape.fields * shape.fields
-    for place in range(size):
-        move(shape.embedding_code, rule, pairs, (0, size, place), error * read(room.products, place))

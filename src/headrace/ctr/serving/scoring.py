@@ -6,18 +6,21 @@ A table of functions says for each kind where its logits come from; kinds with a
 
 from __future__ import annotations
 
+import functools
 import threading
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
 
 from headrace.compiled import cached
 from headrace.ctr.interfaces import Contribution, Weights
+from headrace.ctr.kernels.compiling import KERNEL
 from headrace.ctr.kernels.memory import fixed
-from headrace.ctr.learning.online_kernels import Served, predictor
-from headrace.ctr.models.arguments import KIND_CODES, Room, Rows, Shape, Slots, Work
+from headrace.ctr.models.arguments import NOTHING, Room, Rows, Served, Shape, Slots, Work, shape_of
 from headrace.ctr.models.interactions import crossing
 from headrace.ctr.models.linear import sigmoid
+from headrace.ctr.models.logit import logit, prefetch_coming
 from headrace.ctr.serving.explanations import explain_linear, explain_pairs
 from headrace.ctr.settings import DEEP, ModelSettings
 from headrace.ctr.tables import Table
@@ -25,8 +28,7 @@ from headrace.errors import ConfigError
 from headrace.stream.features import Features
 from headrace.tensors import Array
 
-NOTHING = fixed(np.zeros(0, np.float32))
-"""No labels, or no weights."""
+PredictKernel = Callable[[Work, Served, Array], None]
 
 
 class Form(Protocol):
@@ -121,12 +123,18 @@ class PlainForm:
         return Served(linear, embeddings, _line(bias), _line(dense), _line(pairs + pairs.T))
 
 
-def shape_of(settings: ModelSettings, features: Features) -> Shape:
-    """What the kernels of a kind without a network are compiled for."""
-    code = KIND_CODES[settings.kind]
-    fields, factors = len(features.categorical), settings.factors if code else 0
-    width = factors * fields if settings.kind == "ffm" else factors
-    return Shape(code, fields, factors, width, features.single_valued)
+@functools.cache
+def predictor(shape: Shape) -> PredictKernel:
+    """The kernel that writes the logits of rows."""
+
+    @cached(**KERNEL)
+    def predict(work, served, logits):  # type: ignore[no-untyped-def]
+        for row in range(work.rows.indices.shape[0]):
+            prefetch_coming(shape, work, served, row)
+            logits[row] = logit(shape, work, served, row)
+
+    made: PredictKernel = predict
+    return made
 
 
 def probabilities(logits: Array) -> Array:

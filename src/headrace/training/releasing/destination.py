@@ -12,7 +12,8 @@ from pathlib import Path
 
 import msgspec
 
-from headrace.ctr.files.model_files import MODEL_FILE, read_description
+from headrace.ctr.files.description import MODEL_FILE
+from headrace.ctr.files.reading import read_description
 from headrace.disk import saying
 from headrace.errors import ConfigError, LoadError
 from headrace.stream.schema import Field, Schema

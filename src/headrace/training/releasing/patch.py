@@ -16,16 +16,9 @@ import msgspec
 import numpy as np
 
 from headrace.ctr.files.arrays import write_array
-from headrace.ctr.files.model_files import (
-    Base,
-    Description,
-    StoredArray,
-    arrays_of,
-    file_name,
-    read_description,
-    read_model,
-    write_description,
-)
+from headrace.ctr.files.description import Base, Description, StoredArray, arrays_of, file_name
+from headrace.ctr.files.reading import read_description, read_model
+from headrace.ctr.files.writing import write_description
 from headrace.ctr.interfaces import Weights
 from headrace.errors import LoadError
 from headrace.tensors import Array

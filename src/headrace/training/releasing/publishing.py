@@ -15,8 +15,9 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from headrace.ctr.files.model_files import arrays_of, describe, write_model
+from headrace.ctr.files.description import arrays_of, describe
 from headrace.ctr.files.quantization import Bits, quantize
+from headrace.ctr.files.writing import write_model
 from headrace.ctr.interfaces import Weights
 from headrace.ctr.settings import ModelSettings
 from headrace.disk import saying

@@ -15,7 +15,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from headrace.ctr.files.arrays import read_array, write_array
-from headrace.ctr.files.model_files import file_name
+from headrace.ctr.files.description import file_name
 from headrace.disk import saying
 from headrace.errors import FailedPrecondition, LoadError
 from headrace.tensors import Array

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from headrace.ctr import factory
-from headrace.ctr.files.model_files import arrays_of
+from headrace.ctr.files.description import arrays_of
 from headrace.ctr.files.quantization import Bits, quantize
 from headrace.ctr.interfaces import LearningModel
 from headrace.stream.block import Block

@@ -9,7 +9,8 @@ import pytest
 
 from headrace.ctr.factory import create, scorer
 from headrace.ctr.interfaces import LearningModel, Weights
-from headrace.ctr.models.vocabulary import GONE, AdmittingModel, Vocabulary, look_up
+from headrace.ctr.learning.admission import AdmittingModel
+from headrace.ctr.models.vocabulary import GONE, Vocabulary, look_up
 from headrace.ctr.settings import Kind, ModelSettings
 from headrace.errors import ConfigError
 from headrace.stream.block import Block

@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.ctr.files.model_files import arrays_of, describe, read_description, read_model, write_model
+from headrace.ctr.files.description import arrays_of, describe
 from headrace.ctr.files.quantization import quantize
+from headrace.ctr.files.reading import read_description, read_model
+from headrace.ctr.files.writing import write_model
 from headrace.ctr.interfaces import Weights
 from headrace.ctr.settings import Kind
 from headrace.ctr.tables import Table

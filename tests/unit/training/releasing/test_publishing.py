@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from headrace.ctr.files.arrays import read_array
-from headrace.ctr.files.model_files import read_model
 from headrace.ctr.files.quantization import Bits, dequantize_table
+from headrace.ctr.files.reading import read_model
 from headrace.ctr.interfaces import Weights
 from headrace.ctr.tables import LearningTable, Table
 from headrace.errors import ConfigError, FailedPrecondition, ModelError

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from headrace.ctr.files.arrays import write_array
-from headrace.ctr.files.model_files import MODEL_FILE, arrays_of, read_description, read_model
-from headrace.ctr.files.model_files import write_model as write
+from headrace.ctr.files.description import MODEL_FILE, arrays_of
 from headrace.ctr.files.quantization import quantize
+from headrace.ctr.files.reading import read_description, read_model
+from headrace.ctr.files.writing import write_model as write
 from headrace.ctr.interfaces import Weights
 from headrace.ctr.settings import KINDS, Kind
 from headrace.errors import ConfigError, LoadError

@@ -1,0 +1,190 @@
+"""What ``model.ctr`` says of a version: the model, its schema, and how each array is stored.
+
+Each array is a plain ``.npy`` file beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Literal, TypeVar
+from urllib.parse import quote
+
+import msgspec
+import numpy as np
+
+from headrace.ctr.interfaces import Weights
+from headrace.ctr.settings import DEEP, ModelSettings
+from headrace.ctr.tables import NO_SHIFT, Table
+from headrace.errors import ConfigError
+from headrace.stream.features import Features
+from headrace.stream.schema import Schema
+from headrace.tensors import Array
+
+MODEL_FILE = "model.ctr"
+"""Describes the model, as JSON; what the runtime is recognised by."""
+
+FORMAT = 1
+"""The format that is written; newer ones are not read."""
+
+
+VALUE_DTYPES: dict[str, np.dtype[np.generic]] = {
+    "float32": np.dtype(np.float32),
+    "int16": np.dtype(np.int16),
+    "int8": np.dtype(np.int8),
+}
+"""What a table's values may be."""
+
+_T = TypeVar("_T")
+
+Stored = Literal["whole", "rows", "base"]
+
+
+class StoredArray(msgspec.Struct, frozen=True, kw_only=True):
+    """How one array is stored.
+
+    Attributes:
+        dtype: NumPy's name of the element type.
+        shape: Its shape.
+        stored: ``whole``: in ``NAME.npy``; ``rows``: the base's, with the rows whose numbers are in
+            ``NAME.rows.npy`` replaced by those in ``NAME.values.npy``; ``base``: the base's as it is.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    stored: Stored = "whole"
+
+
+class Base(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole version that a patch starts from; it lies beside the patch's.
+
+    Attributes:
+        version: Its directory's name, a number.
+        files: The SHA-256 of those of its files that are used, in hexadecimal digits.
+    """
+
+    version: str
+    files: dict[str, str]
+
+
+class Description(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``model.ctr`` says.
+
+    Attributes:
+        settings: The model.
+        schema: The rows that it is for.
+        arrays: How each array is stored, by name: ``table.linear``, ``table.linear.scales``, ``dense.bias``,
+            ``keys.user``, …
+        shifts: For each table, by name, the base-2 logarithm of the rows that share a scale.
+        base: What it is a patch of; None for a whole version.
+        format: The version of this format.
+    """
+
+    settings: ModelSettings
+    schema: Schema
+    arrays: dict[str, StoredArray]
+    shifts: dict[str, int]
+    base: Base | None = None
+    format: int = FORMAT
+
+
+def describe(settings: ModelSettings, features: Features, weights: Weights) -> Description:
+    """Describe a model as a whole version.
+
+    Raises:
+        ConfigError: The weights do not fit the settings and features.
+    """
+    arrays = {
+        name: StoredArray(dtype=array.dtype.name, shape=array.shape)
+        for name, array in arrays_of(weights).items()
+    }
+    shifts = {name: table.shift for name, table in weights.tables.items()}
+    description = Description(settings=settings, schema=features.schema, arrays=arrays, shifts=shifts)
+    wrong = mismatch(description, features)
+    if wrong:
+        raise ConfigError(f"the weights do not fit the model: {wrong}")
+    return description
+
+
+def arrays_of(weights: Weights) -> dict[str, Array]:
+    """All arrays of a model under the names that they are stored by."""
+    arrays = {}
+    for name, table in weights.tables.items():
+        arrays[f"table.{name}"] = table.values
+        arrays[f"table.{name}.scales"] = table.scales
+    arrays |= {f"dense.{name}": array for name, array in weights.dense.items()}
+    return arrays | {f"keys.{name}": array for name, array in weights.keys.items()}
+
+
+def weights_of(arrays: Mapping[str, Array], shifts: Mapping[str, int]) -> Weights:
+    """The weights that ``arrays_of`` has taken apart."""
+    tables = {
+        name: Table(arrays[f"table.{name}"], arrays[f"table.{name}.scales"], shift)
+        for name, shift in shifts.items()
+    }
+    return Weights(tables=tables, dense=_below("dense.", arrays), keys=_below("keys.", arrays))
+
+
+def file_name(name: str, suffix: str = "") -> str:
+    """The name of the file that holds an array."""
+    return f"{quote(name, safe=' ')}{suffix}.npy"
+
+
+def _below(prefix: str, named: Mapping[str, _T]) -> dict[str, _T]:
+    return {name.removeprefix(prefix): one for name, one in named.items() if name.startswith(prefix)}
+
+
+def expected_shapes(settings: ModelSettings, features: Features) -> dict[str, tuple[int, ...]]:
+    """The shape of each array that a model of these settings has, by name, but for the tables' scales."""
+    fields, inputs = len(features.categorical), features.dense_width
+    wide = settings.kind in ("ffm", "deepffm")
+    shapes: dict[str, tuple[int, ...]] = {
+        "table.linear": (features.rows + sum(one.buckets for one in settings.interactions), 1),
+        "dense.bias": (1,),
+        "dense.dense": (features.dense_width,),
+    }
+    if settings.kind != "lr":
+        shapes["table.embeddings"] = (features.rows, settings.factors * (fields if wide else 1))
+    if settings.kind == "fwfm":
+        shapes["dense.pairs"] = (fields, fields)
+    if settings.kind in DEEP:
+        inputs += fields * (fields - 1) // 2 if wide else fields * settings.factors
+        for layer, units in enumerate((*settings.hidden, 1)):
+            shapes[f"dense.layer{layer}.weights"] = (inputs, units)
+            shapes[f"dense.layer{layer}.bias"] = (units,)
+            inputs = units
+    exact = {field.table_name: field.buckets for field in features.categorical if field.keys == "exact"}
+    return shapes | {f"keys.{name}": (buckets,) for name, buckets in exact.items()}
+
+
+def mismatch(description: Description, features: Features) -> str:
+    """What is wrong with the arrays that a description lists, or ""."""
+    arrays, shapes = description.arrays, expected_shapes(description.settings, features)
+    tables = _below("table.", shapes)
+    if description.shifts.keys() != tables.keys():
+        return f"expected the tables {_listed(tables)}, got {_listed(description.shifts)}"
+    for name, shape in tables.items():
+        shift, values = description.shifts[name], arrays.get(f"table.{name}")
+        if not 0 <= shift <= NO_SHIFT:
+            return f"shifts: {name}: expected 0 to {NO_SHIFT}, got {shift}"
+        if values is not None and values.dtype not in VALUE_DTYPES:
+            return f"table.{name}: expected {_listed(VALUE_DTYPES)}, got {values.dtype}"
+        shapes[f"table.{name}.scales"] = (((shape[0] - 1) >> shift) + 1,)
+    if arrays.keys() != shapes.keys():
+        missing, more = shapes.keys() - arrays.keys(), arrays.keys() - shapes.keys()
+        return f"missing: {_listed(missing) or 'nothing'}; not of this model: {_listed(more) or 'nothing'}"
+    for name, shape in shapes.items():
+        found = arrays[name]
+        dtype = "uint64" if name.startswith("keys.") else "float32"
+        if found.shape != shape or (name not in _tables(tables) and found.dtype != dtype):
+            return f"{name}: expected {dtype} {list(shape)}, got {found.dtype} {list(found.shape)}"
+        if found.stored != "whole" and description.base is None:
+            return f"{name}: stored as {found.stored}, but base is missing"
+    return ""
+
+
+def _tables(names: Mapping[str, object]) -> set[str]:
+    return {f"table.{name}" for name in names}
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names))
