@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -78,6 +80,13 @@ def test_no_cgroups_means_no_quota(tmp_path: Path) -> None:
     assert cpus.quota(tmp_path / "missing", tmp_path) is None
 
 
+@pytest.fixture(autouse=True)
+def nothing_is_known() -> Iterator[None]:
+    cpus._available_in.cache_clear()
+    yield
+    cpus._available_in.cache_clear()
+
+
 @pytest.mark.parametrize(("quota", "processors"), [("250000", 2), ("50000", 1), ("max", 64)])
 def test_available_is_whole_and_at_least_one(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, quota: str, processors: int
@@ -88,6 +97,21 @@ def test_available_is_whole_and_at_least_one(
     monkeypatch.setattr(cpus, "_MOUNT", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
     assert cpus.available() == processors
+
+
+def test_a_new_quota_counts_within_ten_seconds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    now = [1000.0]
+    write(tmp_path / "self", "0::/\n")
+    monkeypatch.setattr(cpus, "_CGROUP_FILE", tmp_path / "self")
+    monkeypatch.setattr(cpus, "_MOUNT", tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    write(tmp_path / "cpu.max", "400000 100000")
+    assert cpus.available() == 4
+    write(tmp_path / "cpu.max", "200000 100000")
+    assert cpus.available() == 4
+    now[0] += 10
+    assert cpus.available() == 2
 
 
 def test_this_machine_has_at_least_one_and_no_more_than_its_mask() -> None:
