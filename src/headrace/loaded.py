@@ -235,10 +235,7 @@ class VersionLoader:
         Raises:
             LoadError: A recorded request failed.
         """
-        servable = loaded.servable
-        # What nearly never holds Python's lock may be put aside for as long as need be.
-        run = self.threads.when_idle if getattr(servable, "is_native", False) else self.threads.share
-        run(lambda: warm_up(servable, loaded.config, loaded.path, loaded.batcher.cost))
+        warm_up(loaded.servable, loaded.config, loaded.path, loaded.batcher.cost, self.threads.when_idle)
 
     def attach(self, loaded: LoadedVersion) -> None:
         """Called in the serving thread just before the version serves: from now on it counts."""

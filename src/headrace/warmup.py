@@ -24,6 +24,7 @@ from headrace.config import BatchingPolicy, ModelConfig
 from headrace.disk import open_file
 from headrace.errors import HeadraceError, LoadError
 from headrace.lifecycle.idle import stop_if_dropped
+from headrace.runtimes.options import RunGently, at_once
 from headrace.servable import DEFAULT_SIGNATURE, CheckedInputs, Servable, Signature, signature_named
 from headrace.tensors import STRING, Tensors
 
@@ -40,7 +41,13 @@ _ROUNDS = 3
 _LONGEST_SECONDS = 2.0
 
 
-def warm_up(servable: Servable, config: ModelConfig, path: Path | None, cost: BatchCost) -> None:
+def warm_up(
+    servable: Servable,
+    config: ModelConfig,
+    path: Path | None,
+    cost: BatchCost,
+    native: RunGently = at_once,
+) -> None:
     """Run recorded requests if there are any, made-up batches otherwise.
 
     Args:
@@ -48,6 +55,7 @@ def warm_up(servable: Servable, config: ModelConfig, path: Path | None, cost: Ba
         config: The model's settings; ``warm_up.enabled = false`` skips all of it.
         path: The version directory; recordings lie in it or in the model's directory above it.
         cost: Learns what the batches cost.
+        native: Runs made-up batches, if the model computes without Python's lock; perhaps twice side by side.
 
     Raises:
         LoadError: A recording cannot be read, or one of its requests failed.
@@ -56,12 +64,16 @@ def warm_up(servable: Servable, config: ModelConfig, path: Path | None, cost: Ba
         return
     for recording in _recordings(path, config.warm_up.requests):
         for number, inputs, signature in _recorded(servable, recording, config):
-            stop_if_dropped()
             try:
                 servable.predict(inputs, signature)
             except Exception as error:  # the boundary to a model's own code
                 raise LoadError(f"warm-up: line {number} of {recording.name} failed: {error}") from error
-    _run_zeros(servable, config, cost)
+    run = native if _is_native(servable) else at_once
+    run(lambda: _run_zeros(servable, config, cost))
+
+
+def _is_native(servable: Servable) -> bool:
+    return getattr(servable, "is_native", False)
 
 
 def first_recorded(servable: Servable, path: Path) -> Tensors | None:
@@ -188,7 +200,7 @@ def _zeros(signature: Signature, rows: int) -> Tensors | None:
 def _run_timed(servable: Servable, signature: Signature, inputs: Tensors, cost: BatchCost) -> None:
     rows = len(next(iter(inputs.values())))
     # A thread that gives way may wait for a processor for longer than the model computes.
-    clock = time.thread_time if getattr(servable, "is_native", False) else time.monotonic
+    clock = time.thread_time if _is_native(servable) else time.monotonic
     servable.predict(inputs, signature.name)  # the first call of a size pays for memory; it is no measure
     for _ in range(_ROUNDS):
         stop_if_dropped()

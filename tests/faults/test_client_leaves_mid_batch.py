@@ -30,7 +30,11 @@ def counted(server: RunningServer, metric: str) -> float:
 
 
 class Neighbours:
-    """Requests to the slow model from clients that stay, each in a thread."""
+    """Requests to the slow model from clients that stay, each in a thread.
+
+    Attributes:
+        answers: What each was answered, in the order in which they asked; None for no answer.
+    """
 
     def __init__(self, server: RunningServer) -> None:
         self.answers: list[object] = []
@@ -38,8 +42,11 @@ class Neighbours:
         self._threads: list[threading.Thread] = []
 
     def ask(self, seconds: float) -> None:
+        turn = len(self.answers)
+        self.answers.append(None)
+
         def run() -> None:
-            self.answers.append(self._server.post("/v1/models/slow:predict", {"instances": [seconds]}))
+            self.answers[turn] = self._server.post("/v1/models/slow:predict", {"instances": [seconds]})
 
         self._threads.append(threading.Thread(target=run))
         self._threads[-1].start()

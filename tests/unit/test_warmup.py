@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -12,6 +14,8 @@ from headrace.config import BatchingPolicy, ModelConfig, WarmUpPolicy
 from headrace.errors import LoadError
 from headrace.warmup import WELL_KNOWN, warm_up
 from tests.models import Doubling
+
+T = TypeVar("T")
 
 
 def record(folder: Path, *bodies: object, name: str = WELL_KNOWN) -> None:
@@ -92,3 +96,22 @@ def test_a_single_input_needs_no_name_and_a_large_request_comes_in_parts_filled_
     policy = BatchingPolicy(max_batch_rows=4, allowed_batch_rows=(2, 4))
     warm_up(model, ModelConfig(batching=policy), tmp_path, BatchCost())
     assert model.batches[:3] == [4, 2, 2]
+
+
+@pytest.mark.parametrize("is_native", [True, False])
+def test_only_made_up_batches_of_models_without_pythons_lock_are_left_to_idle_time(
+    tmp_path: Path, *, is_native: bool
+) -> None:
+    record(tmp_path, {"inputs": {"x": [[1, 2]] * 5}})
+    model, gently = Doubling(), list[int]()
+    model.is_native = is_native  # type: ignore[attr-defined]
+
+    def native(call: Callable[[], T]) -> T:
+        assert model.batches == [5]  # a recording is read by Python
+        result = call()
+        gently.extend(model.batches[1:])
+        return result
+
+    warm_up(model, ModelConfig(batching=BatchingPolicy(max_batch_rows=8)), tmp_path, BatchCost(), native)
+    assert set(model.batches) == {5, 1, 8}
+    assert set(gently) == ({1, 8} if is_native else set())

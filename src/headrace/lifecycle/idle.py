@@ -117,6 +117,7 @@ class IdleCall(Generic[ResultT]):
     Attributes:
         ended: Set when it has its result.
         result: What it returned or raised.
+        dropped: Whether somebody else does it by now.
     """
 
     def __init__(self, call: Callable[[], ResultT], idle: IdleTime, since: float) -> None:
@@ -130,7 +131,7 @@ class IdleCall(Generic[ResultT]):
         self.ended = threading.Event()
         self.result: Future[ResultT] = Future()
         self._call, self._idle, self._since = call, idle, since
-        self._dropped = False
+        self.dropped = False
         self._thread = 0
         self._began = self._before = Progress(time.monotonic(), 0.0, 0.0)
 
@@ -156,13 +157,8 @@ class IdleCall(Generic[ResultT]):
 
     def drop(self) -> None:
         """Somebody else does it from now on."""
-        self._dropped = True
+        self.dropped = True
         self._idle.was_too_little()
-
-    def stop_if_dropped(self) -> None:
-        """Called by the call itself: end it here if somebody else does it."""
-        if self._dropped:
-            raise _Dropped
 
 
 def answer(result: Future[ResultT], call: Callable[..., ResultT], args: tuple[object, ...]) -> None:
@@ -176,8 +172,8 @@ def answer(result: Future[ResultT], call: Callable[..., ResultT], args: tuple[ob
 def stop_if_dropped() -> None:
     """Between two pieces of a call that is left to idle time: stop it if somebody else makes it by now."""
     work: IdleCall[object] | None = getattr(_here, "work", None)
-    if work is not None:
-        work.stop_if_dropped()
+    if work is not None and work.dropped:
+        raise _Dropped
 
 
 class _Dropped(BaseException):
