@@ -18,6 +18,7 @@ from headrace.frontends.wire import protos
 from headrace.servable import CheckedInputs, Signature
 from headrace.tensors import BY_OIP
 from tests.unit.frontends.oip.doubles import LoadedDouble, ServiceDouble, ctr, echo, run, spec
+from tests.unit.frontends.turns import Turns
 
 StreamResponse = protos.message("inference.ModelStreamInferResponse")
 
@@ -73,27 +74,20 @@ def test_a_large_answer_is_written_in_pieces_with_others_in_between(
     if raw:
         request.inputs[0].ClearField("contents")
         request.raw_input_contents.append(bytes(4))
-    turns = 0
+    others = Turns()
 
-    async def tick() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    async def both() -> Any:
-        ticking = asyncio.create_task(tick())
+    async def ask() -> Any:
         handler = method(service, "ModelInfer").unary
         assert handler is not None
-        answer = await handler(request.SerializeToString(), GrpcCall())
-        ticking.cancel()
+        async with others:
+            answer = await handler(request.SerializeToString(), GrpcCall())
         return InferResponse.FromString(answer)
 
-    response = asyncio.run(both())
+    response = asyncio.run(ask())
     if raw and datatype == "INT64":  # bytes as they are
         assert list(response.raw_output_contents) == [many.tobytes()]
         return
-    assert turns > 8
+    assert others.count > 8
     (output,) = response.outputs
     assert (response.id, output.name, output.datatype, list(output.shape)) == (
         "abc", "y", datatype, [1, 1 << 18],

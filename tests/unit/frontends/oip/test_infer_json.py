@@ -31,6 +31,7 @@ from headrace.servable import Signature, TensorSpec
 from headrace.tensors import Array
 from tests.unit.frontends.decoding import decode_body
 from tests.unit.frontends.oip.doubles import LoadedDouble, echo, spec
+from tests.unit.frontends.turns import Turns
 
 
 def decode(loaded: LoadedDouble, body: bytes, json_length: bytes | None = None) -> JsonInference:
@@ -391,23 +392,14 @@ def test_numbers_that_are_slow_to_parse_are_numbers() -> None:
 
 def _in_slices(loaded: LoadedDouble, inference: JsonInference, answer: Answer) -> tuple[HttpReply, int]:
     """A large answer, and how often others had their turn while it was written."""
-    lane, turns = Lane(), 0
-
-    async def count() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
+    others = Turns()
 
     async def write() -> HttpReply:
-        counting = asyncio.create_task(count())
-        async with lane:
-            reply = await large_json.encode_answer(loaded, inference, answer, lane)
-        counting.cancel()
-        return reply
+        async with others, Lane() as lane:
+            return await large_json.encode_answer(loaded, inference, answer, lane)
 
     with patch("headrace.frontends.wire.lane._SLICE_SECONDS", 0.0):
-        return asyncio.run(write()), turns
+        return asyncio.run(write()), others.count
 
 
 @pytest.mark.parametrize("texts", [[b"w" * 40_000] * 50, [b"w" * 2_000_000], [b"a", b"b" * 2_000_000, b""]])

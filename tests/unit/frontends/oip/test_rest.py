@@ -19,6 +19,7 @@ from headrace.frontends.transport.routing import Router
 from headrace.frontends.wire import long_lists
 from headrace.frontends.wire.lane import Lane
 from tests.unit.frontends.oip.doubles import LoadedDouble, ServiceDouble, ctr, echo, run
+from tests.unit.frontends.turns import Turns
 
 
 def call(
@@ -171,21 +172,14 @@ def turns_of_others(service: ServiceDouble, path: str, body: bytes, headers: Hea
     """How many turns others had while a request was decoded: up to the moment when it was predicted."""
     match = Router(http_routes(service)).match("POST", path)
     assert match.handler is not None
-    turns = 0
+    others = Turns(lambda: bool(service.deadlines))
 
     async def answer() -> None:
-        async def others() -> None:
-            nonlocal turns
-            while not service.deadlines:
-                turns += 1
-                await asyncio.sleep(0)
-
-        beside = asyncio.create_task(others())
-        await match.handler(HttpCall("POST", path, match.parameters, headers, body))
-        await beside
+        async with others:
+            await match.handler(HttpCall("POST", path, match.parameters, headers, body))
 
     run(answer())
-    return turns
+    return others.seen.count(False)
 
 
 def test_others_are_answered_while_many_binary_texts_are_decoded() -> None:

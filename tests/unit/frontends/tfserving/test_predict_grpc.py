@@ -23,6 +23,7 @@ from headrace.tensors import BY_OIP
 from tests.unit.frontends.decoding import parsed, predict
 from tests.unit.frontends.oip.doubles import LoadedDouble, ctr, echo, spec
 from tests.unit.frontends.tfserving.doubles import ServiceDouble, call, message, rows_model
+from tests.unit.frontends.turns import Turns
 
 DTYPES = {"FP32": 1, "FP64": 2, "INT32": 3, "UINT8": 4, "INT16": 5, "INT8": 6, "BYTES": 7, "INT64": 9}
 DTYPES |= {"BOOL": 10, "UINT16": 17, "FP16": 19, "UINT32": 22, "UINT64": 23}
@@ -350,21 +351,14 @@ def test_what_small_messages_are_filled_to_counts_until_they_are_answered() -> N
 def test_others_go_on_while_a_small_message_is_filled() -> None:
     service, data = filling(1, 16 << 20, model=rows_model(spec("x", "FP32", None)))
     service.versions["m", 3].model = lambda inputs: {"x": inputs["x"][:, :1]}
-    turns = 0
+    others = Turns()
 
-    async def tick() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
+    async def ask() -> None:
+        async with others:
+            await handler(service)(data, GrpcCall())
 
-    async def both() -> None:
-        ticking = asyncio.create_task(tick())
-        await handler(service)(data, GrpcCall())
-        ticking.cancel()
-
-    asyncio.run(both())
-    assert turns > 8
+    asyncio.run(ask())
+    assert others.count > 8
 
 
 @pytest.mark.parametrize("datatype", ["INT64", "BYTES"])
@@ -375,24 +369,17 @@ def test_others_go_on_while_a_large_answer_is_written_and_it_counts(datatype: st
     )
     bodies = Bodies(Limits())
     asked = message("PredictRequest", model_spec={"name": "m"}, inputs={"x": tensor(1, (1, 1))})
-    turns, most = 0, 0
+    others = Turns(lambda: bodies.held_bytes)
 
-    async def tick() -> None:
-        nonlocal turns, most
-        while True:
-            turns, most = turns + 1, max(most, bodies.held_bytes)
-            await asyncio.sleep(0)
-
-    async def both() -> bytes:
-        ticking = asyncio.create_task(tick())
+    async def ask() -> bytes:
         call = GrpcCall(budget=bodies)
-        answer: bytes = await handler(ServiceDouble(loaded))(asked.SerializeToString(), call)
-        ticking.cancel()
+        async with others:
+            answer: bytes = await handler(ServiceDouble(loaded))(asked.SerializeToString(), call)
         return answer
 
-    response = protos.message("tensorflow.serving.PredictResponse").FromString(asyncio.run(both()))
-    assert turns > 8
-    assert most > 1 << 20
+    response = protos.message("tensorflow.serving.PredictResponse").FromString(asyncio.run(ask()))
+    assert others.count > 8
+    assert max(others.seen) > 1 << 20
     assert bodies.held_bytes == 0
     given = response.outputs["y"]
     assert [size.size for size in given.tensor_shape.dim] == [1, 1 << 18]

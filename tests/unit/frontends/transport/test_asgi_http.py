@@ -28,6 +28,7 @@ from tests.unit.frontends.transport.wire import (
     part,
     until,
 )
+from tests.unit.frontends.turns import Turns
 
 
 @pytest.fixture
@@ -380,25 +381,18 @@ def test_calls_without_any_body_count_in_the_budget(path: str) -> None:
 def test_opening_and_packing_large_bodies_lets_others_go_on() -> None:
     server = Server(Limits())
     large = random.Random(1).randbytes(2_000_000)
-    turns = 0
+    others = Turns()
 
-    async def beside() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    async def both() -> Response:
-        neighbour = asyncio.create_task(beside())
+    async def ask() -> Response:
         scope = server.scope(
             "POST", "/echo/x", [(b"content-encoding", b"gzip"), (b"accept-encoding", b"gzip")]
         )
-        response = await server.exchange(scope, body(gzip.compress(large)))
-        neighbour.cancel()
-        return response
+        packed = body(gzip.compress(large))
+        async with others:
+            return await server.exchange(scope, packed)
 
-    assert gzip.decompress(asyncio.run(both()).body) == large
-    assert turns > 10
+    assert gzip.decompress(asyncio.run(ask()).body) == large
+    assert others.count > 10
     assert server.held_bytes == 0
 
 

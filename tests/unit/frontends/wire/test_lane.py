@@ -7,6 +7,7 @@ from itertools import pairwise
 from time import perf_counter
 
 from headrace.frontends.wire.lane import Lane
+from tests.unit.frontends.turns import Turns
 
 
 def busy(seconds: float) -> None:
@@ -49,18 +50,16 @@ def test_who_needs_little_does_not_wait_for_the_end_of_who_needs_much() -> None:
 
 
 def test_bodies_of_one_step_that_come_together_have_turns_of_others_between_them() -> None:
-    lane, turns, begun = Lane(), 0, list[int]()
+    lane, others, begun = Lane(), Turns(), list[int]()
 
     async def body() -> None:
         await lane.step()
-        begun.append(turns)
+        begun.append(others.count)
 
     async def all_of_them() -> None:
-        nonlocal turns
         bodies = [asyncio.create_task(body()) for _ in range(4)]
-        while len(begun) < len(bodies):
-            await asyncio.sleep(0)
-            turns += 1
+        async with others:
+            await asyncio.gather(*bodies)
 
     asyncio.run(all_of_them())
     assert begun[0] == 0, "who is alone waits for nothing"
@@ -130,22 +129,14 @@ def test_who_is_cancelled_while_it_is_anothers_turn_does_not_end_that_turn() -> 
 
 
 def test_others_get_several_turns_after_each_slice_of_time() -> None:
-    lane, turns, at_slices = Lane(), 0, []
-
-    async def neighbour() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
+    lane, others, at_slices = Lane(), Turns(), []
 
     async def heavy() -> None:
-        beside = asyncio.create_task(neighbour())
-        async with lane:
+        async with others, lane:
             for _ in range(5):
                 busy(0.002)
                 await lane.breathe()
-                at_slices.append(turns)
-        beside.cancel()
+                at_slices.append(others.count)
 
     asyncio.run(heavy())
     assert all(after - before >= 3 for before, after in pairwise(at_slices))

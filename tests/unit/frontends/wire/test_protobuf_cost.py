@@ -19,6 +19,7 @@ from headrace.frontends.wire.lane import Lane
 from headrace.frontends.wire.protobuf_cost import charge, counted, form_of
 from headrace.frontends.wire.protobuf_fields import length_prefix
 from headrace.frontends.wire.steps import in_steps
+from tests.unit.frontends.turns import Turns
 
 INFER, PREDICT = form_of(InferRequest), form_of(PredictRequest)
 MIB = 1 << 20
@@ -107,28 +108,18 @@ def test_counting_ends_soon_after_the_limit_and_takes_no_memory(name: str) -> No
 
 
 def test_others_are_answered_while_a_message_is_counted_and_while_steps_are_done() -> None:
-    turns = 0
-
-    async def other() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
     def steps() -> Iterator[None]:
         yield from itertools.repeat(None, 300_000)
 
     async def both() -> None:
-        task = asyncio.create_task(other())
-        async with Lane() as lane:
+        async with Turns() as others, Lane() as lane:
             for work in (
                 charge(counted(b"\x1a\x00" * 300_000, INFER), Allowance(Limits()), lane),
                 in_steps(steps(), lane),  # type: ignore[arg-type]
             ):
-                before = turns
+                before = others.count
                 await work
-                assert turns > before + 10
-        task.cancel()
+                assert others.count > before + 10
 
     asyncio.run(both())
 
