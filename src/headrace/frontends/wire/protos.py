@@ -68,19 +68,6 @@ def message(name: str) -> MessageClass:
     return made
 
 
-def enum_number(name: str, value: str) -> int:
-    """The number of an enum's value.
-
-    Args:
-        name: The enum's full name.
-        value: The value's name.
-
-    Raises:
-        KeyError: ``proto/`` has no such enum, or the enum no such value.
-    """
-    return int(POOL.FindEnumTypeByName(name).values_by_name[value].number)
-
-
 def parse(kind: MessageClass, data: bytes, *, counted: bool = False) -> Message:
     """Parse a message that a client sent.
 

@@ -32,10 +32,6 @@ def test_a_message_that_proto_lacks_is_a_key_error() -> None:
         protos.message("inference.Nothing")
 
 
-def test_enum_values_are_found_by_name() -> None:
-    assert protos.enum_number("inference.DataType", "TYPE_FP32") == 11
-
-
 def test_the_services_are_named() -> None:
     assert "inference.GRPCInferenceService" in protos.services()
     assert "grpc.health.v1.Health" in protos.services()
