@@ -20,9 +20,8 @@ LEAST_PROBABILITY = 1e-7
 """Predictions are clipped to this and to 1 minus this in metrics, so that one sure error is not infinite."""
 
 RUN_DETAIL = 11
-SLICE_DETAIL = 5
-"""Probabilities are counted in bins: how many bits after the leading one tell them apart, over all rows and
-for each value of a slice. Near 0 and near 1 bins are narrower in proportion."""
+"""Probabilities are counted in bins: how many bits after the leading one tell them apart over all rows of a
+run. Near 0 and near 1 bins are narrower in proportion."""
 
 _SUMS = 6
 """What is added up: rows, weight, weight of clicks, weighted predictions, loss, loss of the truth."""
@@ -89,6 +88,13 @@ class Scored(NamedTuple):
             self.predictions[start:stop], self.labels[start:stop], weights, truth, self.codes[:, start:stop]
         )
 
+    def chosen(self, there: Array) -> Scored:
+        """The rows for which a mask holds: themselves if it does for all."""
+        if there.all():
+            return self
+        found = {name: None if one is None else one[..., there] for name, one in self._asdict().items()}
+        return Scored.of(found)
+
 
 def exact_areas(predictions: Array, labels: Array, weights: Array | None, groups: Array, count: int) -> Array:
     """The AUC within each group of rows, ties counted half.
@@ -132,20 +138,6 @@ class Tally:
         self.with_truth = False
         self._detail = detail
 
-    def grow(self, groups: int) -> None:
-        """Make room for more groups."""
-        missing = groups - len(self.sums)
-        if missing > 0:
-            self.sums = np.concatenate([self.sums, np.zeros((missing, _SUMS))])
-            more = np.zeros((missing, *self.histogram.shape[1:]))
-            self.histogram = np.concatenate([self.histogram, more])
-
-    def fresh(self) -> Tally:
-        """An empty one of the same groups and bins."""
-        made = Tally(0, self._detail)
-        made.sums, made.histogram = np.zeros_like(self.sums), np.zeros_like(self.histogram)
-        return made
-
     def merge(self, other: Tally) -> None:
         """Add another one's sums."""
         self.sums += other.sums
@@ -154,7 +146,7 @@ class Tally:
 
     def copy(self) -> Tally:
         """The same sums, apart."""
-        made = self.fresh()
+        made = Tally(len(self.sums), self._detail)
         made.merge(self)
         return made
 

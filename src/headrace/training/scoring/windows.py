@@ -15,7 +15,7 @@ import numpy as np
 from headrace.errors import ConfigError
 from headrace.stream.block import Slice
 from headrace.tensors import Array
-from headrace.training.scoring.tallies import RUN_DETAIL, SLICE_DETAIL, Score, Scored, Tally, exact_areas
+from headrace.training.scoring.tallies import RUN_DETAIL, Score, Scored, Tally, exact_areas
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,7 +50,6 @@ class Windows:
         self._slices = tuple(slices)
         self._ids: dict[str, dict[str, int]] = {name: {} for name in self._slices}
         self._total = Tally(1, RUN_DETAIL)
-        self._parts = {name: Tally(0, SLICE_DETAIL) for name in self._slices}
         self._open: list[Scored] = []
         self._filled = 0
         self._closed = 0
@@ -97,24 +96,15 @@ class Windows:
 
     def total(self) -> Score:
         """The score of all rows."""
-        return self._with_open(self._total, None).score(0)
-
-    def totals_by_slice(self) -> dict[str, dict[str, Score]]:
-        """The scores of all rows with each value of each slice."""
-        found = {}
-        for number, name in enumerate(self._slices):
-            self._parts[name].grow(len(self._ids[name]))
-            tally = self._with_open(self._parts[name], number)
-            found[name] = {value: tally.score(code) for value, code in self._ids[name].items()}
-        return found
+        total = self._total.copy()
+        if self._open:
+            rows = _joined(self._open)
+            total.add(rows, _all_in_one(rows))
+        return total.score(0)
 
     def state(self) -> tuple[dict[str, Array], dict[str, object]]:
         """What scoring goes on from: arrays by name, and what JSON can hold."""
         arrays = {"windows.total.sums": self._total.sums, "windows.total.histogram": self._total.histogram}
-        for number, name in enumerate(self._slices):
-            self._parts[name].grow(len(self._ids[name]))
-            arrays[f"windows.slice{number}.sums"] = self._parts[name].sums
-            arrays[f"windows.slice{number}.histogram"] = self._parts[name].histogram
         if self._open:
             self._open = [_joined(self._open)]
             found = {name: one for name, one in self._open[0]._asdict().items() if one is not None}
@@ -142,36 +132,33 @@ class Windows:
             name: {value: code for code, value in enumerate(one)} for name, one in saved.slices.items()
         }
         self._closed, self._last = saved.closed, saved.last
-        names = {"total": self._total, **{f"slice{n}": self._parts[s] for n, s in enumerate(self._slices)}}
-        for name, tally in names.items():
-            tally.with_truth = saved.with_truth
-            tally.sums = np.array(arrays[f"windows.{name}.sums"])
-            tally.histogram = np.array(arrays[f"windows.{name}.histogram"])
+        self._total.with_truth = saved.with_truth
+        self._total.sums = np.array(arrays["windows.total.sums"])
+        self._total.histogram = np.array(arrays["windows.total.histogram"])
         self._open, self._filled = [], 0
         if "windows.open.labels" in arrays:
             found = {name: arrays.get(f"windows.open.{name}") for name in Scored._fields}
             open_rows = Scored.of({n: None if a is None else np.array(a) for n, a in found.items()})
             self._open, self._filled = [open_rows], len(open_rows.labels)
 
-    def _with_open(self, tally: Tally, slice_number: int | None) -> Tally:
-        """A copy of a tally with the rows of the open window."""
-        copy = tally.copy()
-        if self._open:
-            copy.add(*_chosen(_joined(self._open), slice_number))
-        return copy
-
     def _close(self) -> Window:
         rows = _joined(self._open)
         self._open, self._filled = [], 0
         self._closed += 1
-        score = _close_groups(self._total, rows, None)[0]
-        slices = {}
-        for number, name in enumerate(self._slices):
-            self._parts[name].grow(len(self._ids[name]))
-            found = _close_groups(self._parts[name], rows, number)
-            slices[name] = {value: found[code] for value, code in self._ids[name].items() if code in found}
+        window = Tally(1, RUN_DETAIL)
+        (score,) = _scores(window, rows, _all_in_one(rows))
+        self._total.merge(window)
+        slices = {name: self._by_value(rows, number) for number, name in enumerate(self._slices)}
         self._last = Window(number=self._closed, last_row=self.rows, score=score, slices=slices)
         return self._last
+
+    def _by_value(self, rows: Scored, number: int) -> dict[str, Score]:
+        """The scores of the rows with each value of a slice that there is among them."""
+        values, codes = list(self._ids[self._slices[number]]), rows.codes[number]
+        rows, codes = rows.chosen(codes >= 0), codes[codes >= 0]
+        there, groups = np.unique(codes, return_inverse=True)
+        scores = _scores(Tally(len(there), 0), rows, groups)
+        return {values[code]: score for code, score in zip(there.tolist(), scores, strict=True)}
 
 
 class _Saved(msgspec.Struct, kw_only=True):
@@ -192,25 +179,13 @@ def _joined(parts: Sequence[Scored]) -> Scored:
     return Scored.of({name: column(name) for name in Scored._fields})
 
 
-def _chosen(rows: Scored, slice_number: int | None) -> tuple[Scored, Array]:
-    """The rows that are in any group, and their groups."""
-    if slice_number is None:
-        return rows, np.zeros(len(rows.labels), np.int64)
-    groups = rows.codes[slice_number].astype(np.int64)
-    there = groups >= 0
-    if there.all():
-        return rows, groups
-    found = {name: None if one is None else one[..., there] for name, one in rows._asdict().items()}
-    return Scored.of(found), groups[there]
+def _all_in_one(rows: Scored) -> Array:
+    """The groups of rows that are in one group."""
+    return np.zeros(len(rows.labels), np.int64)
 
 
-def _close_groups(tally: Tally, rows: Scored, slice_number: int | None) -> dict[int, Score]:
-    """Add a window's rows to a tally; the scores of the groups that have any, with exact areas."""
-    rows, groups = _chosen(rows, slice_number)
-    window = tally.fresh()
-    window.add(rows, groups)
-    tally.merge(window)
-    count = len(window.sums)
-    areas = exact_areas(rows.predictions, rows.labels, rows.weights, groups, count)
-    there = np.flatnonzero(window.sums[:, 0]).tolist()
-    return {group: window.score(group, float(areas[group])) for group in there}
+def _scores(tally: Tally, rows: Scored, groups: Array) -> list[Score]:
+    """Add a window's rows to a fresh tally; the score of each of its groups, with its exact area."""
+    tally.add(rows, groups)
+    areas = exact_areas(rows.predictions, rows.labels, rows.weights, groups, len(tally.sums))
+    return [tally.score(group, float(area)) for group, area in enumerate(areas)]
