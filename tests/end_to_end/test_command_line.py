@@ -46,13 +46,13 @@ WRONG = {
     "an unknown verb": (("swerve",), 2, "swerve"),
     "an unknown option": (("serve", "models", "--quick"), 2, "--quick"),
     "a port that is no number": (("serve", "models", "--http-port", "http"), 2, "--http-port"),
-    "a port that cannot be": (("serve", ".", "--http-port", "70000"), 1, "http_port"),
-    "nothing to serve": (("serve",), 1, "nothing to serve"),
-    "a directory that is missing": (("serve", "no-such-directory"), 1, "headrace example no-such-directory"),
-    "a configuration that is missing": (("serve", ".", "--config", "no-such-file"), 1, "no-such-file"),
-    "versions of a missing directory": (("versions", "no-such-directory"), 1, "no-such-directory"),
-    "a rollback without a model": (("rollback", "."), 2, "NAME"),
-    "a rollback of a missing model": (("rollback", ".", "no-such-model"), 1, "no-such-model"),
+    "a port that cannot be": (("serve", ".", "--http-port", "70000"), 2, "http_port"),
+    "nothing to serve": (("serve",), 2, "nothing to serve"),
+    "a directory that is missing": (("serve", "no-such-directory"), 2, "headrace example no-such-directory"),
+    "a configuration that is missing": (("serve", ".", "--config", "no-such-file"), 2, "no-such-file"),
+    "versions of a missing directory": (("versions", "no-such-directory"), 2, "no-such-directory"),
+    "a rollback without a model": (("rollback",), 2, "DIR/NAME"),
+    "a rollback of a missing model": (("rollback", "no-such-model"), 2, "no-such-model"),
 }
 
 
@@ -69,7 +69,7 @@ def test_a_wrong_configuration_names_the_setting(tmp_path: Path) -> None:
     file = tmp_path / "server.toml"
     file.write_text("http_prot = 1\n", "utf-8")
     ran = headrace("serve", tmp_path, "--config", file)
-    assert ran.returncode == 1
+    assert ran.returncode == 2
     assert "did you mean http_port?" in ran.stderr
 
 
@@ -146,15 +146,15 @@ def test_versions_lists_them_and_rollback_pins_one(tmp_path: Path) -> None:
     listed = headrace("versions", tmp_path)
     assert listed.returncode == 0
     assert [number for number in "123" if number in listed.stdout] == ["1", "2", "3"]
-    unknown = headrace("rollback", tmp_path, "m", "--to", "9")
-    assert unknown.returncode == 1
-    assert "9" in unknown.stderr
-    back = headrace("rollback", tmp_path, "m")
+    unknown = headrace("rollback", tmp_path / "m/9")
+    assert unknown.returncode == 2
+    assert "m has no version 9; it has: 1, 2, 3" in unknown.stderr
+    back = headrace("rollback", tmp_path / "m")
     assert back.returncode == 0
     assert "2" in back.stdout
-    assert "pinned" in headrace("versions", tmp_path, "m").stdout
-    assert headrace("rollback", tmp_path, "m", "--release").returncode == 0
-    assert "pinned" not in headrace("versions", tmp_path, "m").stdout
+    assert "pinned" in headrace("versions", tmp_path / "m").stdout
+    assert headrace("rollback", tmp_path / "m", "--release").returncode == 0
+    assert "pinned" not in headrace("versions", tmp_path / "m").stdout
 
 
 def test_a_running_server_follows_a_rollback_without_a_failed_request(tmp_path: Path) -> None:
@@ -175,9 +175,9 @@ def test_a_running_server_follows_a_rollback_without_a_failed_request(tmp_path: 
         asking.start()
         try:
             server.wait_for(lambda: answered_by(2), "the newest version")
-            assert headrace("rollback", tmp_path, "m").returncode == 0
+            assert headrace("rollback", tmp_path / "m").returncode == 0
             server.wait_for(lambda: answered_by(1), "the version before")
-            assert headrace("rollback", tmp_path, "m", "--release").returncode == 0
+            assert headrace("rollback", tmp_path / "m", "--release").returncode == 0
             server.wait_for(lambda: answered_by(2), "the newest version again")
         finally:
             ended.set()
@@ -272,7 +272,7 @@ def test_a_port_that_is_taken_is_named_with_the_way_out(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         for option, other in (("--http-port", "--grpc-port"), ("--grpc-port", "--http-port")):
             ran = headrace("serve", tmp_path, option, str(port), other, "0")
-            assert ran.returncode == 1
+            assert ran.returncode == 2
             assert f"port {port} of 127.0.0.1 is taken" in ran.stderr
             assert f"{option} N" in ran.stderr
             assert "Traceback" not in ran.stderr

@@ -23,7 +23,7 @@ def test_a_version_becomes_an_onnx_file(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_what_is_no_version_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["export", str(tmp_path), str(tmp_path / "model.onnx")]) == 1
+    assert main(["export", str(tmp_path), str(tmp_path / "model.onnx")]) == 2
     assert "holds no click model (model.ctr)" in capsys.readouterr().err
     (tmp_path / "1").mkdir()
     write(tmp_path / "1", "lr")

@@ -38,7 +38,9 @@ def test_the_newest_version_becomes_a_table_and_a_trace(model: Path) -> None:
 
 def test_json_is_for_programs(model: Path) -> None:
     ran = headrace("profile", model / "1", "--calls", "3", "--json")
-    (profile,) = json.loads(ran.stdout)
+    said = json.loads(ran.stdout)
+    (profile,) = said["profiles"]
+    assert said["model"] == str(model / "1")
     assert (profile["runtime"], profile["rows"], profile["calls"]) == ("onnx", 32, 3)
     assert sum(one["share"] for one in profile["operations"]) == pytest.approx(1)
 
@@ -53,11 +55,11 @@ def test_recorded_requests_are_used(model: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["no-such-directory"], 1, "is not a directory"),
-        (["MODEL", "--training"], 1, "does not train onnx models"),
-        (["MODEL", "--keras", "model.py:build"], 1, "add --training"),
-        (["MODEL", "--rows", "0"], 1, "rows: expected a whole number, 1 or more, got 0"),
-        (["MODEL", "--trace", "no-such-directory/trace.json"], 1, "cannot be written"),
+        (["no-such-directory"], 2, "is not a directory"),
+        (["MODEL", "--training"], 2, "does not train onnx models"),
+        (["MODEL", "--keras", "model.py:build"], 2, "add --training"),
+        (["MODEL", "--rows", "0"], 2, "rows: expected a whole number, 1 or more, got 0"),
+        (["MODEL", "--trace", "no-such-directory/trace.json"], 2, "cannot be written"),
     ],
 )
 def test_wrong_usage_is_explained(model: Path, words: list[str], code: int, said: str) -> None:
@@ -70,5 +72,5 @@ def test_wrong_usage_is_explained(model: Path, words: list[str], code: int, said
 def test_a_model_of_code_has_no_profile(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text("")
     ran = headrace("profile", tmp_path)
-    assert ran.returncode == 1
+    assert ran.returncode == 2
     assert "a python model is no graph of operations" in ran.stderr

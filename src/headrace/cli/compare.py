@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import argparse
 import csv
+import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from headrace.cli import models, verbs
 from headrace.comparison import Difference, compare
 from headrace.config import MODEL_CONFIG_FILE, parse_model_config, read_model_config
-from headrace.errors import ConfigError, NotFound
+from headrace.errors import ConfigError
 from headrace.runtimes.options import RuntimeOptions
 from headrace.runtimes.registry import load
 from headrace.servable import Servable
 from headrace.tensors import Array
-from headrace.versions.layout import version_directories
 
 _EXAMPLES = """examples:
   headrace compare models/credit/1 models/credit/2 rows.csv         the original, and what was made of it
   headrace compare skops onnx rows.npy --tolerance 1e-6
-
-The exit code is 1 if rows differ by more than the tolerance.
 """
 
 _WARNING = """\
@@ -32,21 +31,25 @@ warning: they do not answer alike. Converters round to float32: thresholds move,
 original."""
 
 
-def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb to the command line."""
-    parser = verbs.add_parser(
-        "compare",
-        help="check a converted model against the original",
-        description="Answer the same rows with two models, and say how much the answers differ, and in how "
-        "many rows: for a model that was converted to ONNX, quantized or exported.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = verbs.add(
+        words,
+        verbs.Verb(
+            name="compare",
+            help="check a converted model against the original",
+            description="Answer the same rows with two models, and say how much the answers differ, and in "
+            "how many rows: for a model that was converted to ONNX, quantized or exported.",
+            examples=_EXAMPLES,
+            failure="rows differ by more than the tolerance, or a model fails",
+            run=run,
+        ),
     )
-    parser.add_argument("one", metavar="ONE", type=Path, help="the original: a model, or one version of it")
-    parser.add_argument("other", metavar="OTHER", type=Path, help="what was made of it, likewise")
+    parser.add_argument("one", metavar=models.VERSION, type=Path, help="the original")
+    parser.add_argument("other", metavar=models.VERSION, type=Path, help="what was made of it")
     parser.add_argument(
         "rows",
-        metavar="ROWS",
+        metavar="FILE",
         type=Path,
         help="rows as they will be asked for: .csv (columns by name), .npy (a matrix), .npz (inputs by name)",
     )
@@ -60,7 +63,6 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "--allow-code", action="store_true", help="load models that are Python code (model.py)"
     )
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -77,13 +79,35 @@ def run(options: argparse.Namespace) -> int:
             other.close()
     finally:
         one.close()
-    print(f"{options.one} ({one.platform}) and {options.other} ({other.platform}), {found[0].rows} rows")
-    for output in found:
-        print(_line(output, options.tolerance))
+    if options.json:
+        verbs.print_json(_object(options, found))
+    else:
+        print(f"{options.one} ({one.platform}) and {options.other} ({other.platform}), {found[0].rows} rows")
+        for output in found:
+            print(_line(output, options.tolerance))
     if not any(output.differing for output in found):
-        return 0
+        return verbs.DONE
     print(_WARNING, file=sys.stderr)
-    return 1
+    return verbs.FAILED
+
+
+def _object(options: argparse.Namespace, found: Sequence[Difference]) -> dict[str, object]:
+    return {
+        "models": [str(options.one), str(options.other)],
+        "rows": found[0].rows,
+        "tolerance": options.tolerance,
+        "outputs": [
+            {
+                "names": [one.name, one.other_name],
+                "differing_rows": one.differing,
+                "largest_difference": one.largest
+                if one.largest is not None and math.isfinite(one.largest)
+                else None,
+                "worst_row": one.worst_row,
+            }
+            for one in found
+        ],
+    }
 
 
 def _line(output: Difference, tolerance: float) -> str:
@@ -104,10 +128,7 @@ def _shown(value: object) -> str:
 
 
 def _load(directory: Path, *, allow_code: bool) -> Servable:
-    if not directory.is_dir():
-        raise NotFound(f"{directory} is not a directory")
-    versions = version_directories(directory)
-    version = versions[max(versions)] if versions else directory
+    version = models.find_version(directory)
     try:
         config = parse_model_config(read_model_config(version.parent))
     except OSError as error:
@@ -126,15 +147,15 @@ def _read_rows(file: Path) -> Mapping[str, Array]:
         if file.suffix == ".csv":
             return _read_csv(file)
         if file.suffix not in (".npy", ".npz"):
-            raise ConfigError(f"ROWS: expected .csv, .npy or .npz, got {file.name}")
+            raise ConfigError(f"FILE: expected .csv, .npy or .npz, got {file.name}")
         found = np.load(file, allow_pickle=False)
         rows = {"rows": found} if isinstance(found, np.ndarray) else dict(found)
     except OSError as error:
-        raise ConfigError(f"ROWS: {file} cannot be read: {error.strerror or error}") from error
+        raise ConfigError(f"FILE: {file} cannot be read: {error.strerror or error}") from error
     except (ValueError, EOFError, csv.Error) as error:
-        raise ConfigError(f"ROWS: {file.name}: {error}") from error
+        raise ConfigError(f"FILE: {file.name}: {error}") from error
     if not rows or any(array.ndim == 0 for array in rows.values()):
-        raise ConfigError(f"ROWS: {file.name}: expected arrays of rows")
+        raise ConfigError(f"FILE: {file.name}: expected arrays of rows")
     return rows
 
 
@@ -145,10 +166,10 @@ def _read_csv(file: Path) -> dict[str, Array]:
     short = next((number for number, row in enumerate(rows, 2) if len(row) != len(names)), None)
     if short is not None:
         raise ConfigError(
-            f"ROWS: {file.name}: line {short}: expected {len(names)} cells, as the first line has"
+            f"FILE: {file.name}: line {short}: expected {len(names)} cells, as the first line has"
         )
     if not rows:
-        raise ConfigError(f"ROWS: {file.name}: expected a line of names, and then rows")
+        raise ConfigError(f"FILE: {file.name}: expected a line of names, and then rows")
     return {name: _column([row[index] for row in rows]) for index, name in enumerate(names)}
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrace.cli import directories
+from headrace.cli import models, numbers, verbs
 from headrace.errors import ConfigError, HeadraceError
 from headrace.versions.layout import version_directories
 
@@ -29,26 +29,30 @@ written to. They fit the kind of processor that they were compiled on, and this 
 """
 
 
-def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb to the command line."""
-    parser = verbs.add_parser(
-        "compile",
-        help="compile what click models need ahead, for example in an image",
-        description="Compile the kernels that serving click models needs, and keep them on disk: a server "
-        "that finds them there answers at once, and needs to write nowhere.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = verbs.add(
+        words,
+        verbs.Verb(
+            name="compile",
+            help="compile what click models need ahead, for example in an image",
+            description="Compile the kernels that serving click models needs, and keep them on disk: a "
+            "server that finds them there answers at once, and needs to write nowhere.",
+            examples=_EXAMPLES,
+            failure="a model could not be loaded",
+            run=run,
+        ),
     )
     parser.add_argument(
         "models",
-        metavar="DIR",
+        metavar=models.ANY,
         type=Path,
         nargs="?",
-        help="the directory of models; without it, for any model",
+        help="a directory of models, one of them, or one version; without it, for any model",
     )
     parser.add_argument(
         "--factors",
-        type=int,
+        type=numbers.whole("factors"),
         action="append",
         metavar="N",
         help="the models' factors (default 8); may be repeated",
@@ -60,7 +64,6 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         choices=(16, 8),
         help="also for tables in so many bits; may be repeated",
     )
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -76,23 +79,29 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError(
             "compile: kernels cannot be kept: set NUMBA_CACHE_DIR to a directory that can be written to"
         )
-    found, failed = 0, 0
+    done: list[tuple[str, float, str | None]] = []
     with tempfile.TemporaryDirectory() as folder:
         for name, version in _versions(options, Path(folder)):
-            found += 1
-            print(f"  {name} …", end="", flush=True)
+            if not options.json:
+                print(f"  {name} …", end="", flush=True)
             started = time.monotonic()
+            problem = None
             try:
                 ctr_kernels.run_once(ctr.servable_of(version))
-            except HeadraceError as error:
-                failed += 1
-                print(f" failed: {error.message}", flush=True)
-            else:
-                print(f" {time.monotonic() - started:.1f} s", flush=True)
-    if not found:
+            except HeadraceError as raised:
+                problem = raised.message
+            done.append((name, time.monotonic() - started, problem))
+            if not options.json:
+                print(f" failed: {problem}" if problem else f" {done[-1][1]:.1f} s", flush=True)
+    if not done:
         print(f"{options.models} holds no click model: nothing is to be compiled", file=sys.stderr)
-    print(f"kernels are kept in {where.parent if where.name != '__pycache__' else where}")
-    return 1 if failed else 0
+    kept = where.parent if where.name != "__pycache__" else where
+    if options.json:
+        said = [{"name": name, "seconds": round(took, 3), "error": why} for name, took, why in done]
+        verbs.print_json({"directory": str(kept), "compiled": said})
+    else:
+        print(f"kernels are kept in {kept}")
+    return verbs.FAILED if any(why for _, _, why in done) else verbs.DONE
 
 
 def _versions(options: argparse.Namespace, folder: Path) -> Iterator[tuple[str, Path]]:
@@ -101,15 +110,12 @@ def _versions(options: argparse.Namespace, folder: Path) -> Iterator[tuple[str, 
         return
     if options.factors or options.quantize:
         raise ConfigError("compile: --factors and --quantize are for any model; DIR says what its own need")
-    if not options.models.is_dir():
-        raise ConfigError(f"DIR: {options.models} is not a directory")
-    directories.expect_models(options.models)
     from headrace.ctr.files.description import MODEL_FILE  # noqa: PLC0415 - compiled kernels, only when used
 
-    for model in sorted(path for path in options.models.iterdir() if path.is_dir() and path.name[0] != "."):
+    for model, wanted in models.find_models(options.models):
         for number, version in version_directories(model).items():
-            if (version / MODEL_FILE).is_file():
-                yield f"{model.name}/{number}", version
+            if wanted in (None, number) and (version / MODEL_FILE).is_file():
+                yield f"{models.name_of(model)}/{number}", version
 
 
 def _made_up(factors: list[int], quantize: list[Bits], folder: Path) -> Iterator[tuple[str, Path]]:

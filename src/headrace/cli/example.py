@@ -6,25 +6,35 @@ import argparse
 from pathlib import Path
 
 from headrace import example
+from headrace.cli import models, verbs
 
 
-def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb to the command line."""
-    parser = verbs.add_parser(
-        "example",
-        help="write a small example model",
-        description="Write DIR/half_plus_two/1/model.onnx, which answers y = x / 2 + 2.",
-        epilog="example:\n  headrace example models && headrace serve models",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = verbs.add(
+        words,
+        verbs.Verb(
+            name="example",
+            help="write a small example model",
+            description="Write DIR/half_plus_two/1/model.onnx, which answers y = x / 2 + 2.",
+            examples="example:\n  headrace example models && headrace serve models",
+            failure="it is there already",
+            run=run,
+        ),
     )
     parser.add_argument(
-        "directory", metavar="DIR", type=Path, help="the directory of models; made if it is missing"
+        "directory",
+        metavar=models.DIRECTORY,
+        type=Path,
+        help="the directory of models; made if it is missing",
     )
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Write the model and say how to go on."""
     written = example.write(options.directory)
-    print(f"wrote {written}\nnow: headrace serve {options.directory}")
-    return 0
+    if options.json:
+        verbs.print_json({"model": str(written), "version": 1})
+    else:
+        print(f"wrote {written}\nnow: headrace serve {options.directory}")
+    return verbs.DONE

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-_WRONG_USAGE = 2
+from headrace.cli.verbs import WRONG
 
 
 def add_words(
@@ -21,7 +21,7 @@ def add_words(
 
     def run(_: argparse.Namespace) -> int:
         parser.print_help(sys.stderr)
-        return _WRONG_USAGE
+        return WRONG
 
     parser.set_defaults(run=run)
     return parser.add_subparsers(title=title, metavar=metavar)

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from headrace.cli import compare, example, export, groups, profile, rollback, serve, stream, train, versions
+from headrace.cli import (
+    compare,
+    example,
+    export,
+    groups,
+    profile,
+    rollback,
+    serve,
+    stream,
+    train,
+    verbs,
+    versions,
+)
 from headrace.cli import compile as compile_ahead
 from headrace.errors import HeadraceError
 
@@ -17,9 +28,10 @@ _EXAMPLES = """examples:
   headrace example models              write a small example model
   headrace serve models                serve every model in a directory
   headrace stream generate --out rows  draw rows to learn from
-  headrace train rows --publish models/ctr  learn from them
-  headrace versions models ctr         show which versions there are
-  headrace rollback models ctr --to 3  serve version 3 until released
+  headrace train rows --publish models/ctr
+                                       learn from them
+  headrace versions models/ctr         show which versions there are
+  headrace rollback models/ctr/3       serve version 3 until released
   headrace export models/ctr/3 m.onnx  write a click model as ONNX
   headrace profile models/ctr          show where its time goes
   headrace compare skops onnx rows.csv check a converted model against the original
@@ -34,9 +46,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: The words after ``headrace``; those of the process if left out.
 
     Returns:
-        The exit code: 0, 1 for an error that was explained, 2 for wrong usage; 130 and 141 where a
-        shell would say that SIGINT and SIGPIPE ended it.
+        The exit code; ``headrace.cli.verbs`` names them, docs/command-line.md explains them.
     """
+    parser = build_parser()
+    try:
+        options = parser.parse_args(arguments)
+        code: int = options.run(options)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _write_nowhere()
+        return verbs.UNREAD
+    except HeadraceError as error:
+        print(f"headrace: {error.message}", file=sys.stderr)
+        return verbs.exit_code(error)
+    except KeyboardInterrupt:
+        return verbs.INTERRUPTED
+    return code
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """All verbs with their options."""
     parser = argparse.ArgumentParser(
         prog="headrace",
         description="Serve models in milliseconds: batched, versioned, over REST and gRPC.",
@@ -44,22 +73,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"headrace {version('headrace')}")
-    verbs = groups.add_words(parser, "verbs", "VERB")
+    words = groups.add_words(parser, "verbs", "VERB")
     for verb in (serve, train, stream, example, versions, rollback, export, profile, compile_ahead, compare):
-        verb.add_to(verbs)
-    try:
-        options = parser.parse_args(arguments)
-        code: int = options.run(options)
-        sys.stdout.flush()
-    except BrokenPipeError:  # Whoever reads has had enough, as in `… | head`: no error, and no success.
-        _write_nowhere()
-        return 128 + signal.SIGPIPE
-    except HeadraceError as error:
-        print(f"headrace: {error.message}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    return code
+        verb.add_to(words)
+    return parser
 
 
 def _write_nowhere() -> None:

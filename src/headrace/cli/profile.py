@@ -1,22 +1,20 @@
-"""``headrace profile DIR``: show where a model's time goes, operation by operation."""
+"""``headrace profile DIR/NAME[/N]``: show where a model's time goes, operation by operation."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from headrace.cli import directories, numbers
+from headrace.cli import models, numbers, verbs
 from headrace.config import MODEL_CONFIG_FILE, parse_model_config, read_model_config
 from headrace.config.checks import MOST_THREADS
-from headrace.errors import ConfigError, NotFound
+from headrace.errors import ConfigError
 from headrace.profiling.report import Profile, as_json, as_table
 from headrace.profiling.trace import write_trace
 from headrace.runtimes.options import RuntimeOptions
 from headrace.runtimes.registry import Runtime, find
-from headrace.versions.layout import version_directories
 
 _MOST_ROWS = 2**20
 _MOST_CALLS = 1_000_000
@@ -29,17 +27,23 @@ _EXAMPLES = """examples:
 """
 
 
-def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb to the command line."""
-    parser = verbs.add_parser(
-        "profile",
-        help="show where a model's time goes",
-        description="Measure each operation of an ONNX, TensorFlow or click model, with recorded requests "
-        "(warm_up.jsonl) or made-up ones.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = verbs.add(
+        words,
+        verbs.Verb(
+            name="profile",
+            help="show where a model's time goes",
+            description="Measure each operation of an ONNX, TensorFlow or click model, with recorded "
+            "requests (warm_up.jsonl) or made-up ones.",
+            examples=_EXAMPLES,
+            failure="the model cannot be loaded, or fails",
+            run=run,
+        ),
     )
-    parser.add_argument("directory", metavar="DIR", type=Path, help="a model, or one version of it")
+    parser.add_argument(
+        "model", metavar=models.VERSION, type=Path, help="a model, its newest version, or version N"
+    )
     parser.add_argument(
         "--rows",
         type=numbers.whole("rows", least=1, most=_MOST_ROWS),
@@ -72,15 +76,13 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="with --training: rows a batch (default %(default)s)",
     )
     parser.add_argument("--trace", metavar="FILE", type=Path, help="write each operation of each call")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Measure, and print what was measured."""
     if (options.keras or options.schema) and not options.training:
         raise ConfigError("--keras and --schema say what learns; add --training")
-    directory = _version(options.directory)
+    directory = models.find_version(options.model)
     settings = _settings(directory, options.threads)
     names = [entry.name for entry in directory.iterdir() if entry.is_file()]
     runtime, name = find(names, settings.kind)
@@ -88,20 +90,13 @@ def run(options: argparse.Namespace) -> int:
     if options.trace is not None:
         write_trace(options.trace, profiles)
     if options.json:
-        print(json.dumps([as_json(profile) for profile in profiles], indent=2))
+        said = [as_json(profile) for profile in profiles]
+        verbs.print_json({"model": str(directory), "profiles": said})
     else:
         print("\n\n".join(as_table(profile) for profile in profiles))
         if options.trace is not None:
             print(f"trace: {options.trace}; open it at https://ui.perfetto.dev", file=sys.stderr)
-    return 0
-
-
-def _version(directory: Path) -> Path:
-    if not directory.is_dir():
-        raise NotFound(f"DIR: {directory} is not a directory")
-    directories.expect_one_model(directory)
-    versions = version_directories(directory)
-    return versions[max(versions)] if versions else directory
+    return verbs.DONE
 
 
 def _settings(directory: Path, threads: int) -> RuntimeOptions:

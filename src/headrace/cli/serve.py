@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace import logs
-from headrace.cli import directories
+from headrace.cli import models, verbs
 from headrace.config import ServerConfig, read_server_config, with_flags
 from headrace.errors import ConfigError
 from headrace.terminal import table
@@ -32,16 +32,22 @@ _OVERRIDES = (
 _SETTLE_SECONDS = 10.0
 
 
-def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb to the command line."""
-    parser = verbs.add_parser(
-        "serve",
-        help="serve the models in a directory over REST and gRPC",
-        description="Serve DIR/NAME/NUMBER/… over REST and gRPC, and new versions as they appear.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = verbs.add(
+        words,
+        verbs.Verb(
+            name="serve",
+            help="serve the models in a directory over REST and gRPC",
+            description="Serve DIR/NAME/N/… over REST and gRPC, and new versions as they appear.",
+            examples=_EXAMPLES,
+            failure="it cannot go on",
+            run=run,
+        ),
     )
-    parser.add_argument("models", metavar="DIR", type=Path, nargs="?", help="the directory of models")
+    parser.add_argument(
+        "models", metavar=models.DIRECTORY, type=Path, nargs="?", help="the directory of models"
+    )
     parser.add_argument(
         "--config", metavar="FILE", type=Path, help="settings in TOML; options here win over it"
     )
@@ -84,7 +90,6 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         choices=("debug", "info", "warning", "error"),
         help="the least severe level (default info)",
     )
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -100,9 +105,15 @@ def run(options: argparse.Namespace) -> int:
     from headrace import server  # noqa: PLC0415
 
     async def announce(serving: Server) -> None:
-        _print_addresses(serving, options.models, started)
+        seconds = time.monotonic() - started
+        if not options.json:
+            _print_addresses(serving, options.models, seconds)
         await serving.engine.settle(_SETTLE_SECONDS)
-        _print_models(serving)
+        if options.json:
+            verbs.print_json({**_addresses(serving), "start_seconds": round(seconds, 3), **_models(serving)})
+            sys.stdout.flush()
+        else:
+            _print_models(serving)
 
     uvloop.run(server.run(options.models, config, announce))
     return 0
@@ -117,7 +128,7 @@ def _config(options: argparse.Namespace) -> ServerConfig:
         way_out = "" if options.models.exists() else f"; `headrace example {options.models}` makes one"
         raise ConfigError(f"DIR: {options.models} is not a directory{way_out}")
     if options.models is not None:
-        directories.expect_no_version(options.models)
+        models.expect_no_version(options.models)
     return with_flags(config, **given)
 
 
@@ -148,15 +159,37 @@ def _schedule_as_batch() -> None:
 # --- what is printed ---
 
 
-def _print_addresses(serving: Server, models: Path | None, started: float) -> None:
+def _print_addresses(serving: Server, directory: Path | None, seconds: float) -> None:
     host, port = serving.http_address
     grpc_host, grpc_port = serving.grpc_address
-    print(
-        f"headrace serves {models or 'the configured models'}, "
-        f"{time.monotonic() - started:.2f} s after its start"
-    )
+    print(f"headrace serves {directory or 'the configured models'}, {seconds:.2f} s after its start")
     print(f"  REST  http://{_bracketed(host)}:{port}")
     print(f"  gRPC  {_bracketed(grpc_host)}:{grpc_port}", flush=True)
+
+
+def _addresses(serving: Server) -> dict[str, object]:
+    def of(address: tuple[str, int]) -> dict[str, object]:
+        return {"host": address[0], "port": address[1]}
+
+    return {"http": of(serving.http_address), "grpc": of(serving.grpc_address)}
+
+
+def _models(serving: Server) -> dict[str, object]:
+    manager = serving.engine.manager
+    said = [
+        {
+            "name": model,
+            "default": manager.default_version(model),
+            "versions": [
+                {"version": one.version, "state": one.state.value, "error": one.error or None}
+                for one in manager.status(model)
+            ],
+            "problems": list(manager.warnings(model)),
+        }
+        for model in manager.models()
+    ]
+    not_served = [{"name": name, "problem": why} for name, why in sorted(manager.unusable.items())]
+    return {"models": said, "not_served": not_served}
 
 
 def _print_models(serving: Server) -> None:

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrace.cli import groups
-from headrace.errors import ConfigError
+from headrace.cli import groups, verbs
+from headrace.errors import ConfigError, HeadraceError
 from headrace.stream.schema import Schema, parse_schema
 
 if TYPE_CHECKING:
@@ -43,9 +43,9 @@ _INSPECT_EXAMPLES = """examples:
   headrace stream inspect --json clicks.arrows"""
 
 
-def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb to the command line."""
-    parser = verbs.add_parser(
+    parser = words.add_parser(
         "stream",
         help="make, convert and look at streams of rows",
         description="Make, convert and look at streams of rows: what headrace train reads, in Arrow IPC.",
@@ -59,14 +59,18 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def _add_generate(tools: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = tools.add_parser(
-        "generate",
-        help="draw rows from a hidden model whose best logloss is known",
-        description="Draw rows from a hidden model, shaped like Criteo's clicks. The exact probability of "
-        "each label is in the column truth, so that the best possible logloss is known. The same options "
-        "give the same bytes.",
-        epilog=_GENERATE_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = verbs.add(
+        tools,
+        verbs.Verb(
+            name="generate",
+            help="draw rows from a hidden model whose best logloss is known",
+            description="Draw rows from a hidden model, shaped like Criteo's clicks. The exact probability "
+            "of each label is in the column truth, so that the best possible logloss is known. The same "
+            "options give the same bytes.",
+            examples=_GENERATE_EXAMPLES,
+            failure="the rows cannot be written",
+            run=run_generate,
+        ),
     )
     add = parser.add_argument
     add("--rows", type=int, default=1_000_000, metavar="N", help="how many rows (default 1000000)")
@@ -116,7 +120,6 @@ def _add_generate(tools: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="write R rows a second, as a live source; else as fast as it goes",
     )
     add("--out", type=Path, metavar="FILE", help="where to write (default standard output)")
-    parser.set_defaults(run=run_generate)
 
 
 _FASTEST_PACE = 1e9
@@ -150,17 +153,21 @@ def run_generate(options: argparse.Namespace) -> int:
     batches = generate_batches(settings)
     if options.pace is not None:
         batches = _paced(batches, options.pace)
-    return _write(options.out, arrow_schema(settings), batches, settings.rows)
+    return _write(options, arrow_schema(settings), batches, settings.rows)
 
 
 def _add_encode(tools: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = tools.add_parser(
-        "encode",
-        help="make a stream of CSV, Parquet, VW's text or an Arrow file",
-        description="Make a stream of a file. What its columns are is said by a schema, or guessed from the "
-        "first rows: print the guess, mend it, and give it back.",
-        epilog=_ENCODE_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = verbs.add(
+        tools,
+        verbs.Verb(
+            name="encode",
+            help="make a stream of CSV, Parquet, VW's text or an Arrow file",
+            description="Make a stream of a file. What its columns are is said by a schema, or guessed from "
+            "the first rows: print the guess, mend it, and give it back.",
+            examples=_ENCODE_EXAMPLES,
+            failure="a row cannot be read, or the rows cannot be written",
+            run=run_encode,
+        ),
     )
     add = parser.add_argument
     add("input", metavar="FILE", type=Path, help="the file; - for standard input")
@@ -193,7 +200,6 @@ def _add_encode(tools: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     )
     add("--columns", **names, help="a CSV's columns, if no first line names them; may be repeated")
     add("--out", type=Path, metavar="FILE", help="where to write (default standard output)")
-    parser.set_defaults(run=run_encode)
 
 
 def run_encode(options: argparse.Namespace) -> int:
@@ -227,19 +233,24 @@ def run_encode(options: argparse.Namespace) -> int:
     for doubt in encoded.doubts:
         print(f"headrace: {doubt}", file=sys.stderr)
     if options.print_schema:
-        print(schema_toml(encoded.schema))
-        return 0
-    return _write(options.out, encoded.arrow_schema, encoded.batches, None)
+        print(encoded.schema.encode().decode() if options.json else schema_toml(encoded.schema))
+        return verbs.DONE
+    return _write(options, encoded.arrow_schema, encoded.batches, None)
 
 
 def _add_inspect(tools: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = tools.add_parser(
-        "inspect",
-        help="show what a stream holds",
-        description="Show a stream's schema, how much it holds, what its values are like and, where it has "
-        "the truth, the best possible logloss. What is wrong with it is said as headrace train would say it.",
-        epilog=_INSPECT_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = verbs.add(
+        tools,
+        verbs.Verb(
+            name="inspect",
+            help="show what a stream holds",
+            description="Show a stream's schema, how much it holds, what its values are like and, where it "
+            "has the truth, the best possible logloss. What is wrong with it is said as headrace train would "
+            "say it.",
+            examples=_INSPECT_EXAMPLES,
+            failure="the stream is cut or corrupt",
+            run=run_inspect,
+        ),
     )
     add = parser.add_argument
     add(
@@ -251,8 +262,6 @@ def _add_inspect(tools: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         help="the stream; - for standard input (default)",
     )
     add("--schema", type=Path, metavar="FILE", help="what the columns are, for a stream that does not say it")
-    add("--json", action="store_true", help="print one JSON object")
-    parser.set_defaults(run=run_inspect)
 
 
 def run_inspect(options: argparse.Namespace) -> int:
@@ -276,7 +285,7 @@ def run_inspect(options: argparse.Namespace) -> int:
     print(as_json(found) if options.json else as_text(found))
     if found.problem is not None:
         raise found.problem
-    return 0
+    return verbs.DONE
 
 
 def _read_schema(path: Path) -> Schema:
@@ -307,21 +316,28 @@ def _paced(batches: Iterable[pa.RecordBatch], rows_per_second: float) -> Iterato
         yield batch
 
 
-def _write(out: Path | None, schema: pa.Schema, batches: Iterable[pa.RecordBatch], rows: int | None) -> int:
+def _write(
+    options: argparse.Namespace, schema: pa.Schema, batches: Iterable[pa.RecordBatch], rows: int | None
+) -> int:
     from headrace.stream.output import ProgressLine, open_output, write_stream  # noqa: PLC0415 - needs the extra
 
+    out: Path | None = options.out
+    if options.json and out in (None, Path("-")):
+        raise ConfigError("json: standard output is the stream; add --out FILE")
     # Behind a pipe, whoever reads has a line of its own on the same terminal.
     progress = ProgressLine(sys.stderr, rows, shown=None if out is not None else False)
     try:
         with open_output(out) as file:
-            write_stream(file, schema, batches, progress)
+            written = write_stream(file, schema, batches, progress)
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise ConfigError(f"{out or 'standard output'}: {error.strerror or error}") from error
+        raise HeadraceError(f"{out or 'standard output'}: {error.strerror or error}") from error
     finally:
         progress.close()
-    return 0
+    if options.json and out is not None:
+        verbs.print_json({"file": str(out), "rows": written, "size_bytes": out.stat().st_size})
+    return verbs.DONE
 
 
 @contextlib.contextmanager

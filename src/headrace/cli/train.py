@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.cli import numbers
+from headrace.cli import models, numbers, verbs
 from headrace.config import checks
 from headrace.ctr.settings import DEEP, KINDS, OPTIMIZERS
 from headrace.errors import ConfigError
@@ -35,15 +35,22 @@ _OF_VERSIONS = ("quantize", "patch", "replace", "server_config")
 _MODELS = (*KINDS, "keras")
 
 
-def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb to the command line."""
-    parser = verbs.add_parser(
-        "train",
-        help="learn a click model from a stream and publish its versions",
-        description="Learn a click model from a stream of rows: each is predicted, the prediction is scored, "
-        "then the model learns from it. The last line on standard output is one JSON object.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = verbs.add(
+        words,
+        verbs.Verb(
+            name="train",
+            help="learn a click model from a stream and publish its versions",
+            description="Learn a click model from a stream of rows: each is predicted, the prediction is "
+            "scored, then the model learns from it. Standard output has one JSON object a line: one for each "
+            "window of rows, unless it is a terminal, and in the end one for the run. With --json there is "
+            "only the last.",
+            examples=_EXAMPLES,
+            failure="the stream is cut or corrupt, the model diverged, something could not be written, or no "
+            "configuration of a search passes its gates",
+            run=run,
+        ),
     )
     parser.add_argument(
         "input", metavar="FILE", nargs="?", default="-", help="the stream; - for standard input (default)"
@@ -52,7 +59,6 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     _add_stream(parser)
     _add_publication(parser)
     _add_reports(parser)
-    parser.set_defaults(run=run)
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
@@ -136,7 +142,7 @@ def _add_stream(parser: argparse.ArgumentParser) -> None:
 
 def _add_publication(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("versions and checkpoints")
-    group.add_argument("--publish", metavar="DIR", type=Path, help="the model's directory, as served")
+    group.add_argument("--publish", metavar=models.MODEL, type=Path, help="the model's directory, as served")
     group.add_argument(
         "--every-rows",
         type=numbers.whole("every-rows", least=0, most=numbers.MOST_OF_A_STREAM),
@@ -280,6 +286,7 @@ def _asked(options: argparse.Namespace) -> TrainOptions:
         plot=options.plot,
         metrics_host=options.metrics_host,
         metrics_port=options.metrics_port,
+        json=options.json,
     )
 
 
@@ -347,14 +354,14 @@ def _check(options: argparse.Namespace) -> None:
     if options.model == "keras":
         _check_keras(options)
     if (options.every_rows or options.every_seconds) and options.publish is None:
-        raise ConfigError("publish: --every-rows and --every-seconds need --publish DIR")
+        raise ConfigError("publish: --every-rows and --every-seconds need --publish DIR/NAME")
     if (options.checkpoint_every_rows or options.checkpoint_every_seconds) and options.checkpoint is None:
         raise ConfigError("checkpoint: how often is said, but not where; add --checkpoint DIR")
     if options.search is not None:
         _check_search(options)
     elif options.publish is None and (idle := [one for one in _OF_VERSIONS if getattr(options, one)]):
         given = ", ".join(f"--{name.replace('_', '-')}" for name in idle)
-        raise ConfigError(f"publish: {given} would do nothing; add --publish DIR")
+        raise ConfigError(f"publish: {given} would do nothing; add --publish DIR/NAME")
     if options.continued and not options.resume:
         raise ConfigError("continued: it says where the input goes on after --resume; give both")
 

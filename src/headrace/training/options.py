@@ -45,6 +45,7 @@ class TrainOptions:
         plot: The image to draw; None for none.
         metrics_host: Where Prometheus' metrics are answered.
         metrics_port: On which port; 0 for any, None for none.
+        json: Whether standard output gets one object only, without the windows; a search's as JSON.
     """
 
     input: str = "-"
@@ -71,6 +72,7 @@ class TrainOptions:
     plot: Path | None = None
     metrics_host: str = "127.0.0.1"
     metrics_port: int | None = None
+    json: bool = False
 
     def reading(self, batch_rows: int, skip_rows: int = 0) -> ReadSettings:
         """How the stream is read.

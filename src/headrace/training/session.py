@@ -50,7 +50,7 @@ def train(options: TrainOptions, output: TextIO, errors: TextIO) -> int:
             identity=identity_of(options, settings, reader.features.schema),
         )
         plot = Plot(options.plot, f"headrace train · {settings.kind}") if options.plot else None
-        reports = Reports(output, errors, plot, told)
+        reports = Reports(output, errors, plot, told, windows=not options.json)
         stack.enter_context(told_of_compiling(errors))
         trainer = Trainer(learner, plan, reports.observers)
         if checkpoint is not None:

@@ -115,9 +115,9 @@ def test_rows_that_cannot_be_read_are_explained(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: bytes, said: str
 ) -> None:
     (tmp_path / name).write_bytes(content)
-    assert main(["compare", str(tmp_path), str(tmp_path), str(tmp_path / name)]) == 1
+    assert main(["compare", str(tmp_path), str(tmp_path), str(tmp_path / name)]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("headrace: ROWS: ")
+    assert error.startswith("headrace: FILE: ")
     assert said in error
 
 

@@ -42,5 +42,5 @@ def test_a_directory_without_click_models_is_said_to_be_one(
 def test_what_is_wrong_is_explained(
     arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["compile", *arguments]) == 1
+    assert main(["compile", *arguments]) == 2
     assert said in capsys.readouterr().err

@@ -115,7 +115,7 @@ WRONG = {
 @pytest.mark.parametrize("case", WRONG)
 def test_what_is_wrong_is_said_with_its_name(case: str, capsys: pytest.CaptureFixture[str]) -> None:
     words, said = WRONG[case]
-    assert main(["stream", *words]) == 1
+    assert main(["stream", *words]) == 2
     assert said in capsys.readouterr().err
 
 
@@ -139,7 +139,7 @@ def test_a_stream_is_not_written_to_a_terminal() -> None:
     finally:
         os.close(ours)
         os.close(theirs)
-    assert ran.returncode == 1
+    assert ran.returncode == 2
     assert b"terminal" in ran.stderr
     assert b"--out" in ran.stderr
 

@@ -67,14 +67,17 @@ def test_adam_comes_with_a_rate_that_fits_it() -> None:
     [
         (["--hidden", "many"], "hidden: expected widths such as 128,64, got 'many'"),
         (["--interaction", "a+b"], "interaction: expected two fields such as site"),
-        (["--every-rows", "5"], "publish: --every-rows and --every-seconds need --publish DIR"),
+        (["--every-rows", "5"], "publish: --every-rows and --every-seconds need --publish DIR/NAME"),
         (["--every-rows", "-5"], "every-rows: expected a whole number, 0 or more, got -5"),
         (["--checkpoint-every-rows", "5"], "checkpoint: how often is said, but not where"),
         (["--model", "lr", "--factors", "4"], "factors: lr has no embeddings; leave --factors out"),
         (["--model", "fm", "--hidden", "3"], "hidden: fm has no network; leave --hidden out, or take deepfm"),
-        (["--quantize", "16", "--patch"], "publish: --quantize, --patch would do nothing; add --publish DIR"),
+        (
+            ["--quantize", "16", "--patch"],
+            "publish: --quantize, --patch would do nothing; add --publish DIR/",
+        ),
         (["--replace"], "publish: --replace would do nothing"),
-        (["--server-config", "s.toml"], "publish: --server-config would do nothing; add --publish DIR"),
+        (["--server-config", "s.toml"], "publish: --server-config would do nothing; add --publish DIR/NAME"),
         (["--search", "s.toml", "--patch"], "search: it knows no --patch"),
         (["--search", "s.toml", "--server-config", "f"], "search: it knows no --server-config"),
         (["--rows", "0"], "rows: expected a whole number"),
@@ -95,7 +98,7 @@ def test_adam_comes_with_a_rate_that_fits_it() -> None:
 def test_wrong_options_are_refused_in_words(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["train", *words]) == 1
+    assert main(["train", *words]) == 2
     assert message in capsys.readouterr().err
 
 
@@ -105,7 +108,7 @@ def test_a_terminal_is_no_stream(monkeypatch: pytest.MonkeyPatch, capsys: pytest
             return True
 
     monkeypatch.setattr("sys.stdin", Terminal())
-    assert main(["train"]) == 1
+    assert main(["train"]) == 2
     assert "standard input is a terminal; pipe a stream into it" in capsys.readouterr().err
 
 

@@ -21,7 +21,13 @@ class Reports:
     """
 
     def __init__(
-        self, output: TextIO, errors: TextIO, plot: Plot | None, others: Sequence[Observer] = ()
+        self,
+        output: TextIO,
+        errors: TextIO,
+        plot: Plot | None,
+        others: Sequence[Observer] = (),
+        *,
+        windows: bool = True,
     ) -> None:
         """Decide who is told.
 
@@ -30,12 +36,14 @@ class Reports:
             errors: Where people are told how it goes.
             plot: What draws the run in the end; None for nothing.
             others: Who else is told.
+            windows: Whether windows are written, where not only people look; else the summary alone.
         """
         self._errors = errors
         self._plot = plot
         self._lines, self._terminal = JsonReport(output), TerminalReport(errors)
         told: list[Observer] = [self._terminal] if errors.isatty() else []
-        told += [] if errors.isatty() and output.isatty() else [self._lines]
+        if windows and not (errors.isatty() and output.isatty()):
+            told.append(self._lines)
         self.observers: list[Observer] = [*told, Warnings(errors), *([plot] if plot else []), *others]
 
     def end(self, summary: Mapping[str, object], error: str | None) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -13,8 +14,8 @@ from headrace.training.running.interruptions import Interruptions
 from headrace.training.running.loop import EXIT_CODES, take_all
 from headrace.training.running.source import open_stream
 from headrace.training.searching.configurations import configurations, read_search
-from headrace.training.searching.search import Search
-from headrace.training.searching.table import report
+from headrace.training.searching.search import Result, Search
+from headrace.training.searching.table import as_object, report
 
 
 def search(options: TrainOptions, file: Path, output: TextIO, errors: TextIO) -> int:
@@ -38,7 +39,7 @@ def search(options: TrainOptions, file: Path, output: TextIO, errors: TextIO) ->
         terminal = Line(errors)
         ended = take_all(reader, _Shown(going, terminal), options.most_rows, interruptions)
         terminal.clear()
-    unfit = _tell_results(going, output)
+    unfit = _tell_results(going, output, as_object if options.json else report)
     error = ended.error or unfit
     if error is not None:
         errors.write(f"headrace: {error}\n")
@@ -65,11 +66,11 @@ class _Shown:
         return self._going.explain(error)
 
 
-def _tell_results(going: Search, output: TextIO) -> str | None:
+def _tell_results(going: Search, output: TextIO, told: Callable[[Sequence[Result], int], str]) -> str | None:
     """Write what became of the configurations; what is wrong, if there is something."""
     try:
         results = going.results()
-        output.write(report(results, going.rows))
+        output.write(told(results, going.rows))
         output.flush()
     except BrokenPipeError:  # for the command line, where it is no error
         raise

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+
+import msgspec
 
 from headrace import terminal
 from headrace.training.configuration import to_toml
+from headrace.training.reporting.lines import described
 from headrace.training.searching.search import Result
 
 
@@ -31,6 +35,23 @@ def report(results: Sequence[Result], rows: int) -> str:
     if not results or results[0].out:
         return f"{comments}#\n# No configuration passes the gates.\n"
     return f"{comments}\n{to_toml(results[0].configuration.settings)}"
+
+
+def as_object(results: Sequence[Result], rows: int) -> str:
+    """The results as one JSON object on a line, best first."""
+    said = [
+        {
+            "name": one.configuration.name,
+            "settings": msgspec.to_builtins(one.configuration.settings),
+            **described(one.score),
+            "rows_per_second": round(one.rows_per_second, 1),
+            "size_bytes": round(one.size_mb * 1e6),
+            "latency_seconds": round(one.latency_ms / 1e3, 9),
+            "out": one.out or None,
+        }
+        for one in results
+    ]
+    return json.dumps({"rows": rows, "configurations": said}, allow_nan=False) + "\n"
 
 
 def _number(value: float | None) -> str:

@@ -1,0 +1,156 @@
+"""One way to name models for every verb: ``DIR/NAME[/N]``, a version, or a model for its newest one.
+
+Verbs that take several have ``DIR[/NAME[/N]]``: every model in a directory, one model, or one version. What a
+path is, is seen from what lies there; a name that is a number is a version of what it lies in.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from headrace.errors import ConfigError, HeadraceError, NotFound
+from headrace.versions.layout import (
+    MANIFEST_FILE,
+    holds_versions,
+    model_directories,
+    version_directories,
+    version_number,
+)
+
+DIRECTORY = "DIR"
+"""What stands in the help for a directory of models."""
+
+MODEL = "DIR/NAME"
+"""For a model."""
+
+VERSION = "DIR/NAME[/N]"
+"""For a model or one version of it."""
+
+ANY = "DIR[/NAME[/N]]"
+"""For a directory of models, one of them, or one version of it."""
+
+_TOLD = 5
+
+
+def find_model(path: Path) -> tuple[Path, int | None]:
+    """Find the model that ``DIR/NAME[/N]`` names.
+
+    Args:
+        path: What was given.
+
+    Returns:
+        The model's directory, and the number of the version if one was named.
+
+    Raises:
+        NotFound: There is no such directory, or no such version in it; the message says which there are.
+        ConfigError: It is a directory of models; the message names them.
+    """
+    directory, number = _split(path)
+    if not directory.is_dir():
+        raise NotFound(f"{VERSION}: {directory} is not a directory")
+    held = model_directories(directory)
+    if held:
+        told = ", ".join(str(directory / name) for name in held[:_TOLD])
+        more = f" and {len(held) - _TOLD} more" if len(held) > _TOLD else ""
+        raise ConfigError(f"{VERSION}: {directory} is a directory of models; name one of them: {told}{more}")
+    if number is not None:
+        expect_version(directory, number)
+    return directory, number
+
+
+def find_version(path: Path) -> Path:
+    """Find the directory of the version that ``DIR/NAME[/N]`` names; the newest if it names none.
+
+    A directory without versions is taken for a version itself, wherever it lies.
+
+    Args:
+        path: What was given.
+
+    Raises:
+        NotFound: As of ``find_model``.
+        ConfigError: Likewise.
+    """
+    directory, number = find_model(path)
+    versions = version_directories(directory)
+    if number is None and not versions:
+        return directory
+    return versions[max(versions) if number is None else number]
+
+
+def find_models(path: Path) -> list[tuple[Path, int | None]]:
+    """Find all that ``DIR[/NAME[/N]]`` names: each model's directory, and the version if one was named.
+
+    Args:
+        path: What was given.
+
+    Raises:
+        NotFound: There is no such directory, or no such version in it.
+    """
+    directory, number = _split(path)
+    if number is None and not directory.is_dir():
+        raise NotFound(f"{ANY}: {directory} is not a directory")
+    if number is None and (model_directories(directory) or not holds_versions(directory)):
+        return [(one, None) for one in sorted(directory.iterdir()) if one.is_dir() and one.name[0] != "."]
+    if number is not None:
+        expect_version(directory, number)
+    return [(directory, number)]
+
+
+def expect_version(model: Path, number: int) -> None:
+    """Refuse the number of a version that is not there.
+
+    Raises:
+        NotFound: It is not; the message says which are.
+    """
+    there = version_directories(model)
+    if number not in there:
+        have = ", ".join(map(str, there)) or "none"
+        raise NotFound(f"{VERSION}: {name_of(model)} has no version {number}; it has: {have}")
+
+
+def expect_no_version(directory: Path) -> None:
+    """Refuse the directory of a version where one that holds versions, or models, is wanted.
+
+    Raises:
+        ConfigError: It is one, and the message says which was meant.
+    """
+    number, above = _place(directory)
+    if version_number(number) is None or holds_versions(directory) or not _holds_model(directory):
+        return  # mostly told by the name: nothing else is read then
+    if not model_directories(directory):
+        name, models = _place(above)
+        raise ConfigError(
+            f"{DIRECTORY}: {directory} is version {number} of one model, {name}; "
+            f"the directory of models is {models}"
+        )
+
+
+def name_of(model: Path) -> str:
+    """What a model is called: as its directory is."""
+    return _place(model)[0]
+
+
+def _split(path: Path) -> tuple[Path, int | None]:
+    name, above = _place(path)
+    number = version_number(name)
+    if number is None or not above.is_dir() or holds_versions(path) or model_directories(path):
+        return path, None  # a directory of models, or a model, may be called by a number, too
+    return above, number
+
+
+def _place(directory: Path) -> tuple[str, Path]:
+    """Its name, and the directory that it lies in, as relative as it was given."""
+    if directory.name in ("", ".."):
+        directory = directory.resolve()
+    return directory.name, directory.parent
+
+
+def _holds_model(directory: Path) -> bool:
+    from headrace.runtimes.registry import find  # noqa: PLC0415 - only when used
+
+    try:
+        names = [entry.name for entry in os.scandir(directory) if entry.is_file()]
+        return MANIFEST_FILE in names or bool(find(names))
+    except (OSError, HeadraceError):
+        return False

@@ -1,0 +1,94 @@
+"""What all verbs have in common: how their help ends, the codes they end with, and how they print JSON.
+
+The conventions are in CONTRIBUTING.md, and ``tests/unit/cli/test_conventions.py`` holds every verb to them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from headrace.errors import ConfigError, HeadraceError, InvalidRequest, NotFound
+
+DONE, FAILED, WRONG, INTERRUPTED = 0, 1, 2, 128 + signal.SIGINT
+"""The exit codes of all verbs; docs/command-line.md is the table."""
+
+UNREAD = 128 + signal.SIGPIPE
+"""Where nobody reads any more what a verb writes, as in ``… | head``: no error, and no success."""
+
+_WRONG = (ConfigError, InvalidRequest, NotFound)
+_HELP_COLUMNS = 110
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verb:
+    """A verb, but for its options.
+
+    Attributes:
+        name: The word.
+        help: What it does, for the list of verbs.
+        description: The same in sentences.
+        examples: Lines to run, and what else is to be known, below the options.
+        failure: When it ends with code 1.
+        run: What does it; returns the exit code.
+    """
+
+    name: str
+    help: str
+    description: str
+    examples: str
+    failure: str
+    run: Callable[[argparse.Namespace], int]
+
+
+def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser], verb: Verb) -> argparse.ArgumentParser:
+    """Add a verb to the command line.
+
+    Args:
+        verbs: The verbs so far.
+        verb: What it is.
+
+    Returns:
+        Its parser, for its own options.
+    """
+    codes = textwrap.fill(
+        f"exit codes: 0 done; 1 {verb.failure}; 2 the command or a setting is wrong, or what it names is "
+        "not there; 130 interrupted. See docs/command-line.md.",
+        _HELP_COLUMNS,
+    )
+    parser = verbs.add_parser(
+        verb.name,
+        help=verb.help,
+        description=verb.description,
+        epilog=f"{verb.examples.strip()}\n\n{codes}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object on standard output, and nothing else there"
+    )
+    parser.set_defaults(run=verb.run)
+    return parser
+
+
+def all_verbs(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """Find the parsers of all verbs below a parser; one with verbs of its own is none itself."""
+    below = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    if not below:
+        yield parser
+    for action in below:
+        for verb in dict.fromkeys(action.choices.values()):
+            yield from all_verbs(verb)
+
+
+def exit_code(error: HeadraceError) -> int:
+    """The exit code for an error: whether the command is to be changed, or was right and the work failed."""
+    return WRONG if isinstance(error, _WRONG) else FAILED
+
+
+def print_json(said: Mapping[str, object]) -> None:
+    """Print a verb's one object, on one line."""
+    print(json.dumps(said, allow_nan=False))

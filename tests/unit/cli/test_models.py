@@ -1,0 +1,128 @@
+"""Every verb names models in the same way, and one that is given the wrong directory says which was meant."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from headrace import example
+from headrace.cli import models as named
+from headrace.cli.main import main
+from headrace.errors import ConfigError, NotFound
+
+_MODEL = "half_plus_two"
+
+
+@pytest.fixture
+def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    example.write(tmp_path / "models")
+    monkeypatch.chdir(tmp_path)
+    return Path("models")
+
+
+def numbered(models: Path, *numbers: str) -> Path:
+    for number in numbers:
+        (models / "ctr" / number).mkdir(parents=True)
+    return models / "ctr"
+
+
+def test_a_model_is_its_newest_version_and_a_version_is_itself(models: Path) -> None:
+    ctr = numbered(models, "1", "007", "12")
+    assert named.find_version(ctr) == ctr / "12"
+    assert named.find_version(ctr / "1") == ctr / "1"
+    assert named.find_version(ctr / "7") == ctr / "007"
+    assert named.find_model(ctr) == (ctr, None)
+    assert named.find_model(ctr / "7") == (ctr, 7)
+
+
+def test_a_path_that_does_not_say_its_name_is_found_by_where_it_leads(
+    models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ctr = numbered(models, "1", "2")
+    monkeypatch.chdir(ctr / "1")
+    assert [found.name if isinstance(found, Path) else found for found in named.find_model(Path())] == [
+        "ctr",
+        1,
+    ]
+
+
+def test_all_models_one_or_a_version_of_one(models: Path) -> None:
+    ctr = numbered(models, "1", "2")
+    assert named.find_models(models) == [(ctr, None), (models / _MODEL, None)]
+    assert named.find_models(ctr) == [(ctr, None)]
+    assert named.find_models(ctr / "2") == [(ctr, 2)]
+
+
+def test_a_version_may_lie_anywhere(tmp_path: Path) -> None:
+    (tmp_path / "onnx").mkdir()
+    assert named.find_version(tmp_path / "onnx") == tmp_path / "onnx"
+
+
+def test_a_model_or_a_directory_of_models_may_be_called_by_a_number(tmp_path: Path) -> None:
+    year = tmp_path / "2026"
+    example.write(year)
+    assert named.find_models(year) == [(year / _MODEL, None)]
+    assert named.find_version(year / _MODEL) == year / _MODEL / "1"
+    (tmp_path / "models/7/1").mkdir(parents=True)
+    assert named.find_model(tmp_path / "models/7") == (tmp_path / "models/7", None)
+
+
+def test_what_is_not_there_is_said_with_what_is(models: Path) -> None:
+    numbered(models, "1", "2")
+    with pytest.raises(NotFound, match="ctr has no version 9; it has: 1, 2"):
+        named.find_model(models / "ctr/9")
+    with pytest.raises(NotFound, match="models/ctx is not a directory"):
+        named.find_version(models / "ctx")
+    with pytest.raises(NotFound, match="ctr has no version 9"):
+        named.find_models(models / "ctr/9")
+    with pytest.raises(ConfigError, match=f"is a directory of models; name one of them: .*/{_MODEL}"):
+        named.find_version(models)
+
+
+@pytest.mark.parametrize("words", [["profile", "models"], ["export", "models", "m.onnx"]], ids=" ".join)
+def test_models_where_one_is_wanted(
+    models: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    assert (
+        f"DIR/NAME[/N]: models is a directory of models; name one of them: models/{_MODEL}"
+        in capsys.readouterr().err
+    )
+
+
+def test_a_version_where_models_are_served(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", f"models/{_MODEL}/1"]) == 2
+    assert (
+        f"is version 1 of one model, {_MODEL}; the directory of models is models" in capsys.readouterr().err
+    )
+    named.expect_no_version(models / _MODEL)
+
+
+def test_what_is_no_click_model_is_not_exported(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", f"models/{_MODEL}", "m.onnx"]) == 2
+    assert f"DIR/NAME[/N]: models/{_MODEL}/1 holds no click model" in capsys.readouterr().err
+
+
+def test_versions_and_rollback_say_the_same_as_json(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    numbered(models, "1", "2", "3")
+    assert main(["rollback", "models/ctr", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"model": "ctr", "pinned": 2}
+    assert main(["versions", "models/ctr/2", "--json"]) == 0
+    (ctr,) = json.loads(capsys.readouterr().out)["models"]
+    assert (ctr["name"], ctr["pinned"]) == ("ctr", 2)
+    assert ctr["versions"] == [
+        {"version": 2, "size_bytes": 0, "created": None, "pinned": True, "problem": None}
+    ]
+    assert main(["rollback", "models/ctr/3", "--release"]) == 2
+    assert main(["rollback", "models/ctr", "--release", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"model": "ctr", "pinned": None}
+
+
+def test_a_file_where_a_directory_is_wanted_is_not_to_be_overwritten_by_an_example(
+    models: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("README.md").write_text("read me")
+    assert main(["serve", "README.md"]) == 2
+    assert capsys.readouterr().err == "headrace: DIR: README.md is not a directory\n"
