@@ -202,7 +202,7 @@ def test_an_interrupted_run_goes_on_with_the_rows_that_follow(tmp_path: Path) ->
 def test_a_checkpoint_is_not_overwritten_by_a_run_that_does_not_resume(rows: Path, tmp_path: Path) -> None:
     options = (rows, "--model", "lr", "--rows", 2000, "--checkpoint", tmp_path)
     train(*options)
-    _, errors = train(*options, code=1)
+    _, errors = train(*options, code=2)
     assert "go on from them with --resume" in errors
 
 
@@ -222,10 +222,10 @@ def test_another_model_is_not_published_over_unless_that_is_said(rows: Path, tmp
     write(tmp_path / "models", "half", 1, affine(1.0, 0.0))
     half = tmp_path / "models/half"
     options = (rows, "--model", "lr", "--rows", 100, "--publish")
-    _, errors = train(*options, half, code=1)
+    _, errors = train(*options, half, code=2)
     assert "version 1" in errors
     assert "another model: it is no click model, but holds model.onnx" in errors
-    _, errors = train(*options, half.parent, code=1)
+    _, errors = train(*options, half.parent, code=2)
     assert f"--publish {half.parent / 'NAME'}" in errors
     assert [path.name for path in half.parent.iterdir()] == ["half"]
     assert [path.name for path in half.iterdir()] == ["1"]

@@ -112,6 +112,11 @@ def _add_generate(tools: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="write categories as rows of their tables, or as integers to be hashed (default bucket)",
     )
     add("--buckets", type=int, default=2**16, metavar="N", help="the most rows of a table (default 65536)")
+    _add_generated_output(parser)
+
+
+def _add_generated_output(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     add("--batch-rows", type=int, metavar="N", help="rows in a batch (default 8192; with --pace, fewer)")
     add(
         "--pace",
