@@ -5,6 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.stream.converting import is_listed
+
 
 class Validator:
     """Validates the record batches of one stream.
@@ -49,12 +51,8 @@ def _has_dictionary(kind: pa.DataType) -> bool:
 
 def _is_coded(kind: pa.DataType) -> bool:
     """Whether it is a dictionary's, or a list of such values."""
-    values = kind.value_type if _is_listed(kind) else kind
+    values = kind.value_type if is_listed(kind) else kind
     return bool(pa.types.is_dictionary(values)) and not _has_dictionary(values.value_type)
-
-
-def _is_listed(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
 def _indices(column: pa.Array) -> pa.Array:
