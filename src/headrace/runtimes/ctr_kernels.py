@@ -55,7 +55,8 @@ def run_once(servable: Servable) -> None:
 
 def _compile_elsewhere(version: Path) -> None:
     """Let a child process compile and keep them; without it, they are compiled here."""
-    _log.info("compiling kernels in a process of their own, once", extra={"version": version.name})
+    about = {"model": version.parent.name, "version": version.name}
+    _log.info("compiling kernels in a process of their own, once", extra=about)
     command = [sys.executable, "-m", "headrace.runtimes.ctr_kernels", str(version)]
     try:
         # It ends when its standard input does: with this process, at the latest.

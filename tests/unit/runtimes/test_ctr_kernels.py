@@ -67,8 +67,11 @@ def wait_for(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.01)
 
 
-def test_a_load_that_compiles_holds_up_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_load_that_compiles_holds_up_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """Compiled here, it would hold numba's lock, without which no kernel is made ready, for ten seconds."""
+    caplog.set_level("INFO")
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "kernels"))
     kept, fresh, compiling = (OneKernel(tmp_path / str(add), add) for add in (1, 2, 3))
     run_once(kept)
@@ -77,16 +80,18 @@ def test_a_load_that_compiles_holds_up_no_other(tmp_path: Path, monkeypatch: pyt
     child.write_text(CHILD.format(begun=begun, may_end=may_end))
     child.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(child))
-    thread = threading.Thread(target=make_ready, args=(compiling, tmp_path))
+    thread = threading.Thread(target=make_ready, args=(compiling, tmp_path / "ctr" / "3"))
     thread.start()
     try:
         wait_for(begun.exists, "the child was not started")
         run_once(fresh)
-        make_ready(kept, tmp_path)
+        make_ready(kept, tmp_path / "ctr" / "2")
         assert thread.is_alive()
     finally:
         may_end.touch()
         thread.join(SECONDS)
     assert not thread.is_alive()
     assert begun.read_text() == "\n"
+    (said,) = caplog.records
+    assert {"model": "ctr", "version": "3"}.items() <= vars(said).items()
     assert compiling.predict({"x": np.zeros(1, FLOAT)})["y"] == [3.0]
