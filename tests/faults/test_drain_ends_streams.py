@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import queue
 import signal
+import threading
 import time
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -84,3 +86,30 @@ def test_a_server_that_stops_ends_its_streams_and_answers_what_it_owes(
         seconds = time.monotonic() - began
         print(f"[ended in {seconds:.2f} s]", end=" ")
         assert seconds < DRAIN_SECONDS / 2
+
+
+@pytest.mark.parametrize("options", [(), ("--grpc-server", "grpcio")], ids=["h2corn", "grpcio"])
+def test_a_stream_that_goes_on_sending_keeps_no_server(models: Path, options: tuple[str, ...]) -> None:
+    stopped = threading.Event()
+
+    def messages() -> Iterator[bytes]:
+        while not stopped.wait(0.005):
+            yield infer_message(MODEL, 1.0)
+
+    with (
+        RunningServer(models, *options) as server,
+        grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel,
+    ):
+        answers = channel.stream_stream(f"{INFER}{STREAM}")(messages(), timeout=60)
+        try:
+            next(answers)
+            server.process.send_signal(signal.SIGTERM)
+            began = time.monotonic()
+            with pytest.raises(grpc.RpcError) as caught:
+                for _ in answers:
+                    pass
+            assert "the server is stopping" in caught.value.details()
+            assert server.wait_until_ended(DRAIN_SECONDS * 2) == 0
+            assert time.monotonic() - began < DRAIN_SECONDS / 2
+        finally:
+            stopped.set()

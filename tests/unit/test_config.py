@@ -169,6 +169,7 @@ WRONG_SERVERS = {
     "[models]\nctr = 3": "models.ctr: expected a table, got 3",
     "[models.'a/b']": "models.a/b: expected a model's name",
     "[models.ctr]\npath = 3": "models.ctr.path: expected a directory, got 3",
+    '[models.ctr]\npath = "a\\u0000b"': "models.ctr.path: expected a directory, got 'a\\x00b'",
     "[models.ctr.batching]\nmax_rows = 3": "[models.ctr]: batching.max_rows: unknown setting; did you mean",
 }
 

@@ -212,7 +212,7 @@ def _entry(name: str, table: object, where: str, base: Path) -> ModelEntry:
         raise ConfigError(f"{where}: {wrong(key, 'a table', table)}")
     overrides = dict(table)
     path = overrides.pop("path", None)
-    if path is not None and not (isinstance(path, str) and path):
+    if path is not None and not (isinstance(path, str) and path and "\0" not in path):
         raise ConfigError(f"{where}: {wrong(f'{key}.path', 'a directory', path)}")
     convert(overrides, ModelConfig, f"{where}: [{key}]")
     return ModelEntry(path=None if path is None else base / path, overrides=overrides)

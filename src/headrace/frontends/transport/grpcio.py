@@ -34,6 +34,8 @@ _QUIET_SECONDS = 0.1
 _QUIET_ATTEMPTS = 10
 # How long a stream that is to end waits for a message: also one that has arrived takes a moment to be given.
 _LAST_PAUSE_SECONDS = 0.05
+# And all of these together: a client that sends one every millisecond would keep the server from stopping.
+_LAST_PAUSES_SECONDS = 2.0
 _STATUS = {code.value[0]: code for code in grpc.StatusCode}
 _INTERNAL = HeadraceError("internal error; the server's log says more")
 
@@ -202,16 +204,22 @@ def _stream(method: GrpcMethod, application: Application, pauses: Pauses) -> obj
 
 
 async def _in_time(messages: AsyncIterator[bytes], bodies: Bodies, pauses: Pauses) -> AsyncIterator[bytes]:
-    """A stream's messages: the first one within the time for a body, those after it whenever they come."""
+    """A stream's messages: the first one within the time for a body, those after it whenever they come.
+
+    Once the server stops, only those that have arrived, as far as that can be told.
+    """
     seconds = bodies.limits.body_timeout_seconds
-    come = False
+    come, left_seconds = False, _LAST_PAUSES_SECONDS
     while True:
         coming = partial((bodies.begun if come else bodies.silent).coming, messages.__anext__)
         until = None if come else asyncio.get_running_loop().time() + seconds
+        is_last, began = pauses.over, time.monotonic()
         try:
-            message = await pauses.coming(coming, until)
+            message = await pauses.coming(coming, until, left_seconds)
         except StopAsyncIteration:
             return
+        if is_last:
+            left_seconds -= time.monotonic() - began
         if message is None:
             raise DeadlineExceeded(f"no message had come {seconds:g} s after the stream was opened")
         come = True

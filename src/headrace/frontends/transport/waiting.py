@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -68,7 +69,11 @@ class Waiting:
 
 
 class Pauses:
-    """The pauses of streams before and between their messages, all of which end when the server stops."""
+    """The pauses of streams before and between their messages, all of which end when the server stops.
+
+    Attributes:
+        over: Whether it stops.
+    """
 
     def __init__(self, last_seconds: float = 0.0) -> None:
         """Start with none.
@@ -78,22 +83,25 @@ class Pauses:
                 moment to be received.
         """
         self._last_seconds = last_seconds
-        self._over = False
+        self.over = False
         self._open: set[asyncio.Timeout] = set()
 
     def end(self) -> None:
         """End the pauses that are, and each that begins from now on; what has arrived is still received."""
-        self._over = True
+        self.over = True
         for pause in self._open:
             if not pause.expired():
                 pause.reschedule(self._last())
 
-    async def coming(self, receive: Callable[[], Awaitable[_T]], until: float | None) -> _T | None:
+    async def coming(
+        self, receive: Callable[[], Awaitable[_T]], until: float | None, left_seconds: float = math.inf
+    ) -> _T | None:
         """Receive what a stream's client sends next.
 
         Args:
             receive: Gives it.
             until: When that is late, on the loop's clock; None for never.
+            left_seconds: How long the pause may be once the server stops, if that is less than others.
 
         Returns:
             What came; None if it was late.
@@ -101,7 +109,7 @@ class Pauses:
         Raises:
             Unavailable: Nothing had come when the server stopped.
         """
-        pause = asyncio.timeout_at(self._last() if self._over else until)
+        pause = asyncio.timeout_at(self._last(left_seconds) if self.over else until)
         self._open.add(pause)
         try:
             async with pause:
@@ -111,11 +119,11 @@ class Pauses:
         finally:
             self._open.discard(pause)
             del pause  # it keeps the task, which keeps what ends it, and that this frame
-        if self._over:
+        if self.over:
             raise Unavailable(
                 "the server is stopping, and ends streams once it has answered what it has read"
             )
         return None
 
-    def _last(self) -> float:
-        return asyncio.get_running_loop().time() + self._last_seconds
+    def _last(self, left_seconds: float = math.inf) -> float:
+        return asyncio.get_running_loop().time() + max(0.0, min(self._last_seconds, left_seconds))
