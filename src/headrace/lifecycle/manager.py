@@ -22,11 +22,11 @@ from headrace.errors import (
     LoadError,
     Unavailable,
 )
-from headrace.lifecycle.absent import label_error, not_ready, unknown_model
 from headrace.lifecycle.attempts import TOO_MANY_HANG, Attempt, Attempts
 from headrace.lifecycle.background import NO_THREAD, Executor
 from headrace.lifecycle.closing import Closes
 from headrace.lifecycle.loader import Loader
+from headrace.lifecycle.no_version import label_error, not_ready, unknown_model
 from headrace.lifecycle.policy import pause_before_retry
 from headrace.lifecycle.records import LoadedT, ModelRecord, Place, VersionRecord
 from headrace.lifecycle.state import Event, State, VersionStatus

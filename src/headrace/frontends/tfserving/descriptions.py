@@ -1,4 +1,4 @@
-"""What both protocols say about models: their signatures, and the states of their versions."""
+"""What TensorFlow Serving says of models, over REST and gRPC: signatures, and the states of versions."""
 
 from __future__ import annotations
 
