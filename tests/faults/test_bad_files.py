@@ -22,6 +22,12 @@ BAD: dict[str, tuple[str, Callable[[Path], object], str]] = {
     ),
     "pipe": ("headrace.toml", os.mkfifo, "expected a file, got a pipe"),
     "pin": ("headrace.pin", lambda path: path.write_text("9" * 5000), "larger than the 1024 bytes"),
+    "record": (
+        "headrace-control.json",
+        lambda path: path.write_text('{"format": 1}'),
+        "missing required field",
+    ),
+    "newer": ("headrace-control.json", lambda path: path.write_text('{"format": 2}'), "update headrace"),
     "manifest": (
         "1/headrace-manifest.json",
         lambda path: path.write_text('{"format": 1, "files": {}, "metadata": {"a": ' + "[" * 100_000),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from headrace.versions.pin import pin
+from headrace.versions.control import pin
 from tests.faults.still_serves import does_it_still_serve
 from tests.model_directories import affine, write
 from tests.running_server import RunningServer

@@ -22,9 +22,9 @@ from headrace.errors import ConfigError, LoadError
 from headrace.lifecycle.deduce import deduce
 from headrace.lifecycle.listing import list_models, look
 from headrace.stream.schema import parse_schema
-from headrace.versions.layout import MANIFEST_FILE, PIN_FILE
+from headrace.versions.control import read_control
+from headrace.versions.layout import CONTROL_FILE, CONTROL_LOCK, MANIFEST_FILE, PIN_FILE
 from headrace.versions.manifest import check_manifest, published, write_manifest
-from headrace.versions.pin import read_pin
 from headrace.warmup import WELL_KNOWN, first_recorded
 from tests.click_weights import FEATURES, settings_for, weights_for
 from tests.models import Doubling
@@ -87,7 +87,8 @@ def read_settings(directory: Path) -> object:
 
 READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "settings": ("headrace.toml", read_settings),
-    "pin": (PIN_FILE, read_pin),
+    "earlier pin": (PIN_FILE, read_control),
+    "control record": (CONTROL_FILE, read_control),
     "manifest": (MANIFEST_FILE, check_manifest),
     "when it was published": (MANIFEST_FILE, published),
     "recording": (WELL_KNOWN, lambda directory: first_recorded(Doubling(), directory)),
@@ -202,7 +203,17 @@ def test_a_servers_settings_are_bounded(tmp_path: Path) -> None:
 
 # ---- One model's files never touch another model ----
 
-PLACES = ("headrace.toml", PIN_FILE, "1", "2", "1/" + MANIFEST_FILE, "1/model.onnx", "0" * 200)
+PLACES = (
+    "headrace.toml",
+    CONTROL_FILE,
+    CONTROL_LOCK,
+    PIN_FILE,
+    "1",
+    "2",
+    "1/" + MANIFEST_FILE,
+    "1/model.onnx",
+    "0" * 200,
+)
 
 
 def look_twice(root: Path) -> dict[str, tuple[list[int], str]]:

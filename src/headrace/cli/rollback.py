@@ -8,7 +8,8 @@ from pathlib import Path
 from headrace.cli import models, verbs
 from headrace.disk import saying
 from headrace.errors import InvalidRequest
-from headrace.versions.pin import list_versions, pin, read_pin, unpin
+from headrace.versions.control import pin, read_control, unpin
+from headrace.versions.layout import version_directories
 
 _EXAMPLES = """examples:
   headrace rollback models/ctr            to the version before the present one
@@ -40,6 +41,7 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "--release", action="store_true", help="remove the pin: the version policy decides again"
     )
+    parser.add_argument("--why", metavar="TEXT", default="", help="the reason, kept with the decision")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -49,10 +51,10 @@ def run(options: argparse.Namespace) -> int:
         if options.release and number is not None:
             raise InvalidRequest(f"it is the model's pin that goes; leave /{number} out", field="--release")
         if options.release:
-            unpin(model)
+            unpin(model, why=options.why)
         else:
             number = _previous(model) if number is None else number
-            pin(model, number)
+            pin(model, number, why=options.why)
     name = models.name_of(model)
     if options.json:
         verbs.print_json({"model": name, "pinned": number})
@@ -64,9 +66,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _previous(model: Path) -> int:
-    numbers = sorted(found.version for found in list_versions(model))
-    pinned = read_pin(model)
-    present = pinned if pinned is not None else (numbers[-1] if numbers else 0)
+    numbers = list(version_directories(model))
+    pinned = read_control(model).pin
+    present = pinned.number if pinned is not None else (numbers[-1] if numbers else 0)
     older = [number for number in numbers if number < present]
     if not older:
         raise InvalidRequest(f"there is no version before {present}", field=models.VERSION)

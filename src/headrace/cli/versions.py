@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.cli import models, verbs
 from headrace.disk import saying
+from headrace.errors import ConfigError
 from headrace.terminal import table
-from headrace.versions.pin import VersionOnDisk, list_versions, read_pin
+from headrace.versions.control import read_control
+from headrace.versions.on_disk import VersionOnDisk, list_versions
+from headrace.versions.record import Pin, parse_record
 
 
 def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -32,50 +36,84 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print a line a version, newest first."""
     with saying(f"{options.models} cannot be listed"):
-        found = [
-            (models.name_of(model), read_pin(model), _listed(model, number))
-            for model, number in models.find_models(options.models)
-        ]
+        found = [_Model.read(model, number) for model, number in models.find_models(options.models)]
     if options.json:
-        verbs.print_json({"models": [_object(*one) for one in found]})
+        verbs.print_json({"models": [one.as_object() for one in found]})
     else:
         for one in found:
-            _print_model(*one)
+            one.show()
     return verbs.DONE
 
 
-def _listed(model: Path, number: int | None) -> list[VersionOnDisk]:
-    return [one for one in list_versions(model) if number in (None, one.version)]
+@dataclass(frozen=True)
+class _Model:
+    """What is shown of one model.
+
+    Attributes:
+        name: What it is called.
+        pin: What it is pinned to; None for nothing.
+        problem: Why it is unknown what was decided about it, or "".
+        versions: Its versions, newest first.
+    """
+
+    name: str
+    pin: Pin | None
+    problem: str
+    versions: list[VersionOnDisk]
+
+    @classmethod
+    def read(cls, model: Path, number: int | None) -> _Model:
+        """Read one; a broken record hides neither the other models nor what is there of this one."""
+        record, problem = parse_record(None), ""
+        try:
+            record = read_control(model)
+        except ConfigError as error:
+            problem = error.message
+        versions = [one for one in list_versions(model, record) if number in (None, one.version)]
+        return cls(models.name_of(model), record.pin, problem, versions)
+
+    def as_object(self) -> dict[str, object]:
+        """For programs."""
+        return {
+            "name": self.name,
+            "pinned": None if self.pin is None else self.pin.number,
+            "pin": None
+            if self.pin is None
+            else {name: getattr(self.pin, name) for name in ("at", "by", "why")},
+            "problem": self.problem or None,
+            "versions": [
+                {
+                    "version": one.version,
+                    "size_bytes": one.size_bytes,
+                    "created": one.created or None,
+                    "pinned": one.pinned,
+                    "held_by": list(one.holders),
+                    "problem": one.problem or None,
+                }
+                for one in self.versions
+            ],
+        }
+
+    def show(self) -> None:
+        """For people."""
+        told = self.problem if self.pin is None else _told(self.pin)
+        print(table([(self.name, f"({told})" if told else "")]))
+        rows = [
+            (
+                str(found.version),
+                f"{found.size_bytes / 1e6:.1f} MB",
+                found.created,
+                "pinned" if found.pinned else "",
+                f"held by {', '.join(found.holders)}" if found.holders else "",
+                found.problem,
+            )
+            for found in self.versions
+        ]
+        if rows:
+            print(table(rows, right=(0, 1), indent="  "))
 
 
-def _object(name: str, pinned: int | None, versions: list[VersionOnDisk]) -> dict[str, object]:
-    return {
-        "name": name,
-        "pinned": pinned,
-        "versions": [
-            {
-                "version": one.version,
-                "size_bytes": one.size_bytes,
-                "created": one.created or None,
-                "pinned": one.pinned,
-                "problem": one.problem or None,
-            }
-            for one in versions
-        ],
-    }
-
-
-def _print_model(name: str, pinned: int | None, versions: list[VersionOnDisk]) -> None:
-    print(f"{name}{f'  (pinned to {pinned})' if pinned is not None else ''}")
-    rows = [
-        (
-            str(found.version),
-            f"{found.size_bytes / 1e6:.1f} MB",
-            found.created,
-            "pinned" if found.pinned else "",
-            found.problem,
-        )
-        for found in versions
-    ]
-    if rows:
-        print(table(rows, right=(0, 1), indent="  "))
+def _told(pin: Pin) -> str:
+    by = f" by {pin.by}" if pin.by else ""
+    at = f", {pin.at}" if pin.at else ""
+    return f"pinned to {pin.number}{by}{at}{f': {pin.why}' if pin.why else ''}"

@@ -5,7 +5,8 @@ The rules, each with a test:
 * what cannot be listed, or suddenly lists nothing, keeps what it had: a lost mount unloads no model;
 * a version that appears is wanted once it has stopped changing, or at once when a manifest tells what belongs
 to it; * a failed version is told as changed once it has stopped changing;
-* settings or a pin that cannot be followed leave everything as it was, with the problem shown;
+* settings that cannot be followed, or a pin that leads nowhere, leave everything as it was, with the problem
+shown; so does a control record that cannot be read at the start, and later the last good one stays;
 * whatever goes wrong with one model's files is that model's problem only.
 """
 
@@ -20,8 +21,23 @@ from headrace.errors import ConfigError
 from headrace.lifecycle.listing import Listing, Look, ModelListing
 from headrace.lifecycle.policy import choose
 from headrace.lifecycle.wanted import Wanted
+from headrace.versions.control import PinnedTo
+from headrace.versions.layout import CONTROL_FILE
 
 LookAt = Callable[[Path], Look]
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """What a control record said.
+
+    Attributes:
+        pin: What the model is pinned to; None if to nothing.
+        revision: How often the record had changed; 0 without one.
+    """
+
+    pin: PinnedTo | None
+    revision: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +52,7 @@ class Deduced:
         settings: The settings' text that ``config`` or ``wrong`` is about; None before the first.
         config: The last good settings; None if there were none.
         wrong: Why the settings are not good, or "".
+        decided: What the last good control record said; None before the first.
     """
 
     wanted: Wanted = field(default_factory=Wanted)
@@ -45,6 +62,7 @@ class Deduced:
     settings: str | None = None
     config: ModelConfig | None = None
     wrong: str = ""
+    decided: Decided | None = None
 
 
 def deduce(
@@ -99,26 +117,36 @@ def deduce_model(before: Deduced, model: ModelListing, overrides: Table, look_at
         if not before.wanted.versions:
             return replace(before, wanted=Wanted(), known=frozenset(), changing={})
         return _keep(before, "no version is left in its directory; what is loaded stays")
+    decided, undecided = _read_decided(before.decided, model)
     changing = _changing(before, model, look_at)
-    now = replace(before, known=frozenset(model.versions), changing=changing)
-    problem = model.problem or before.wrong
-    if before.config is None or model.problem:
+    now = replace(before, known=frozenset(model.versions), changing=changing, decided=decided)
+    problem = model.problem or before.wrong or undecided
+    if before.config is None or decided is None or model.problem:
         return _keep(now, problem)
     policy = before.config.versions
     there = model.versions.keys() - changing.keys()
-    numbers = choose(policy, there, model.pin)
-    if model.pin is not None and model.pin not in there:
-        problem = f"it is pinned to version {model.pin}, which is not there"
+    pin = decided.pin
+    if pin is not None and pin.missing:
+        there -= {pin.version}
+    bound = None if pin is None else pin.version
+    numbers = choose(policy, there, bound)
+    if pin is not None and pin.version not in there:
+        problem = pin.missing or f"it is pinned to version {bound}, which is not there"
         if before.wanted.versions:
             return _keep(now, problem)
     if not numbers and (there or before.wanted.versions):
         missing = f"none of the versions {sorted(policy.numbers)} is there"
         return _keep(now, problem or (missing if there else "its versions are still being written"))
-    return _want(now, model, numbers, look_at, problem)
+    return _want(now, model, numbers, look_at, problem, bound)
 
 
 def _want(
-    now: Deduced, model: ModelListing, numbers: frozenset[int], look_at: LookAt, problem: str
+    now: Deduced,
+    model: ModelListing,
+    numbers: frozenset[int],
+    look_at: LookAt,
+    problem: str,
+    bound: int | None,
 ) -> Deduced:
     """Want these versions, each told as changed only when two looks in a row saw the same."""
     config = now.config or ModelConfig()
@@ -131,7 +159,7 @@ def _want(
         labels={
             label: number
             for label, number in config.versions.labels.items()
-            if model.pin is None or number <= model.pin
+            if bound is None or number <= bound
         },
         fingerprints={
             number: found if now.seen.get(number, found) == found else told.get(number)
@@ -154,6 +182,17 @@ def _read_settings(before: Deduced, model: ModelListing, overrides: Table) -> De
     except ConfigError as error:
         return replace(before, settings=model.settings, wrong=error.message)
     return replace(before, settings=model.settings, config=config, wrong="")
+
+
+def _read_decided(before: Decided | None, model: ModelListing) -> tuple[Decided | None, str]:
+    """What the control record says, or said last, and why that is not what it says now."""
+    if model.undecided:
+        return before, model.undecided
+    lost = None if before is None or model.pin is not None or model.revision else before
+    if lost is not None and lost.revision and lost.pin is not None:
+        gone = f"{CONTROL_FILE} is gone; the pin to version {lost.pin.version} that was in it stays"
+        return lost, f"{gone}: put it back, or pin a version with `headrace rollback` and release it"
+    return Decided(model.pin, model.revision), ""
 
 
 def _changing(before: Deduced, model: ModelListing, look_at: LookAt) -> dict[int, Hashable]:

@@ -1,4 +1,4 @@
-"""What is on disk, read in one go: the model directories, with their versions, settings and pins.
+"""What is on disk, read in one go: the model directories, with their versions, settings and control records.
 
 Names that clients send never get here: only what the operator put into the directory is looked at. So
 symbolic links, of the directory, a model or a version, are followed wherever they lead.
@@ -13,8 +13,14 @@ from pathlib import Path
 
 from headrace.config import MODEL_CONFIG_FILE, MODEL_NAME, read_model_config
 from headrace.errors import ConfigError
-from headrace.versions.layout import MANIFEST_FILE, PIN_FILE, version_directories, version_number
-from headrace.versions.pin import read_pin
+from headrace.versions.control import PinnedTo, find_pin, read_control
+from headrace.versions.layout import (
+    CONTROL_FILE,
+    MANIFEST_FILE,
+    PIN_FILE,
+    version_directories,
+    version_number,
+)
 
 _EMPTY = "no version in it: expected directories named 1, 2, … with the model's files"
 _FLAT = f"{_EMPTY}; move the files that lie in it into a directory 1 in it"
@@ -31,14 +37,18 @@ class ModelListing:
     Attributes:
         versions: Its version directories.
         settings: The content of its ``headrace.toml``; "" without one.
-        pin: The version that it is pinned to; None if to none.
-        problem: Why the settings or the pin cannot be read, or "".
+        pin: What it is pinned to; None if to nothing.
+        revision: How often its control record has changed; 0 without one.
+        undecided: Why the control record cannot be read, so that the two before say nothing; or "".
+        problem: Why the settings cannot be read, or "".
         empty: Why no version is in it, and the way out; "" if there is one.
     """
 
     versions: Mapping[int, Path]
     settings: str = ""
-    pin: int | None = None
+    pin: PinnedTo | None = None
+    revision: int = 0
+    undecided: str = ""
     problem: str = ""
     empty: str = ""
 
@@ -175,19 +185,22 @@ def _split(found: Mapping[str, Path]) -> tuple[dict[str, Path], dict[str, str]]:
 
 def _list_model(directory: Path) -> ModelListing:
     versions = version_directories(directory)
-    settings, pin, problem = "", None, ""
+    settings, pin, revision, undecided, problem = "", None, 0, "", ""
     try:
         settings = read_model_config(directory)
-        pin = read_pin(directory)
-    except ConfigError as error:
-        problem = error.message
     except OSError as error:
         problem = f"{MODEL_CONFIG_FILE} cannot be read: {error.strerror}"
-    return ModelListing(versions, settings, pin, problem, "" if versions else _why_empty(directory))
+    try:
+        record = read_control(directory)
+        pin, revision = find_pin(record, versions), record.revision
+    except ConfigError as error:
+        undecided = error.message
+    empty = "" if versions else _why_empty(directory)
+    return ModelListing(versions, settings, pin, revision, undecided, problem, empty)
 
 
 def _why_empty(directory: Path) -> str:
-    own = (MODEL_CONFIG_FILE, PIN_FILE)
+    own = (MODEL_CONFIG_FILE, CONTROL_FILE, PIN_FILE)
     with os.scandir(directory) as entries:
         lie_flat = any(one.name[0] != "." and one.name not in own and one.is_file() for one in entries)
     return _FLAT if lie_flat else _EMPTY

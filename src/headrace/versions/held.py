@@ -1,7 +1,8 @@
-"""Which versions the operator has named, so that they stay: by pin, label or number, in every file that may.
+"""Which versions the operator has named, so that they stay: by pin, hold, label or number, wherever.
 
-The trainer deletes old versions, the server serves those that it is told to. A model's own settings and pin
-lie beside its versions, where both see them; a server's ``--config FILE`` is seen by who is told where it is.
+The trainer deletes old versions, the server serves those that it is told to. A model's own settings and
+control record lie beside its versions, where both see them; a server's ``--config FILE`` is seen by who is
+told where it is.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from headrace.config import (
     read_server_config,
 )
 from headrace.errors import ConfigError
-from headrace.versions.pin import read_pin
+from headrace.versions.control import read_control
 
 
 def held_versions(model_directory: Path, server_configs: Iterable[Path] = ()) -> frozenset[int]:
@@ -37,7 +38,7 @@ def held_versions(model_directory: Path, server_configs: Iterable[Path] = ()) ->
         settings = read_model_config(model_directory)
     except OSError as error:
         raise ConfigError(f"{MODEL_CONFIG_FILE} cannot be read: {error.strerror}") from error
-    return named_versions(settings, overrides, read_pin(model_directory))
+    return named_versions(settings, overrides, read_control(model_directory).named_numbers())
 
 
 def server_settings(file: Path, model_directory: Path) -> list[Table]:
@@ -78,21 +79,21 @@ def settings_of(config: ServerConfig, directory: Path, names: Collection[str]) -
     ]
 
 
-def named_versions(settings: str, overrides: Iterable[Table], pinned: int | None) -> frozenset[int]:
+def named_versions(settings: str, overrides: Iterable[Table], decided: Collection[int]) -> frozenset[int]:
     """Decide which versions are named.
 
     Args:
         settings: The content of the model's own ``headrace.toml``; "" without one.
         overrides: What each server's settings lay over it.
-        pinned: The version that the model is pinned to; None if to none.
+        decided: The numbers that its control record pins or holds.
 
     Returns:
-        The numbers that a label, ``policy = "specific"`` or the pin names, whether or not they are there. The
-        model's own settings count beside what one server lays over them: other servers follow them.
+        The numbers that a label, ``policy = "specific"``, the pin or a hold names, whether or not they are
+        there. The model's own settings count beside what one server lays over them: others follow them.
 
     Raises:
         ConfigError: Settings are wrong.
     """
     policies = [parse_model_config(settings, one).versions for one in ({}, *overrides)]
     named = {number for policy in policies for number in (*policy.labels.values(), *policy.numbers)}
-    return frozenset(named if pinned is None else named | {pinned})
+    return frozenset({*named, *decided})

@@ -8,8 +8,14 @@ from pathlib import Path
 
 from headrace.config import LARGEST_VERSION
 
+CONTROL_FILE = "headrace-control.json"
+"""Beside a model's versions: what was decided about them."""
+
+CONTROL_LOCK = ".headrace-control.lock"
+"""Beside a model's versions: locked by whoever changes what was decided; it is empty, and stays."""
+
 PIN_FILE = "headrace.pin"
-"""Beside a model's versions: the number of the version that the operator went back to."""
+"""Beside a model's versions, from earlier builds: the number of the version that it is pinned to."""
 
 MANIFEST_FILE = "headrace-manifest.json"
 """In a version directory: what it consists of."""

@@ -105,12 +105,9 @@ def read_manifest(directory: Path) -> Manifest | None:
     Raises:
         LoadError: It cannot be read, is not a manifest, or one of a newer format.
     """
-    try:
-        content = read_file(directory / MANIFEST_FILE, LARGEST_MANIFEST_BYTES)
-    except (FileNotFoundError, NotADirectoryError):
+    content = _content(directory)
+    if content is None:
         return None
-    except OSError as error:
-        raise LoadError(f"{MANIFEST_FILE} cannot be read: {error.strerror}") from error
     try:
         manifest = msgspec.json.decode(content, type=Manifest)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:  # a ValueError: not UTF-8
@@ -118,6 +115,25 @@ def read_manifest(directory: Path) -> Manifest | None:
     if manifest.format > FORMAT:
         raise LoadError(f"{MANIFEST_FILE}: format {manifest.format} is newer than {FORMAT}; update headrace")
     return manifest
+
+
+def manifest_digest(directory: Path) -> str | None:
+    """The SHA-256 of a version's manifest, in hexadecimal digits: what the version *is*; None without one.
+
+    Raises:
+        LoadError: The manifest cannot be read.
+    """
+    content = _content(directory)
+    return None if content is None else hashlib.sha256(content).hexdigest()
+
+
+def _content(directory: Path) -> bytes | None:
+    try:
+        return read_file(directory / MANIFEST_FILE, LARGEST_MANIFEST_BYTES)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise LoadError(f"{MANIFEST_FILE} cannot be read: {error.strerror}") from error
 
 
 def published(directory: Path) -> datetime | None:

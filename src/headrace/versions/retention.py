@@ -45,20 +45,55 @@ def delete_versions(model_directory: Path, numbers: Iterable[int]) -> list[int]:
     Returns:
         Those that are gone; what cannot be deleted is warned of and left.
     """
+    return remove_hidden(hide_versions(model_directory, numbers))
+
+
+def hide_versions(model_directory: Path, numbers: Iterable[int]) -> dict[int, Path]:
+    """Take versions out of sight, which is quick, to be removed after it: nobody finds them any more.
+
+    Args:
+        model_directory: Where the model's versions are.
+        numbers: Those that go.
+
+    Returns:
+        Where each lies now; what cannot be hidden is warned of and left.
+    """
     there = version_directories(model_directory)
-    gone = []
+    hidden = {}
     for number in numbers:
-        hidden = model_directory / f"{_DELETING}{number}-{secrets.token_hex(4)}"
+        place = model_directory / f"{_DELETING}{number}-{secrets.token_hex(4)}"
         try:
-            there[number].rename(hidden)
-            hidden.unlink() if hidden.is_symlink() else shutil.rmtree(hidden)
+            there[number].rename(place)
         except (KeyError, FileNotFoundError):
             continue  # somebody else was quicker
         except OSError as error:
-            _log.warning("version %d cannot be deleted: %s", number, error.strerror)
+            _warn(number, error)
+        else:
+            hidden[number] = place
+    return hidden
+
+
+def remove_hidden(hidden: Mapping[int, Path]) -> list[int]:
+    """Remove versions that ``hide_versions`` has hidden.
+
+    Returns:
+        Those that are gone; what cannot be removed is warned of and left.
+    """
+    gone = []
+    for number, place in hidden.items():
+        try:
+            place.unlink() if place.is_symlink() else shutil.rmtree(place)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            _warn(number, error)
         else:
             gone.append(number)
     return gone
+
+
+def _warn(number: int, error: OSError) -> None:
+    _log.warning("version %d cannot be deleted: %s", number, error.strerror)
 
 
 def sweep(model_directory: Path) -> None:

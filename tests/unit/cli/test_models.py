@@ -11,6 +11,7 @@ from headrace import example
 from headrace.cli import models as named
 from headrace.cli.main import main
 from headrace.errors import ConfigError, NotFound
+from headrace.versions.control import hold
 
 _MODEL = "half_plus_two"
 
@@ -113,11 +114,34 @@ def test_versions_and_rollback_say_the_same_as_json(models: Path, capsys: pytest
     (ctr,) = json.loads(capsys.readouterr().out)["models"]
     assert (ctr["name"], ctr["pinned"]) == ("ctr", 2)
     assert ctr["versions"] == [
-        {"version": 2, "size_bytes": 0, "created": None, "pinned": True, "problem": None}
+        {"version": 2, "size_bytes": 0, "created": None, "pinned": True, "held_by": [], "problem": None}
     ]
     assert main(["rollback", "models/ctr/3", "--release"]) == 2
     assert main(["rollback", "models/ctr", "--release", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"model": "ctr", "pinned": None}
+
+
+def test_versions_says_who_pinned_what_and_why_and_hides_nothing_for_a_broken_record(
+    models: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    numbered(models, "1", "2", "3")
+    assert main(["rollback", "models/ctr", "--why", "worse on mobile"]) == 0
+    hold(Path("models/ctr"), 1, "audit")
+    capsys.readouterr()
+    assert main(["versions", "models/ctr"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith("ctr  (pinned to 2 by ")
+    assert said[0].endswith("00: worse on mobile)")
+    assert said[3].endswith("held by audit")
+    Path("models/ctr/headrace-control.json").write_text('{"format": 9}\x1b')
+    assert main(["versions", "models"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith("ctr  (headrace-control.json: ")
+    assert any(_MODEL in line for line in said)
+    assert main(["versions", "models", "--json"]) == 0
+    assert "headrace-control.json" in json.loads(capsys.readouterr().out)["models"][0]["problem"]
+    assert main(["rollback", "models/ctr"]) == 2
+    assert "headrace-control.json: " in capsys.readouterr().err
 
 
 def test_a_file_where_a_directory_is_wanted_is_not_to_be_overwritten_by_an_example(

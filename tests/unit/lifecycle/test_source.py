@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from headrace.config import ServerConfig, parse_server_config
+from headrace.versions.control import pin, unpin
 from headrace.versions.manifest import publish
-from headrace.versions.pin import pin, unpin
 from tests.unit.lifecycle.watch import Watch, put
 
 
@@ -378,12 +378,76 @@ def test_at_the_start_a_pin_to_a_missing_version_still_hides_what_is_above_it(ro
     assert watch.problem("ctr") == "it is pinned to version 5, which is not there"
 
 
-def test_an_unreadable_pin_keeps_what_is_there(watch: Watch, root: Path) -> None:
-    (root / "ctr" / "headrace.pin").write_text("previous")
-    shutil.rmtree(root / "ctr" / "2")
+@pytest.mark.parametrize("name", ["headrace.pin", "headrace-control.json"])
+def test_what_was_decided_last_stays_while_it_cannot_be_read(watch: Watch, root: Path, name: str) -> None:
+    (root / "ctr" / name).write_text("previous")
+    put(root / "ctr" / "3")
+    watch.look(2)
+    assert watch.now == {"ctr": [3], "rank": [7]}, "there was no pin, and new versions come as ever"
+    assert name in watch.problem("ctr")
+    assert not watch.problem("rank")
+    (root / "ctr" / name).unlink()
+    pin(root / "ctr", 1)
+    watch.look()
+    assert watch.now["ctr"] == [1]
+    (root / "ctr" / name).write_text("previous")
+    put(root / "ctr" / "4")
+    watch.look(3)
+    assert watch.now["ctr"] == [1], "the pin stays"
+    assert name in watch.problem("ctr")
+
+
+@pytest.mark.parametrize("name", ["headrace.pin", "headrace-control.json"])
+def test_at_the_start_nothing_is_served_while_it_is_unknown_what_was_decided(root: Path, name: str) -> None:
+    (root / "ctr" / name).write_text("previous")
+    watch = Watch(root)
+    watch.start()
+    assert watch.now == {"ctr": [], "rank": [7]}
+    (root / "ctr" / name).unlink()
+    watch.look()
+    assert watch.now == {"ctr": [2], "rank": [7]}
+    assert not watch.problem("ctr")
+
+
+def test_a_record_that_is_lost_loses_no_pin(watch: Watch, root: Path) -> None:
+    pin(root / "ctr", 1)
+    watch.look()
+    record = root / "ctr" / "headrace-control.json"
+    record.rename(root / "ctr" / "aside")
+    watch.look(2)
+    assert watch.now["ctr"] == [1]
+    assert "headrace-control.json is gone; the pin to version 1 that was in it stays" in watch.problem("ctr")
+    pin(root / "ctr", 1)
+    unpin(root / "ctr")
     watch.look()
     assert watch.now["ctr"] == [2]
-    assert "expected the number of a version" in watch.problem("ctr")
+    assert not watch.problem("ctr")
+
+
+def test_a_lost_record_without_a_pin_is_no_loss(watch: Watch, root: Path) -> None:
+    pin(root / "ctr", 1)
+    unpin(root / "ctr")
+    watch.look()
+    (root / "ctr" / "headrace-control.json").unlink()
+    watch.look()
+    assert not watch.problem("ctr")
+
+
+def test_another_version_under_the_number_that_was_pinned_is_not_served(watch: Watch, root: Path) -> None:
+    for number in (3, 4):
+        publish(root / "ctr" / "1", root / "ctr", number)
+    watch.look()
+    pin(root / "ctr", 3)
+    watch.look()
+    assert watch.now["ctr"] == [3]
+    shutil.rmtree(root / "ctr" / "3")
+    publish(root / "ctr" / "2", root / "ctr", 3)
+    watch.look(2)
+    assert "had another manifest" in watch.problem("ctr")
+    assert watch.now["ctr"] == [3], "what is loaded stays"
+    anew = Watch(root)
+    anew.start()
+    assert anew.now["ctr"] == [2]
 
 
 def test_the_servers_settings_win_over_the_models_own(root: Path, tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from headrace.lifecycle.background import LoaderThreads
 from headrace.lifecycle.manager import Manager
 from headrace.lifecycle.source import DirectorySource
 from headrace.lifecycle.state import State
+from headrace.versions.control import pin
 from headrace.versions.manifest import check_manifest, publish
-from headrace.versions.pin import pin
 from tests.unit.lifecycle.stage import Loaded, NotingLoader
 
 POLL_SECONDS = 0.01

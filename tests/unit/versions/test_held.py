@@ -8,6 +8,7 @@ import pytest
 
 from headrace.config import Table, parse_server_config
 from headrace.errors import ConfigError
+from headrace.versions.control import hold, let_go, pin
 from headrace.versions.held import held_versions, named_versions, settings_of
 
 OWN = "[versions]\nlabels = { stable = 4 }\n"
@@ -18,23 +19,23 @@ def laid_over(**versions: object) -> Table:
 
 
 @pytest.mark.parametrize(
-    ("settings", "overrides", "pinned", "named"),
+    ("settings", "overrides", "decided", "named"),
     [
-        ("", [], None, set()),
-        ("", [], 3, {3}),
-        (OWN, [], 3, {3, 4}),
-        ('[versions]\npolicy = "specific"\nnumbers = [1, 2]\n', [], None, {1, 2}),
-        ("", [laid_over(labels={"stable": 7, "canary": 9})], None, {7, 9}),
-        ("", [laid_over(policy="specific", numbers=[5, 6])], None, {5, 6}),
-        (OWN, [laid_over(labels={"stable": 7})], None, {4, 7}),
-        (OWN, [laid_over(labels={"a": 7}), laid_over(labels={"b": 8}), {}], 2, {2, 4, 7, 8}),
-        ('[versions]\npolicy = "all"\n', [{"batching": {"instances": 2}}], None, set()),
+        ("", [], set(), set()),
+        ("", [], {3}, {3}),
+        (OWN, [], {3}, {3, 4}),
+        ('[versions]\npolicy = "specific"\nnumbers = [1, 2]\n', [], set(), {1, 2}),
+        ("", [laid_over(labels={"stable": 7, "canary": 9})], set(), {7, 9}),
+        ("", [laid_over(policy="specific", numbers=[5, 6])], set(), {5, 6}),
+        (OWN, [laid_over(labels={"stable": 7})], set(), {4, 7}),
+        (OWN, [laid_over(labels={"a": 7}), laid_over(labels={"b": 8}), {}], {2, 8}, {2, 4, 7, 8}),
+        ('[versions]\npolicy = "all"\n', [{"batching": {"instances": 2}}], set(), set()),
     ],
 )
 def test_what_anybody_has_labelled_or_pinned_is_named(
-    settings: str, overrides: list[Table], pinned: int | None, named: set[int]
+    settings: str, overrides: list[Table], decided: set[int], named: set[int]
 ) -> None:
-    assert named_versions(settings, overrides, pinned) == named
+    assert named_versions(settings, overrides, decided) == named
 
 
 @pytest.mark.parametrize(
@@ -69,6 +70,17 @@ def test_a_model_that_is_not_there_yet_has_named_versions_too(tmp_path: Path) ->
     server.write_text("[models.ctr.versions]\nlabels = { a = 2 }\n")
     assert held_versions(tmp_path / "ctr") == set()
     assert held_versions(tmp_path / "ctr", [server]) == {2}
+
+
+def test_what_the_control_record_pins_or_holds_is_named(tmp_path: Path) -> None:
+    for number in (1, 2, 3):
+        (tmp_path / str(number)).mkdir()
+    hold(tmp_path, 1, "audit")
+    hold(tmp_path, 3, "audit")
+    pin(tmp_path, 2)
+    assert held_versions(tmp_path) == {1, 2, 3}
+    let_go(tmp_path, 3, "audit")
+    assert held_versions(tmp_path) == {1, 2}
 
 
 @pytest.mark.parametrize(

@@ -21,13 +21,20 @@ from headrace.ctr.files.writing import write_model
 from headrace.ctr.interfaces import Weights
 from headrace.ctr.settings import ModelSettings
 from headrace.disk import saying
-from headrace.errors import ConfigError, ModelError
+from headrace.errors import ConfigError, HeadraceError, ModelError
 from headrace.stream.features import Features
 from headrace.training.releasing.patch import Patch, base_of, choose_base, find_patch, open_base, write_patch
+from headrace.versions.control import read_control, undisturbed
 from headrace.versions.held import held_versions
 from headrace.versions.layout import version_directories
 from headrace.versions.manifest import publish
-from headrace.versions.retention import delete_versions, sweep, versions_to_delete
+from headrace.versions.retention import (
+    delete_versions,
+    hide_versions,
+    remove_hidden,
+    sweep,
+    versions_to_delete,
+)
 
 DEFAULT_KEEP = 5
 """How many versions stay."""
@@ -189,13 +196,18 @@ class Publisher:
         """Delete the versions that are neither among the newest, nor needed, nor named by the operator."""
         if self._keep == 0:
             return []
-        bases = _bases(self.model_directory)
         try:
             held = held_versions(self.model_directory, self._server_configs)
-        except ConfigError as error:
+            if not versions_to_delete(_bases(self.model_directory), self._keep, held):
+                return []
+            with undisturbed(self.model_directory):  # what is pinned or held from now on finds what is there
+                held |= read_control(self.model_directory).named_numbers()
+                doomed = versions_to_delete(_bases(self.model_directory), self._keep, held)
+                hidden = hide_versions(self.model_directory, doomed)
+        except HeadraceError as error:
             _log.warning("old versions stay, because it is unknown which are needed: %s", error.message)
             return []
-        return delete_versions(self.model_directory, versions_to_delete(bases, self._keep, held))
+        return remove_hidden(hidden)
 
 
 def _bases(model_directory: Path) -> dict[int, int | None]:

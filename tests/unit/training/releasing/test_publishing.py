@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,8 +22,11 @@ from headrace.errors import ConfigError, FailedPrecondition, ModelError
 from headrace.tensors import Array
 from headrace.training.releasing.publishing import Publication, Publisher, Training
 from headrace.training.running.checkpoint import save_checkpoint
+from headrace.versions.control import change, hold, let_go, pin, unpin
+from headrace.versions.layout import CONTROL_LOCK
 from headrace.versions.manifest import check_manifest
-from headrace.versions.pin import pin
+from headrace.versions.record import Stamp, number_key, with_pin
+from headrace.versions.store import FileStore
 from tests.click_weights import FEATURES, settings_for, weights_for
 
 SETTINGS = settings_for("fm")
@@ -136,9 +140,28 @@ def test_old_versions_go_but_not_what_is_needed(tmp_path: Path) -> None:
     for _ in range(3):
         release(publisher)
     assert versions(tmp_path) == [3, 4, 6, 7]
-    (tmp_path / "headrace.pin").unlink()
+    hold(tmp_path, 6, "audit")
+    unpin(tmp_path)
     release(publisher)
-    assert versions(tmp_path) == [4, 7, 8]
+    assert versions(tmp_path) == [4, 6, 7, 8]
+    let_go(tmp_path, 6, "audit")
+    release(publisher)
+    assert versions(tmp_path) == [4, 8, 9]
+
+
+def test_what_is_pinned_while_it_is_decided_what_goes_stays(tmp_path: Path) -> None:
+    publisher = Publisher(tmp_path, keep=1)
+    release(publisher)
+    released = threading.Thread(target=release, args=(publisher,))
+    store = FileStore(tmp_path)
+    with store.alone():  # as whoever pins it now
+        released.start()
+        while not (tmp_path / "2").exists():
+            time.sleep(0.001)
+        stamp = Stamp("", "ann")
+        change(store, lambda record: with_pin(record, number_key(1), 1, stamp))
+    released.join(30)
+    assert versions(tmp_path) == [1, 2]
 
 
 def test_what_a_server_labels_or_pins_in_its_own_settings_stays(
@@ -170,7 +193,7 @@ def test_the_base_of_a_patch_that_stays_stays(tmp_path: Path) -> None:
     assert versions(tmp_path) == [1, 3]
 
 
-@pytest.mark.parametrize("name", ["headrace.toml", "headrace.pin"])
+@pytest.mark.parametrize("name", ["headrace.toml", "headrace.pin", "headrace-control.json"])
 def test_nothing_is_deleted_while_it_is_unknown_what_is_needed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
@@ -247,7 +270,7 @@ def test_several_publishers_may_publish_at_once(tmp_path: Path) -> None:
     assert max(versions(tmp_path)) >= 18  # more, where a base went while a patch on it was written
     for number in versions(tmp_path):
         read_model(tmp_path / str(number))
-    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+    assert {path.name for path in tmp_path.iterdir() if path.name.startswith(".")} <= {CONTROL_LOCK}
 
 
 def test_settings_of_a_publisher_are_checked(tmp_path: Path) -> None:

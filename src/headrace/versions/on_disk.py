@@ -1,0 +1,69 @@
+"""Which versions a model has on disk, and what is known of each: for people."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from headrace.errors import LoadError
+from headrace.versions.control import keys
+from headrace.versions.layout import version_directories
+from headrace.versions.manifest import read_manifest
+from headrace.versions.record import ControlRecord
+
+
+@dataclass(frozen=True, slots=True)
+class VersionOnDisk:
+    """One version directory.
+
+    Attributes:
+        version: Its number.
+        path: Where it lies.
+        pinned: Whether the model is pinned to it.
+        holders: Who keeps it from being deleted.
+        created: When it was published, as its manifest says; "" without one.
+        size_bytes: The size of its files.
+        problem: What is wrong with its manifest, or "".
+    """
+
+    version: int
+    path: Path
+    pinned: bool
+    holders: tuple[str, ...]
+    created: str
+    size_bytes: int
+    problem: str = ""
+
+
+def list_versions(model_directory: Path, record: ControlRecord) -> list[VersionOnDisk]:
+    """List the versions that a model has on disk, newest first.
+
+    Args:
+        model_directory: Where they are.
+        record: What was decided about them.
+
+    Raises:
+        OSError: The directory cannot be listed.
+    """
+    found = version_directories(model_directory)
+    return [_on_disk(number, found[number], record) for number in reversed(found)]
+
+
+def _on_disk(number: int, path: Path, record: ControlRecord) -> VersionOnDisk:
+    created, problem, names = "", "", tuple[str, ...]()
+    try:
+        manifest = read_manifest(path)
+        created = manifest.created if manifest is not None else ""
+        names = keys(number, path)
+    except LoadError as error:
+        problem = error.message
+    holders = [one for name in names if name in record.versions for one in record.versions[name].holds]
+    return VersionOnDisk(
+        number,
+        path,
+        record.pin is not None and record.pin.number == number and record.pin.version in names,
+        tuple(sorted({*holders})),
+        created,
+        sum(file.stat().st_size for file in path.rglob("*") if file.is_file()),
+        problem,
+    )
