@@ -41,6 +41,8 @@ def module_exists(dotted: str) -> bool:
 def lost(text: str) -> list[str]:
     paths = re.findall(r"(?<![\w/])[\w./-]+\.py\b", text)
     dotted = re.findall(r"(?<![\w./-])(?:headrace|tests|benchmarks|demo)(?:\.[A-Za-z_]\w*)+", text)
+    for module, names in re.findall(r"^ *from (headrace[\w.]*) import ([\w, ]+)$", text, re.MULTILINE):
+        dotted += [f"{module}.{name}" for name in re.sub(r" as \w+", "", names).split(", ")]
     return [
         *[path for path in paths if path.removeprefix("../") not in (PATHS if "/" in path else FILE_NAMES)],
         *[name for name in dotted if not name.endswith(OTHER_FILES) and not module_exists(name)],
@@ -55,6 +57,8 @@ def lost(text: str) -> list[str]:
         ("headrace.ctr.zoo, headrace.nothing.at_all", ["headrace.ctr.zoo", "headrace.nothing.at_all"]),
         ("headrace.ctr, headrace.clock.Clock, headrace.config.Limits, headrace.toml", []),
         ("headrace.clock.Watch", ["headrace.clock.Watch"]),
+        ("from headrace.clock import Clock, Watch as Sand", ["headrace.clock.Watch"]),
+        ("from headrace import Engine, nothing", ["headrace.nothing"]),
     ],
 )
 def test_this_finds_what_is_lost(text: str, said: list[str]) -> None:
