@@ -24,7 +24,9 @@ def headrace(*words: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
 
 
-@pytest.mark.parametrize("words", [(), ("serve",), ("example",), ("versions",), ("rollback",)], ids=" ".join)
+@pytest.mark.parametrize(
+    "words", [(), ("serve",), ("example",), ("versions",), ("rollback",), ("hold",)], ids=" ".join
+)
 def test_help_tells_what_there_is_with_an_example(words: tuple[str, ...]) -> None:
     ran = headrace(*words, "--help")
     assert ran.returncode == 0

@@ -98,6 +98,7 @@ VERBS = (
     "stream inspect",
     "versions",
     "rollback",
+    "hold",
     "profile",
     "compile",
     "compare",

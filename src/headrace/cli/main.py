@@ -13,6 +13,7 @@ from headrace.cli import (
     example,
     export,
     groups,
+    hold,
     profile,
     rollback,
     serve,
@@ -32,6 +33,7 @@ _EXAMPLES = """examples:
                                        learn from them
   headrace versions models/ctr         show which versions there are
   headrace rollback models/ctr/3       serve version 3 until released
+  headrace hold models/ctr/3           keep version 3 until released
   headrace export models/ctr/3 m.onnx  write a click model as ONNX
   headrace profile models/ctr          show where its time goes
   headrace compare skops onnx rows.csv check a converted model against the original
@@ -74,7 +76,19 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"headrace {version('headrace')}")
     words = groups.add_words(parser, "verbs", "VERB")
-    for verb in (serve, train, stream, example, versions, rollback, export, profile, compile_ahead, compare):
+    for verb in (
+        serve,
+        train,
+        stream,
+        example,
+        versions,
+        rollback,
+        hold,
+        export,
+        profile,
+        compile_ahead,
+        compare,
+    ):
         verb.add_to(words)
     return parser
 

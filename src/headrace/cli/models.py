@@ -33,11 +33,12 @@ ANY = "DIR[/NAME[/N]]"
 _TOLD = 5
 
 
-def find_model(path: Path) -> tuple[Path, int | None]:
+def find_model(path: Path, *, there: bool = True) -> tuple[Path, int | None]:
     """Find the model that ``DIR/NAME[/N]`` names.
 
     Args:
         path: What was given.
+        there: Whether a version that is named must be there.
 
     Returns:
         The model's directory, and the number of the version if one was named.
@@ -54,7 +55,7 @@ def find_model(path: Path) -> tuple[Path, int | None]:
         told = ", ".join(str(directory / name) for name in held[:_TOLD])
         more = f" and {len(held) - _TOLD} more" if len(held) > _TOLD else ""
         raise ConfigError(f"{VERSION}: {directory} is a directory of models; name one of them: {told}{more}")
-    if number is not None:
+    if number is not None and there:
         expect_version(directory, number)
     return directory, number
 

@@ -116,6 +116,12 @@ class ControlRecord:
     versions: Mapping[str, VersionEntry]
     history: tuple[Mapping[str, object], ...]
 
+    def holders(self, number: int) -> frozenset[str]:
+        """Who holds what lies under a number, or did."""
+        return frozenset(
+            name for entry in self.versions.values() if entry.number == number for name in entry.holds
+        )
+
     def named_numbers(self) -> frozenset[int]:
         """The numbers of the versions that stay: pinned or held, whether or not they are there."""
         held = {entry.number for entry in self.versions.values() if entry.holds}

@@ -162,7 +162,7 @@ class FileStore:
                     ) from None
             except OSError as error:
                 if error.errno not in _NO_LOCKS:
-                    raise
+                    raise FailedPrecondition(f"{CONTROL_LOCK} cannot be locked: {error.strerror}") from error
                 raise NoLocks(
                     f"{CONTROL_FILE} cannot be changed, because its file system has no locks "
                     f"({error.strerror}); mount it with them, or change it where it has them"

@@ -144,6 +144,25 @@ def test_versions_says_who_pinned_what_and_why_and_hides_nothing_for_a_broken_re
     assert "headrace-control.json: " in capsys.readouterr().err
 
 
+def test_a_version_is_held_and_let_go_also_when_it_is_not_there(
+    models: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    numbered(models, "1", "2")
+    assert main(["hold", "models/ctr/1", "--holder", "audit", "--why", "a complaint"]) == 0
+    assert capsys.readouterr().out == "ctr: version 1 is held by audit\n"
+    assert main(["hold", "models/ctr/1", "--json"]) == 0
+    held_by = ["audit", "operator"]
+    assert json.loads(capsys.readouterr().out) == {"model": "ctr", "version": 1, "held_by": held_by}
+    Path("models/ctr/1").rmdir()
+    assert main(["hold", "models/ctr/1"]) == 2
+    assert "ctr has no version 1; it has: 2" in capsys.readouterr().err
+    assert main(["hold", "models/ctr/1", "--holder", "audit", "--release"]) == 0
+    assert main(["hold", "models/ctr/1", "--release"]) == 0
+    assert capsys.readouterr().out.endswith("ctr: version 1 is held by nobody\n")
+    assert main(["hold", "models/ctr"]) == 2
+    assert "expected the number of a version" in capsys.readouterr().err
+
+
 def test_a_file_where_a_directory_is_wanted_is_not_to_be_overwritten_by_an_example(
     models: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

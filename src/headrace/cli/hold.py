@@ -1,0 +1,62 @@
+"""``headrace hold DIR/NAME/N``: keep a version from being deleted, in somebody's name, or let it go."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from headrace.cli import models, verbs
+from headrace.disk import saying
+from headrace.errors import InvalidRequest
+from headrace.terminal import table
+from headrace.versions.control import hold, let_go
+
+_EXAMPLES = """examples:
+  headrace hold models/ctr/17 --holder audit --why "a complaint"
+  headrace hold models/ctr/17 --holder audit --release
+"""
+
+_HOLDER = "operator"
+
+
+def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the verb to the command line."""
+    parser = verbs.add(
+        words,
+        verbs.Verb(
+            name="hold",
+            help="keep a version from being deleted, or let it go",
+            description="Hold a version: trainers do not delete it, however old it is, as long as somebody "
+            "holds it. It is served or not as before.",
+            examples=_EXAMPLES,
+            failure="the hold cannot be written",
+            run=run,
+        ),
+    )
+    parser.add_argument("model", metavar=models.VERSION, type=Path, help="the model and the version")
+    parser.add_argument(
+        "--holder",
+        metavar="NAME",
+        default=_HOLDER,
+        help=f"in whose name; each has a hold of its own (default {_HOLDER})",
+    )
+    parser.add_argument("--release", action="store_true", help="let it go; it need not be there any more")
+    parser.add_argument("--why", metavar="TEXT", default="", help="the reason, kept with the decision")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Hold a version or let it go, and say who holds it now."""
+    with saying(f"the holds on {options.model} cannot be changed"):
+        model, number = models.find_model(options.model, there=not options.release)
+        if number is None:
+            raise InvalidRequest("expected the number of a version, as in DIR/NAME/17", field=models.VERSION)
+        decide = let_go if options.release else hold
+        record = decide(model, number, options.holder, why=options.why)
+    name = models.name_of(model)
+    holders = sorted(record.holders(number))
+    if options.json:
+        verbs.print_json({"model": name, "version": number, "held_by": holders})
+    else:
+        told = f"held by {', '.join(holders)}" if holders else "held by nobody"
+        print(table([(f"{name}: version {number} is {told}",)]))
+    return verbs.DONE
