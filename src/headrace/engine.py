@@ -17,7 +17,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self, TypeVar
 
-from headrace.batching.request import NO_DEADLINE, Answer, AwaitedRequest, Outcome, Request, Waiter
+from headrace.batching.request import (
+    NO_DEADLINE,
+    Answer,
+    AwaitedRequest,
+    Call,
+    Outcome,
+    Request,
+    Waiter,
+)
 from headrace.clock import LoopClock
 from headrace.config import BatchingPolicy, ModelConfig, ServerConfig
 from headrace.errors import ConfigError, FailedPrecondition
@@ -102,6 +110,7 @@ class Engine:
             self._threads,
             allow_code=self.config.allow_code,
             call=self.predict_blocking,
+            find=self.loaded,
             objects={(name, 1): servable for name, servable in self._objects.items()},
         )
         self.totals = loader.totals
@@ -287,11 +296,15 @@ class Engine:
         request = Request(
             inputs.layout, inputs.columns, inputs.rows, respond, deadline=deadline, waiter=waiter
         )
-        loaded.batcher.submit(request)
+        loaded.predictor.submit(request)
         return request
 
     def answer(
-        self, loaded: LoadedVersion, inputs: CheckedInputs, deadline: float = NO_DEADLINE
+        self,
+        loaded: LoadedVersion,
+        inputs: CheckedInputs,
+        deadline: float = NO_DEADLINE,
+        call: Call | None = None,
     ) -> asyncio.Future[Answer]:
         """Predict; await the future for the Answer. Cancelling it means that it is not computed.
 
@@ -299,12 +312,13 @@ class Engine:
             loaded: From ``loaded``, got in the same turn of the event loop.
             inputs: Checked inputs.
             deadline: On the monotonic clock, in seconds.
+            call: What the request came with; told who answered, if that is not the model.
 
         Returns:
             A future of this engine's loop; its exception is the HeadraceError why there is no answer.
         """
         future: asyncio.Future[Answer] = self._loop.create_future()
-        loaded.batcher.submit(AwaitedRequest(inputs, future, deadline))
+        loaded.predictor.submit(AwaitedRequest(inputs, future, deadline, call))
         return future
 
     async def predict(

@@ -10,11 +10,16 @@ from weakref import ref
 
 from headrace import cpus
 from headrace.batching.batcher import Batcher
+from headrace.batching.request import Origin
 from headrace.batching.statistics import VersionStatistics
 from headrace.clock import Clock
 from headrace.config import MODEL_CONFIG_FILE, BatchingPolicy, ModelConfig
+from headrace.errors import NotLoadable
 from headrace.lifecycle.background import LoaderThreads
 from headrace.lifecycle.idle import stop_if_dropped
+from headrace.predictors.default import DefaultValues, default_rows
+from headrace.predictors.predictor import Predictor
+from headrace.predictors.standby import DefaultModel
 from headrace.runtimes import registry
 from headrace.servable import Servable, Signature
 from headrace.tensors import Tensors
@@ -33,8 +38,8 @@ class LoadedVersion:
     """One loaded version of a model; what ``Service.loaded`` gives to a front end for the time of a request.
 
     It may be used from the moment it is got until the serving thread does something else: whoever gets one
-    checks and submits at once, without awaiting anything in between. From then on the Batcher's count of
-    outstanding requests keeps it loaded.
+    checks and submits at once, without awaiting anything in between, or holds a Lease of it. From then on the
+    Batcher's count of outstanding requests keeps it loaded.
 
     Attributes:
         name: The model's name.
@@ -44,13 +49,14 @@ class LoadedVersion:
         platform: What runs it, in Triton's words.
         config: The model's settings.
         batcher: Merges the requests to it.
+        predictor: Where requests are submitted: the Batcher itself, or what stands around it.
         codec_cache: What codecs have learnt about requests to this very version; dies with it.
         published: When it was published, as its manifest says; None without one.
     """
 
     __slots__ = (
-        "__weakref__", "batcher", "codec_cache", "config", "name", "path", "platform", "published",
-        "servable", "signatures", "version",
+        "__weakref__", "_clock", "_leases", "_on_idle", "batcher", "codec_cache", "config", "name", "path",
+        "platform", "predictor", "published", "servable", "signatures", "version",
     )  # fmt: skip
 
     def __init__(
@@ -88,8 +94,12 @@ class LoadedVersion:
             clock,
             instances=instances(policy),
             inline_seconds=_inline_seconds(policy, servable),
-            name=f"{name}/{version}",
+            origin=Origin(name, version),
         )
+        self.predictor: Predictor = self.batcher
+        self._clock = clock
+        self._leases = 0
+        self._on_idle: Callable[[], object] | None = None
 
     @property
     def statistics(self) -> VersionStatistics:
@@ -98,17 +108,38 @@ class LoadedVersion:
 
     @property
     def outstanding(self) -> int:
-        """Requests that still need it; it is unloaded only at zero."""
-        return self.batcher.outstanding
+        """Requests and Leases that still need it; it is unloaded only at zero."""
+        return self.batcher.outstanding + self._leases
 
     @property
     def on_idle(self) -> Callable[[], object] | None:
-        """Called whenever ``outstanding`` has come down to zero."""
-        return self.batcher.on_idle
+        """Called once, and forgotten, when ``outstanding`` has come down to zero."""
+        return self._on_idle
 
     @on_idle.setter
     def on_idle(self, callback: Callable[[], object] | None) -> None:
-        self.batcher.on_idle = callback
+        self._on_idle = callback
+        self.batcher.on_idle = self._look_whether_idle
+
+    def acquire(self) -> None:
+        """Keep it loaded until ``release``."""
+        self._leases += 1
+
+    def release(self) -> None:
+        """Let go of it, once; what is submitted in the same turn of the serving thread is still answered."""
+        self._leases -= 1
+        if self._on_idle is not None:
+            self._clock.call_soon(self._look_whether_idle)
+
+    def _look_whether_idle(self) -> None:
+        callback = self._on_idle
+        if callback is None:
+            return
+        if self.outstanding:
+            self.batcher.on_idle = self._look_whether_idle
+            return
+        self._on_idle = self.batcher.on_idle = None
+        callback()
 
 
 def instances(policy: BatchingPolicy) -> int:
@@ -173,6 +204,7 @@ class VersionLoader:
         threads: The loader threads.
         allow_code: Whether version directories may hold Python code that is run.
         call: Lets a Python model call another model, from its own thread.
+        find: Gives the default version of another model, in the serving thread.
         objects: Servables given in process, by model and version.
         totals: Counts what each model's versions do together.
     """
@@ -181,6 +213,7 @@ class VersionLoader:
     threads: LoaderThreads
     allow_code: bool = False
     call: Callable[[str, Tensors], Tensors] | None = None
+    find: Callable[[str], LoadedVersion] | None = None
     objects: Mapping[tuple[str, int], Servable] = field(default_factory=dict)
     totals: ModelTotals = field(default_factory=ModelTotals)
 
@@ -192,7 +225,7 @@ class VersionLoader:
         """
         given = self.objects.get((model, version))
         if given is not None:
-            return LoadedVersion(model, version, given, config, self.clock)
+            return self._with_default(LoadedVersion(model, version, given, config, self.clock))
         if (path / MODEL_CONFIG_FILE).exists():
             _log.warning(
                 "%s version %d: the %s in the version's directory is not read; its place is %s/%s",
@@ -207,7 +240,32 @@ class VersionLoader:
             servable = self.threads.at_serving_priority(registry.load, path, options)
         else:
             servable = registry.load(path, options)
-        return LoadedVersion(model, version, servable, config, self.clock, path)
+        return self._with_default(LoadedVersion(model, version, servable, config, self.clock, path))
+
+    def _with_default(self, loaded: LoadedVersion) -> LoadedVersion:
+        """Put what answers in a version's place around it, if its settings say so."""
+        policy = loaded.config.default
+        if policy.values:
+            loaded.predictor = DefaultValues(
+                loaded.batcher,
+                default_rows(policy.values, loaded.signatures),
+                origin=Origin(loaded.name, 0, is_default=True),
+                statistics=loaded.statistics,
+                clock=self.clock,
+                after_seconds=policy.after_seconds,
+            )
+        elif policy.model:
+            if policy.model == loaded.name or self.find is None:
+                raise NotLoadable(f"default.model: expected another model's name, got {policy.model!r}")
+            loaded.predictor = DefaultModel(
+                loaded.batcher,
+                loaded.signatures,
+                policy,
+                self.find,
+                statistics=loaded.statistics,
+                clock=self.clock,
+            )
+        return loaded
 
     def _options(self, config: ModelConfig) -> registry.RuntimeOptions:
         policy, runtime, signature = config.batching, config.runtime, config.signature

@@ -63,6 +63,10 @@ options = { columns = true, depth = 3, rate = 0.5, name = "x" }
 kind = "classify"
 scores = "probabilities"
 labels = ["no", "yes"]
+
+[default]
+values = { probabilities = [0.5, 0.5], name = "none" }
+after_seconds = 0.02
 """
 
 
@@ -78,19 +82,30 @@ def test_every_setting_of_a_model_can_be_set() -> None:
     assert config.batching.allowed_batch_rows == (1, 8, 64)
     assert config.runtime.options == {"columns": True, "depth": 3, "rate": 0.5, "name": "x"}
     assert config.signature.labels == ("no", "yes")
+    assert config.default.values == {"probabilities": [0.5, 0.5], "name": "none"}
     for section in config.__struct_fields__:
         fields = getattr(config, section).__struct_fields__
         assert [name for name in fields if not re.search(rf"(?m)^{name} = ", FULL_MODEL)] in (
             [],
             ["count"],  # of the policy `latest`
             ["classes"],  # instead of labels
+            ["model"],  # instead of values
         ), section
 
 
 WRONG_MODELS = {
     "x = ": "headrace.toml: not TOML: ",
     "[batch]": "headrace.toml: batch: unknown setting; did you mean batching?",
-    "[zzz]": "headrace.toml: zzz: unknown setting; known: versions, batching, warm_up, runtime, signature",
+    "[zzz]": (
+        "headrace.toml: zzz: unknown setting; known: versions, batching, warm_up, runtime, signature, default"
+    ),
+    '[default]\nmodel = "m"\nvalues = { y = 1 }': (
+        "headrace.toml: default.model: expected either values or a model's name, got 'both'"
+    ),
+    "[default]\nafter_seconds = 1": (
+        "headrace.toml: default.values: expected values, or a model's name, beside after_seconds, "
+        "got 'neither'"
+    ),
     "[batching]\nmax_batch_row = 8": (
         "headrace.toml: batching.max_batch_row: unknown setting; did you mean max_batch_rows?"
     ),

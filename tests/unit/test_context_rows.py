@@ -36,18 +36,24 @@ FAST = Signature(
     (TensorSpec("user", np.dtype(np.uint32), (2,), context=True), TensorSpec("ad", _FLOAT, (1,))),
     OUTPUT,
 )
-LOADED = cast(
-    "LoadedVersion",
-    SimpleNamespace(
-        name="m", version=1, signatures={one.name: one for one in (SIGNATURE, FAST)}, codec_cache={}
-    ),
-)
-USER = np.array([[7, 8]], np.uint32)
-ADS = np.array([[1], [2], [3]], np.float32)
 
 
 class _Version(SimpleNamespace):
     """Weakly referable, as a LoadedVersion is."""
+
+    def acquire(self) -> None:
+        """It is always loaded."""
+
+    def release(self) -> None:
+        """It is always loaded."""
+
+
+LOADED = cast(
+    "LoadedVersion",
+    _Version(name="m", version=1, signatures={one.name: one for one in (SIGNATURE, FAST)}, codec_cache={}),
+)
+USER = np.array([[7, 8]], np.uint32)
+ADS = np.array([[1], [2], [3]], np.float32)
 
 
 def columns(inputs: CheckedInputs) -> list[object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -14,9 +15,11 @@ from headrace.batching.request import BatchOutputs, Outcome, Request, Timings
 from headrace.batching.splitting import parts_within, split
 from headrace.batching.texts import MOST_BYTES, TextRoom, bytes_of, row_counts, text_inputs
 from headrace.config import BatchingPolicy
-from headrace.errors import ModelError
+from headrace.errors import HeadraceError, ModelError
 from headrace.servable import Signature
 from headrace.tensors import Tensors, describe
+
+_log = logging.getLogger(__name__)
 
 
 class Lane:
@@ -211,3 +214,11 @@ def declared_outputs(signature: Signature, outputs: Tensors, rows: int) -> Tenso
             )
         declared[spec.name] = array
     return declared
+
+
+def headrace_error(error: BaseException) -> HeadraceError:
+    """What a request is answered with after the model raised something; what is unexpected is logged."""
+    if isinstance(error, HeadraceError):
+        return error
+    _log.error("a model raised an unexpected error", exc_info=error)
+    return ModelError(f"the model failed with {type(error).__name__}; the server's log says more")

@@ -18,17 +18,25 @@ cost more than it gains; any other goes to one of the instances' threads and com
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 
-from headrace.batching.batch import Batch, Lane, declared_outputs
+from headrace.batching.batch import Batch, Lane, declared_outputs, headrace_error
 from headrace.batching.cost import BatchCost
 from headrace.batching.instances import Instances
 from headrace.batching.joining import join, join_padding_rows, padded_size
 from headrace.batching.plan import Limits, Plan, Release, plan
-from headrace.batching.request import NO_DEADLINE, Answer, BatchOutputs, Outcome, Request, Timings
+from headrace.batching.request import (
+    NO_DEADLINE,
+    NOBODY,
+    Answer,
+    BatchOutputs,
+    Origin,
+    Outcome,
+    Request,
+    Timings,
+)
 from headrace.batching.statistics import VersionStatistics
 from headrace.batching.texts import has_long_texts
 from headrace.clock import Clock, Timer
@@ -37,14 +45,11 @@ from headrace.errors import (
     DeadlineExceeded,
     HeadraceError,
     InvalidRows,
-    ModelError,
     Overloaded,
     TooLarge,
     Unavailable,
 )
 from headrace.servable import RowLayout, Servable
-
-_log = logging.getLogger(__name__)
 
 _LANES_KEPT = 64
 _EXPIRY_SLACK_SECONDS = 0.0005
@@ -70,7 +75,7 @@ class Batcher:
         *,
         instances: int,
         inline_seconds: float,
-        name: str = "batcher",
+        origin: Origin = NOBODY,
     ) -> None:
         """Serve a Servable.
 
@@ -80,7 +85,7 @@ class Batcher:
             clock: The serving thread's.
             instances: How many batches may run in threads at once.
             inline_seconds: Batches predicted to take less run in the serving thread; 0 for never.
-            name: What its threads are called.
+            origin: What its answers say who gave them.
         """
         self.statistics = VersionStatistics()
         self.cost = BatchCost()
@@ -95,7 +100,10 @@ class Batcher:
         self._now = clock.now
         self._inline_seconds = inline_seconds
         self._instance_count = instances
-        self._threads: Instances[Batch] = Instances(name, instances, self._compute_in_thread)
+        self._origin = origin
+        self._threads: Instances[Batch] = Instances(
+            f"{origin.model}/{origin.version}", instances, self._compute_in_thread
+        )
         self._lanes: dict[object, Lane] = {}
         self._running: set[Batch] = set()
         self._running_rows = 0
@@ -301,7 +309,7 @@ class Batcher:
     def _compute_rest(self, batch: Batch, error: BaseException) -> list[Outcome]:
         """After a batch failed: leave out the requests that are to blame, or call for each request alone."""
         if len(batch.requests) == 1:
-            return [_as_headrace_error(error)]
+            return [headrace_error(error)]
         if not isinstance(error, InvalidRows):
             return [self._compute_alone(batch, index) for index in range(len(batch.requests))]
         guilty, good, start = {}, [], 0
@@ -345,7 +353,7 @@ class Batcher:
         try:
             outputs = self._call(batch, [index], rows)
         except BaseException as error:  # noqa: BLE001 - a model's own code: let through, it would end the thread
-            return _as_headrace_error(error)
+            return headrace_error(error)
         timings.finished = self._now()
         return Answer(outputs, 0, rows, timings)
 
@@ -368,7 +376,7 @@ class Batcher:
         else:
             inputs = join(layout, columns, rows, padded_rows)
         outputs = self._servable.predict(inputs, layout.signature)
-        return BatchOutputs(declared_outputs(batch.signature, outputs, padded_rows))
+        return BatchOutputs(declared_outputs(batch.signature, outputs, padded_rows), self._origin)
 
     # --- answering ---
 
@@ -488,10 +496,3 @@ class Batcher:
         if waiting:
             self._let_go(len(waiting))
         self._threads.stop()
-
-
-def _as_headrace_error(error: BaseException) -> HeadraceError:
-    if isinstance(error, HeadraceError):
-        return error
-    _log.error("a model raised an unexpected error", exc_info=error)
-    return ModelError(f"the model failed with {type(error).__name__}; the server's log says more")

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
 from headrace.errors import HeadraceError
 from headrace.servable import CheckedInputs, RowLayout
@@ -37,14 +37,39 @@ class Timings:
         self.requests = requests
 
 
+class Origin(NamedTuple):
+    """Who gave an answer.
+
+    Attributes:
+        model: The model's name.
+        version: Its version.
+        is_default: Whether it stands in for a model that did not answer; ``version`` 0 then means that no
+            model was asked.
+    """
+
+    model: str
+    version: int
+    is_default: bool = False
+
+
+NOBODY = Origin("", 0)
+"""Gives the answers of a Batcher that serves no version."""
+
+
 class BatchOutputs:
-    """What the Servable gave for a whole batch; turned into bytes at most once, for all answers together."""
+    """What the Servable gave for a whole batch; turned into bytes at most once, for all answers together.
 
-    __slots__ = ("_raw", "tensors")
+    Attributes:
+        tensors: The outputs by name, all rows of the batch.
+        origin: Who gave them.
+    """
 
-    def __init__(self, tensors: Tensors) -> None:
+    __slots__ = ("_raw", "origin", "tensors")
+
+    def __init__(self, tensors: Tensors, origin: Origin = NOBODY) -> None:
         """Keep the outputs of one call."""
         self.tensors = tensors
+        self.origin = origin
         self._raw: dict[str, bytes] = {}
 
     def raw(self, name: str) -> bytes:
@@ -79,6 +104,11 @@ class Answer:
         """How many rows there are."""
         return self.stop - self.start
 
+    @property
+    def origin(self) -> Origin:
+        """Who gave it."""
+        return self.outputs.origin
+
     def tensor(self, name: str) -> Array:
         """One output: ``[rows, *row shape]``, a view."""
         return self.outputs.tensors[name][self.start : self.stop]
@@ -108,6 +138,20 @@ class Waiter(Protocol):
         """Whether it has its answer, or no longer wants one."""
 
 
+class Call(Protocol):
+    """What a request came with, as far as it concerns who answers it."""
+
+    def header(self, name: bytes) -> bytes | None:
+        """The first value of an HTTP header, or of a key in gRPC's metadata.
+
+        Args:
+            name: In lower case.
+        """
+
+    def answered_by(self, origin: Origin) -> None:
+        """Say with the answer who gave it: called when that is not the model that was asked."""
+
+
 class Request:
     """Inputs, a deadline, and a way to be answered exactly once. Belongs to the serving thread.
 
@@ -119,11 +163,13 @@ class Request:
         enqueued: When it entered the queue.
         settled: Whether it has been answered, or abandoned.
         text_bytes: How many bytes of text it has, once it is in a queue.
+        call: What it came with; None in process.
     """
 
     __slots__ = (
         "_respond",
         "_waiter",
+        "call",
         "columns",
         "deadline",
         "enqueued",
@@ -154,6 +200,7 @@ class Request:
             deadline: On the monotonic clock, in seconds.
             waiter: Tells whether somebody still waits; without one, only ``abandon`` ends the waiting.
         """
+        self.call: Call | None = None
         self.layout = layout
         self.columns = columns
         self.rows = rows
@@ -200,7 +247,11 @@ class AwaitedRequest(Request):
     __slots__ = ("_future",)
 
     def __init__(
-        self, inputs: CheckedInputs, future: asyncio.Future[Answer], deadline: float = NO_DEADLINE
+        self,
+        inputs: CheckedInputs,
+        future: asyncio.Future[Answer],
+        deadline: float = NO_DEADLINE,
+        call: Call | None = None,
     ) -> None:
         """Make a request of checked inputs.
 
@@ -208,7 +259,9 @@ class AwaitedRequest(Request):
             inputs: The layout, the columns, and how many rows.
             future: Of the serving thread's loop; cancelled when nobody waits any more.
             deadline: On the monotonic clock, in seconds.
+            call: What it came with.
         """
+        self.call = call
         self.layout, self.columns, self.rows = inputs
         self.deadline = deadline
         self.settled = False

@@ -98,7 +98,7 @@ def _joined(answers: list[Answer], *, fill: bool) -> Outcome:
             parts = [_filled(part, longest) for part in parts]
         outputs[name] = np.concatenate(parts)
     rows = sum(answer.rows for answer in answers)
-    return Answer(BatchOutputs(outputs), 0, rows, answers[-1].timings)
+    return Answer(BatchOutputs(outputs, answers[-1].origin), 0, rows, answers[-1].timings)
 
 
 def _filled(part: Array, shape: Shape) -> Array:

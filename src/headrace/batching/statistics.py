@@ -24,6 +24,7 @@ class VersionStatistics:
         failures: Requests that ended in an error of the model, or too late.
         refused: Requests turned away at the door.
         cancelled: Requests whose caller left before they were computed.
+        defaults: Requests that were answered with a default; they are refused or failed ones, too.
         queue_seconds: Time from a request's arrival to its batch's start, over all answered requests.
         compute_seconds: Time in the Servable.
         request_seconds: Time from arrival to answer, over all answered requests.
@@ -35,7 +36,7 @@ class VersionStatistics:
     """
 
     __slots__ = (
-        "batch_rows", "batches", "cancelled", "compute_seconds", "failure_seconds", "failures",
+        "batch_rows", "batches", "cancelled", "compute_seconds", "defaults", "failure_seconds", "failures",
         "last_request_unix_seconds", "latency_counts", "queue_seconds", "refused", "releases",
         "request_seconds", "requests", "rows",
     )  # fmt: skip
@@ -43,7 +44,7 @@ class VersionStatistics:
     def __init__(self) -> None:
         """Start at nothing."""
         self.requests = self.rows = self.batches = 0
-        self.failures = self.refused = self.cancelled = 0
+        self.failures = self.refused = self.cancelled = self.defaults = 0
         self.queue_seconds = self.compute_seconds = 0.0
         self.request_seconds = self.failure_seconds = 0.0
         self.last_request_unix_seconds = 0.0
@@ -100,6 +101,7 @@ class VersionStatistics:
         self.failures += other.failures
         self.refused += other.refused
         self.cancelled += other.cancelled
+        self.defaults += other.defaults
         self.queue_seconds += other.queue_seconds
         self.compute_seconds += other.compute_seconds
         self.request_seconds += other.request_seconds

@@ -194,6 +194,28 @@ class SignatureConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             raise wrong("signature.labels", "either classes (an output) or labels (names)", "both")
 
 
+class DefaultPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is answered when the model does not answer in time, or refuses; nothing if neither is given.
+
+    Attributes:
+        values: One row's value of each output; a single number or text stands for all elements of a row.
+        model: The name of another model that takes the same inputs and gives the same outputs.
+        after_seconds: How long a request waits for the model at the most; 0 for its own deadline only.
+    """
+
+    values: dict[str, object] = {}
+    model: str = ""
+    after_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check that they fit together."""
+        seconds("default.after_seconds", self.after_seconds, most=DAY)
+        if self.values and self.model:
+            raise wrong("default.model", "either values or a model's name", "both")
+        if self.after_seconds and not (self.values or self.model):
+            raise wrong("default.values", "values, or a model's name, beside after_seconds", "neither")
+
+
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that can be set for one model: one field a section of ``headrace.toml``.
 
@@ -203,6 +225,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         warm_up: What a version answers before it is ready.
         runtime: What loads it.
         signature: What Classify and Regress make of it.
+        default: What is answered in its place when it does not answer in time.
     """
 
     versions: VersionPolicy = msgspec.field(default_factory=VersionPolicy)
@@ -210,6 +233,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     warm_up: WarmUpPolicy = msgspec.field(default_factory=WarmUpPolicy)
     runtime: RuntimeConfig = msgspec.field(default_factory=RuntimeConfig)
     signature: SignatureConfig = msgspec.field(default_factory=SignatureConfig)
+    default: DefaultPolicy = msgspec.field(default_factory=DefaultPolicy)
 
 
 def read_model_config(model_directory: Path) -> str:

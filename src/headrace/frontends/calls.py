@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from headrace.batching.request import NO_DEADLINE
+from headrace.batching.request import NO_DEADLINE, Origin
 
 Headers = Iterable[tuple[bytes, bytes]]
 
@@ -55,7 +55,52 @@ class Account:
         self.held += size
 
 
-class HttpCall:
+class Call:
+    """What comes with a request besides what it asks.
+
+    Attributes:
+        headers: HTTP headers, or gRPC's metadata: names in lower case, with values, as they came.
+        deadline: When the answer loses its worth, on the monotonic clock.
+        account: What it holds of the byte budget; None as long as nobody has asked for it, or where that is
+            not counted.
+        budget: The byte budget of all calls; None where nothing is counted.
+        notes: What is said with an answer of its own accord: HTTP headers, or gRPC's trailing metadata.
+    """
+
+    __slots__ = ("account", "budget", "deadline", "headers", "notes")
+
+    headers: Headers
+    deadline: float
+    account: Account | None
+    budget: Budget | None
+    notes: tuple[tuple[bytes, bytes], ...]
+
+    def header(self, name: bytes) -> bytes | None:
+        """The first value of a header.
+
+        Args:
+            name: In lower case.
+        """
+        for key, value in self.headers:
+            if key == name:
+                return value
+        return None
+
+    def answered_by(self, origin: Origin) -> None:
+        """Say with the answer who gave it."""
+        self.notes = ((ANSWERED_BY.encode(), origin_text(origin).encode()),)
+
+
+ANSWERED_BY = "headrace-answered-by"
+"""The header, or the key of trailing metadata, that says who answered, if that is not the model asked."""
+
+
+def origin_text(origin: Origin) -> str:
+    """Who gave an answer, as clients are told: ``default``, or ``default NAME/VERSION`` for a model's."""
+    return f"default {origin.model}/{origin.version}" if origin.version else "default"
+
+
+class HttpCall(Call):
     """One HTTP request whose body has arrived, decompressed and within the limits.
 
     Attributes:
@@ -63,24 +108,10 @@ class HttpCall:
         path: The decoded path, without the query.
         parameters: The values of the route pattern's ``{names}``, decoded; absent optional ones are missing.
         query: The query string, as it came.
-        headers: Names in lower case, with values, as they came.
-        body: The whole body.
-        deadline: When the answer loses its worth, on the monotonic clock.
-        account: What it holds of the byte budget, its body included; None as long as nobody has asked for it.
-        budget: The byte budget of all calls; None where nothing is counted.
+        body: The whole body; the account of the byte budget includes it.
     """
 
-    __slots__ = (
-        "account",
-        "body",
-        "budget",
-        "deadline",
-        "headers",
-        "method",
-        "parameters",
-        "path",
-        "query",
-    )
+    __slots__ = ("body", "method", "parameters", "path", "query")
 
     def __init__(
         self,
@@ -100,23 +131,13 @@ class HttpCall:
         self.deadline = NO_DEADLINE
         self.account: Account | None = None
         self.budget: Budget | None = None
+        self.notes = ()
 
     def counted(self) -> Account | None:
         """The account of this call, opened when it is first asked for; the transport settles it."""
         if self.account is None and self.budget is not None:
             self.account = Account(self.budget.hold_of_stream, len(self.body))
         return self.account
-
-    def header(self, name: bytes) -> bytes | None:
-        """The first value of a header.
-
-        Args:
-            name: In lower case.
-        """
-        for key, value in self.headers:
-            if key == name:
-                return value
-        return None
 
 
 JSON_HEADERS = ((b"content-type", b"application/json"),)
@@ -162,28 +183,28 @@ class HttpRoute:
     handler: HttpHandler
 
 
-class GrpcCall:
+class GrpcCall(Call):
     """What comes with a gRPC call besides its messages.
 
-    Attributes:
-        deadline: When the answer loses its worth, on the monotonic clock.
-        account: What the call holds of the byte budget beside its message; None where that is not counted.
-        budget: The byte budget of all calls, for messages of a call without an account: a call may be many
-            messages, and a small one's is made before anybody knows what it takes; None where nothing counts.
+    Its account is what it holds beside its message. The budget is for messages of a call without an account:
+    a call may be many messages, and a small one's is made before anybody knows what it takes.
     """
 
-    __slots__ = ("account", "budget", "deadline")
+    __slots__ = ()
 
     def __init__(
         self,
         deadline: float = NO_DEADLINE,
         account: Account | None = None,
         budget: Budget | None = None,
+        headers: Headers = (),
     ) -> None:
         """Describe a call."""
         self.deadline = deadline
         self.account = account
         self.budget = budget
+        self.headers = headers
+        self.notes = ()
 
     def counted(self) -> Account | None:
         """The account of this call, if it has one."""

@@ -47,6 +47,11 @@ REFUSED = Metric(
     "headrace_refused", "counter", "Requests turned away at the door: queue full, or deadline out of reach."
 )
 CANCELLED = Metric("headrace_cancelled", "counter", "Requests whose caller left before they were computed.")
+DEFAULT_ANSWERS = Metric(
+    "headrace_default_answers",
+    "counter",
+    "Requests answered with the model's default: refused, or too late for the model itself.",
+)
 REQUEST_SECONDS = Metric(
     "headrace_request_seconds", "histogram", "Time from a request's arrival to its answer."
 )
@@ -64,7 +69,11 @@ BATCHES = Metric(
 )
 BATCH_ROWS = Metric("headrace_batch_rows", "histogram", "Rows computed per batch, padding included.")
 QUEUED_ROWS = Metric("headrace_queued_rows", "gauge", "Rows waiting in the queue.")
-OUTSTANDING = Metric("headrace_outstanding_requests", "gauge", "Requests queued or being computed.")
+OUTSTANDING = Metric(
+    "headrace_outstanding_requests",
+    "gauge",
+    "Requests that hold the version: large ones that are being read, queued ones, and those being computed.",
+)
 VERSION_STATE = Metric(
     "headrace_version_state", "gauge", "1 for the state that a version is in.", ("model", "version", "state")
 )
@@ -99,6 +108,9 @@ MODEL_REFUSED = Metric("headrace_model_refused", "counter", "Requests turned awa
 MODEL_CANCELLED = Metric(
     "headrace_model_cancelled", "counter", "Requests whose caller left before they were computed.", ("model",)
 )
+MODEL_DEFAULT_ANSWERS = Metric(
+    "headrace_model_default_answers", "counter", "Requests answered with the model's default.", ("model",)
+)
 MODEL_REQUEST_SECONDS = Metric(
     "headrace_model_request_seconds",
     "histogram",
@@ -114,10 +126,10 @@ ERRORS = Metric(
 READY = Metric("headrace_ready", "gauge", "1 when the server says that it is ready.", ())
 
 METRICS = (
-    REQUESTS, ROWS, FAILURES, REFUSED, CANCELLED, REQUEST_SECONDS, QUEUE_SECONDS, COMPUTE_SECONDS, BATCHES,
-    BATCH_ROWS, QUEUED_ROWS, OUTSTANDING, VERSION_STATE, LOAD_ATTEMPTS, DEFAULT_VERSION, AGE, MAX_AGE, STALE,
-    MODEL_REQUESTS, MODEL_ROWS, MODEL_FAILURES, MODEL_REFUSED, MODEL_CANCELLED, MODEL_REQUEST_SECONDS,
-    ERRORS, READY,
+    REQUESTS, ROWS, FAILURES, REFUSED, CANCELLED, DEFAULT_ANSWERS, REQUEST_SECONDS, QUEUE_SECONDS,
+    COMPUTE_SECONDS, BATCHES, BATCH_ROWS, QUEUED_ROWS, OUTSTANDING, VERSION_STATE, LOAD_ATTEMPTS,
+    DEFAULT_VERSION, AGE, MAX_AGE, STALE, MODEL_REQUESTS, MODEL_ROWS, MODEL_FAILURES, MODEL_REFUSED,
+    MODEL_CANCELLED, MODEL_DEFAULT_ANSWERS, MODEL_REQUEST_SECONDS, ERRORS, READY,
 )  # fmt: skip
 
 _BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -207,6 +219,7 @@ def _counters(versions: Iterable[LoadedVersion]) -> Iterator[Family]:
         (FAILURES, lambda loaded: loaded.statistics.failures),
         (REFUSED, lambda loaded: loaded.statistics.refused),
         (CANCELLED, lambda loaded: loaded.statistics.cancelled),
+        (DEFAULT_ANSWERS, lambda loaded: loaded.statistics.defaults),
         (QUEUE_SECONDS, lambda loaded: loaded.statistics.queue_seconds),
         (COMPUTE_SECONDS, lambda loaded: loaded.statistics.compute_seconds),
         (QUEUED_ROWS, lambda loaded: loaded.batcher.queued_rows),
@@ -231,6 +244,7 @@ def _model_totals(models: Mapping[str, VersionStatistics]) -> Iterator[Family]:
         (MODEL_FAILURES, lambda total: total.failures),
         (MODEL_REFUSED, lambda total: total.refused),
         (MODEL_CANCELLED, lambda total: total.cancelled),
+        (MODEL_DEFAULT_ANSWERS, lambda total: total.defaults),
     )
     for metric, value in values:
         family = _family(metric)

@@ -16,7 +16,7 @@ from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from headrace.batching.request import NO_DEADLINE, Answer
+from headrace.batching.request import NO_DEADLINE, Answer, Call
 from headrace.errors import HeadraceError
 from headrace.frontends.status import OK, codes
 
@@ -155,10 +155,14 @@ class _Watched:
         return getattr(self._service, name)
 
     def predict(
-        self, loaded: LoadedVersion, inputs: CheckedInputs, deadline: float = NO_DEADLINE
+        self,
+        loaded: LoadedVersion,
+        inputs: CheckedInputs,
+        deadline: float = NO_DEADLINE,
+        call: Call | None = None,
     ) -> asyncio.Future[Answer]:
         """Hand over at once, as the door itself does; what is measured comes later."""
-        answer = asyncio.ensure_future(self._service.predict(loaded, inputs, deadline))
+        answer = asyncio.ensure_future(self._service.predict(loaded, inputs, deadline, call))
         answer.add_done_callback(partial(self._measure, loaded.name, time.monotonic()))
         return answer
 

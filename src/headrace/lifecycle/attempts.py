@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import Generic
 
 from headrace.clock import Clock, Timer
-from headrace.lifecycle.records import LoadedT, ModelRecord, VersionRecord
+from headrace.lifecycle.handle import LoadedT
+from headrace.lifecycle.records import ModelRecord, VersionRecord
 
 SLOW_SECONDS = 10.0
 """After this an attempt holds up no load of another model: it may wait for ever for all we know."""

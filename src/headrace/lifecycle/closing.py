@@ -13,7 +13,7 @@ from typing import Generic
 
 from headrace.clock import Clock, Timer
 from headrace.lifecycle.background import NO_THREAD, Executor
-from headrace.lifecycle.records import LoadedT
+from headrace.lifecycle.handle import LoadedT
 
 _log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from headrace.config import ModelConfig
-from headrace.lifecycle.records import LoadedT
+from headrace.lifecycle.handle import LoadedT
 
 
 class Loader(Protocol[LoadedT]):

@@ -25,10 +25,11 @@ from headrace.errors import (
 from headrace.lifecycle.attempts import TOO_MANY_HANG, Attempt, Attempts
 from headrace.lifecycle.background import NO_THREAD, Executor
 from headrace.lifecycle.closing import Closes
+from headrace.lifecycle.handle import LoadedT
 from headrace.lifecycle.loader import Loader
 from headrace.lifecycle.no_version import label_error, not_ready, unknown_model
 from headrace.lifecycle.policy import pause_before_retry
-from headrace.lifecycle.records import LoadedT, ModelRecord, Place, VersionRecord
+from headrace.lifecycle.records import ModelRecord, Place, VersionRecord
 from headrace.lifecycle.state import Event, State, VersionStatus
 from headrace.lifecycle.wanted import Wanted
 
@@ -78,7 +79,7 @@ class Manager(Generic[LoadedT]):
     # ---- What requests ask ----
 
     def get(self, model: str, version: int | None = None, label: str | None = None) -> LoadedT:
-        """Find what answers a request; to be held before the serving thread does something else.
+        """Find what answers a request; to be submitted to, or leased, in this turn of the serving thread.
 
         Args:
             model: The model's name.

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from heapq import nsmallest
 
 from headrace.errors import FailedPrecondition, HeadraceError, NotFound, Unavailable, shown
-from headrace.lifecycle.records import LoadedT, ModelRecord, VersionRecord
+from headrace.lifecycle.handle import LoadedT
+from headrace.lifecycle.records import ModelRecord, VersionRecord
 from headrace.lifecycle.state import State
 
 _NAMES_TOLD = 8

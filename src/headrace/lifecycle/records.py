@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Generic
 
 from headrace.clock import Timer
 from headrace.config import ModelConfig, VersionPolicy
-from headrace.lifecycle.handle import Handle
+from headrace.lifecycle.handle import LoadedT
 from headrace.lifecycle.policy import (
     TRANSITION_POLICIES,
     Action,
@@ -19,8 +19,6 @@ from headrace.lifecycle.policy import (
 )
 from headrace.lifecycle.state import Event, State, VersionStatus, after
 from headrace.lifecycle.wanted import Wanted
-
-LoadedT = TypeVar("LoadedT", bound=Handle)
 
 _IDLE = (State.NEW, State.FAILED, State.UNLOADED)
 _IN_HAND = (State.LOADING, State.WARMING)

@@ -16,7 +16,7 @@ import numpy as np
 
 from headrace.batching.batch import Lane
 from headrace.batching.batcher import Batcher
-from headrace.batching.request import NO_DEADLINE, Answer, Outcome, Request
+from headrace.batching.request import NO_DEADLINE, Answer, Origin, Outcome, Request
 from headrace.config import BatchingPolicy
 from headrace.errors import HeadraceError
 from headrace.servable import DEFAULT_SIGNATURE, RowLayout, Signature, TensorSpec
@@ -161,7 +161,7 @@ class Stage:
             self.clock,
             instances=instances,
             inline_seconds=1e9 if inline else 0.0,
-            name=self.name,
+            origin=Origin(self.name, 1),
         )
         if inline:
             self.knows_cost(0.0, 0.0)
@@ -178,7 +178,7 @@ class Stage:
         assert not self.threads(), "an instance's thread did not end"
 
     def threads(self) -> list[threading.Thread]:
-        return [thread for thread in threading.enumerate() if thread.name.startswith(f"{self.name}/")]
+        return [thread for thread in threading.enumerate() if thread.name.startswith(f"{self.name}/1")]
 
     def _prove_lanes(self) -> None:
         """Let rows of any length be known to be quick: their lanes need no first batch in a thread."""

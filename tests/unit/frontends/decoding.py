@@ -39,7 +39,5 @@ def decode_body(
     json_bytes = json_bytes_of(body, json_length)
     found = infer_json.recognise(loaded, call, json_bytes)
     if found is None:
-        _, found = run(
-            infer_json.parse(lambda: loaded, call, json_bytes, limits.max_json_depth, Allowance(limits))
-        )
+        found = run(infer_json.parse(loaded, call, json_bytes, limits.max_json_depth, Allowance(limits)))
     return found

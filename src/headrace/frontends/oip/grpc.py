@@ -11,7 +11,7 @@ from headrace.errors import HeadraceError, NotFound
 from headrace.frontends.calls import GrpcCall, GrpcMethod, StreamHandler, UnaryHandler
 from headrace.frontends.error_counts import ErrorCounts
 from headrace.frontends.oip import descriptions
-from headrace.frontends.oip.messages import InferDecoder, Inference, InferRequest
+from headrace.frontends.oip.messages import InferDecoder, Inference, InferRequest, origin_field
 from headrace.frontends.oip.parameters import version_number
 from headrace.frontends.wire import protos
 from headrace.frontends.wire.allowance import Allowance
@@ -64,16 +64,18 @@ def _inferring(service: Service) -> UnaryHandler:
             with Allowance.of(service.limits, call) as allowance:
                 return await infer_new(message, call, allowance)
         loaded, inputs, writer, request_id, deadline = found
-        answer = await predict(loaded, inputs, deadline)
-        return writer.write(answer, request_id) or await write_large(found, answer, call)
+        answer = await predict(loaded, inputs, deadline, call)
+        written = writer.write(answer, request_id) or await write_large(found, answer, call)
+        return written + origin_field(answer.origin) if answer.outputs.origin.is_default else written
 
     async def infer_new(message: bytes, call: GrpcCall, allowance: Allowance) -> bytes:
+        def ask(found: Inference) -> Awaitable[Answer]:
+            return predict(found.loaded, found.inputs, found.deadline, call)
+
         steps = parse(message, call.deadline, allowance)
         found, answer = await decode_and_ask(message, form, steps, ask, allowance, service.lane)
-        return found.writer.write(answer, found.request_id) or await write_large(found, answer, call)
-
-    def ask(found: Inference) -> Awaitable[Answer]:
-        return predict(found.loaded, found.inputs, found.deadline)
+        written = found.writer.write(answer, found.request_id) or await write_large(found, answer, call)
+        return written + origin_field(answer.origin) if answer.outputs.origin.is_default else written
 
     async def write_large(found: Inference, answer: Answer, call: GrpcCall) -> bytes:
         with Allowance.of(service.limits, call) as allowance:

@@ -10,10 +10,15 @@ import msgspec
 from headrace.absent import Expansion
 from headrace.batching.request import Answer
 from headrace.errors import InvalidRequest
-from headrace.frontends.calls import JSON_HEADERS, HttpCall, HttpReply
+from headrace.frontends.calls import JSON_HEADERS, HttpCall, HttpReply, origin_text
 from headrace.frontends.oip.datatypes import datatype_name, refuse_texts
 from headrace.frontends.oip.json_values import InferInput, Parameters, from_json
-from headrace.frontends.oip.parameters import SIGNATURE_PARAMETER, deadline_after, refuse_parameters
+from headrace.frontends.oip.parameters import (
+    ANSWERED_BY_PARAMETER,
+    SIGNATURE_PARAMETER,
+    deadline_after,
+    refuse_parameters,
+)
 from headrace.frontends.wire.json_text import check_depth
 from headrace.frontends.wire.steps import Steps
 from headrace.frontends.wire.templates import Span, Templates
@@ -72,6 +77,7 @@ class _Answer(msgspec.Struct, omit_defaults=True):
     model_name: str
     model_version: str
     id: str = ""
+    parameters: dict[str, str] | None = None
     outputs: list[_AnswerOutput] = []
 
 
@@ -143,12 +149,12 @@ def recognise(loaded: LoadedVersion, call: HttpCall, json_bytes: int) -> JsonInf
 
 
 def parse(
-    find: Callable[[], LoadedVersion], call: HttpCall, json_bytes: int, max_depth: int, allowance: Allowance
-) -> Steps[tuple[LoadedVersion, JsonInference]]:
+    loaded: LoadedVersion, call: HttpCall, json_bytes: int, max_depth: int, allowance: Allowance
+) -> Steps[JsonInference]:
     """Decode a request whose JSON is short, in small steps, and learn it.
 
     Args:
-        find: Gives the loaded version that is meant; asked again in the turn in which it is used.
+        loaded: The version that the path means; the caller keeps it loaded.
         call: The call.
         json_bytes: How much of its body is JSON.
         max_depth: How deep that may nest.
@@ -163,7 +169,7 @@ def parse(
     text = body if json_bytes == len(body) else body[:json_bytes]
     check_depth(text, max_depth)
     request = parsed(text)
-    specs = input_specs(find(), request)
+    specs = input_specs(loaded, request)
     spans = binary_spans(request.inputs, json_bytes, len(body))
     tensors = []
     for one, span in zip(request.inputs, spans, strict=True):
@@ -173,14 +179,13 @@ def parse(
             if span
             else (yield from from_json(one, spec, allowance))
         )
-    loaded = find()
     inference = finished(loaded, request, tensors, call.deadline, allowance)
     if not request.id and "timeout" not in (request.parameters or ()):
         binary = [span for span in spans if span is not None]
         if len(binary) == len(spans):
             signature = signature_of(loaded, request)
             _learn(loaded, body, json_bytes, signature, list(zip(tensors, binary, strict=True)), inference)
-    return loaded, inference
+    return inference
 
 
 def input_specs(loaded: LoadedVersion, request: InferRequest) -> dict[str, TensorSpec]:
@@ -432,7 +437,10 @@ def pieces_of(
         else:
             described.data = printed.get(spec.name) or json_values(spec, tensor.ravel().tolist())
         outputs.append(described)
-    head = _encode(_Answer(loaded.name, str(loaded.version), inference.request_id, outputs))
+    found = _Answer(loaded.name, str(loaded.version), inference.request_id, outputs=outputs)
+    if answer.outputs.origin.is_default:
+        found.parameters = {ANSWERED_BY_PARAMETER: origin_text(answer.origin)}
+    head = _encode(found)
     if not any(is_binary for _, is_binary in inference.outputs):
         return [head], JSON_HEADERS
     return [head, *binary], (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -43,16 +42,16 @@ _RAW_AT_ONCE_BYTES = 1024 * 1024
 
 async def decode(
     service: Service,
-    find: Callable[[], LoadedVersion],
+    loaded: LoadedVersion,
     call: HttpCall,
     json_bytes: int,
     allowance: Allowance,
-) -> tuple[LoadedVersion, JsonInference]:
+) -> JsonInference:
     """Decode a request whose JSON is large.
 
     Args:
         service: The door.
-        find: Gives the loaded version that is meant; asked again in the turn in which it is used.
+        loaded: The version that the path means; the caller keeps it loaded.
         call: The call.
         json_bytes: How much of its body is JSON.
         allowance: What the request may cost.
@@ -69,10 +68,10 @@ async def decode(
         document = await parse_in_slices(text, max_depth, allowance, lane, nan=False)
         data = list[Json]()
         try:
-            data += _take_data(document, find())
+            data += _take_data(document, loaded)
             await _check_rest(document, len(data), lane)
             request = infer_json.parsed(msgspec.json.encode(document))
-            specs = infer_json.input_specs(find(), request)
+            specs = infer_json.input_specs(loaded, request)
             spans = infer_json.binary_spans(request.inputs, json_bytes, len(body))
             tensors = [
                 await in_steps(
@@ -87,8 +86,7 @@ async def decode(
                 [document, data], lane
             )  # else the values are used up, and the rest is small
             raise
-    loaded = find()
-    return loaded, infer_json.finished(loaded, request, tensors, call.deadline, allowance)
+    return infer_json.finished(loaded, request, tensors, call.deadline, allowance)
 
 
 async def _check_rest(document: Json, inputs: int, lane: Lane) -> None:

@@ -11,10 +11,12 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple, cast
 from weakref import ReferenceType, ref
 
-from headrace.batching.request import NO_DEADLINE, Answer
+from headrace.batching.request import NO_DEADLINE, Answer, Origin
 from headrace.errors import InvalidRequest
+from headrace.frontends.calls import origin_text
 from headrace.frontends.oip.datatypes import datatype_name, refuse_texts
 from headrace.frontends.oip.parameters import (
+    ANSWERED_BY_PARAMETER,
     SIGNATURE_PARAMETER,
     deadline_after,
     refuse_parameters,
@@ -40,6 +42,7 @@ from headrace.frontends.wire.tensors import (
     wire_shape,
 )
 from headrace.frontends.wire.texts import TEXT_BYTES, gathering, join_strings
+from headrace.lifecycle.handle import Lease
 from headrace.servable import (
     CheckedInputs,
     RowLayout,
@@ -153,6 +156,9 @@ class InferDecoder:
             deadline: The call's own; the request's timeout can only bring it forward.
             allowance: What the request may cost.
 
+        Returns:
+            What to submit in the turn of the event loop in which this ends: nothing else keeps the version.
+
         Raises:
             HeadraceError: The request is wrong, or there is no such version.
         """
@@ -160,14 +166,10 @@ class InferDecoder:
         if len(message) > AT_ONCE_BYTES:
             yield  # parsing has copied it
         version = version_number(request.model_version)
-        loaded = self._loaded(request.model_name, version)
-        name = _signature_name(request.parameters)
-        signature = signature_named(loaded.signatures, name)
-        allowance.most_rows = loaded.config.batching.max_queue_rows
-        tensors = yield from _tensors(request, signature, allowance)
-        inputs = yield from checking(signature, tensors, allowance)
-        while loaded is not (now := self._loaded(request.model_name, version)):  # it was swapped in between
-            loaded, signature = now, signature_named(now.signatures, name)
+        with Lease(self._loaded(request.model_name, version)) as loaded:
+            signature = signature_named(loaded.signatures, _signature_name(request.parameters))
+            allowance.most_rows = loaded.config.batching.max_queue_rows
+            tensors = yield from _tensors(request, signature, allowance)
             inputs = yield from checking(signature, tensors, allowance)
         is_raw = len(request.raw_input_contents) > 0
         outputs = signature.check_outputs(_outputs(request.outputs))
@@ -334,6 +336,14 @@ def _id_field(request_id: str) -> bytes:
     """The response's id as it is serialized; last in the message, where any field may stand."""
     encoded = request_id.encode()
     return length_prefix(_ID, len(encoded)) + encoded if encoded else b""
+
+
+def origin_field(origin: Origin) -> bytes:
+    """The response parameter that says who gave a default answer; it may stand last in the message."""
+    said = InferResponse()
+    said.parameters[ANSWERED_BY_PARAMETER].string_param = origin_text(origin)
+    written: bytes = said.SerializeToString()
+    return written
 
 
 class _Part(NamedTuple):

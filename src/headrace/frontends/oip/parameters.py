@@ -11,6 +11,9 @@ from headrace.errors import InvalidRequest, Unsupported
 SIGNATURE_PARAMETER = "signature_name"
 """The parameter of a request that says which signature it calls; the protocol itself knows only one."""
 
+ANSWERED_BY_PARAMETER = "headrace_answered_by"
+"""The parameter of a response that says who answered, if that is not the model asked."""
+
 _MICROSECONDS_END = 1 << 64
 
 _MICROSECOND = 1e-6

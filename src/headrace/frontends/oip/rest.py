@@ -24,6 +24,7 @@ from headrace.frontends.wire.allowance import Allowance
 from headrace.frontends.wire.json_cost import parsed_at_once
 from headrace.frontends.wire.protobuf_cost import AT_ONCE_BYTES
 from headrace.frontends.wire.steps import in_steps
+from headrace.lifecycle.handle import Lease
 
 if TYPE_CHECKING:
     from headrace.frontends.service import Service
@@ -77,16 +78,13 @@ def http_routes(service: Service) -> list[HttpRoute]:
 
 def _inferring(service: Service) -> HttpHandler:
     async def infer(call: HttpCall) -> HttpReply:
-        def find() -> LoadedVersion:
-            return service.loaded(call.parameters["model"], version)
-
-        version = _version(call)
-        loaded = find()
+        loaded = service.loaded(call.parameters["model"], _version(call))
         json_bytes = json_bytes_of(call.body, call.header(JSON_LENGTH_HEADER))
         inference = recognise(loaded, call, json_bytes)
         if inference is None:
-            loaded, inference = await _parsed(service, find, call, json_bytes)
-        answer = await service.predict(loaded, inference.inputs, inference.deadline)
+            with Lease(loaded):
+                inference = await _parsed(service, loaded, call, json_bytes)
+        answer = await service.predict(loaded, inference.inputs, inference.deadline, call)
         if large_json.needs_slices(answer, inference):
             async with service.lane as lane:
                 return await large_json.encode_answer(loaded, inference, answer, lane)
@@ -95,22 +93,20 @@ def _inferring(service: Service) -> HttpHandler:
     return infer
 
 
-async def _parsed(
-    service: Service, find: Callable[[], LoadedVersion], call: HttpCall, json_bytes: int
-) -> tuple[LoadedVersion, JsonInference]:
+async def _parsed(service: Service, loaded: LoadedVersion, call: HttpCall, json_bytes: int) -> JsonInference:
     allowance = Allowance.of(service.limits, call)
     if json_bytes > service.at_once_bytes:
         await service.lane.step()
         text = call.body if json_bytes == len(call.body) else call.body[:json_bytes]
         if not parsed_at_once(text, service.at_once_bytes, service.limits):
-            return await large_json.decode(service, find, call, json_bytes, allowance)
-    steps = parse(find, call, json_bytes, service.limits.max_json_depth, allowance)
+            return await large_json.decode(service, loaded, call, json_bytes, allowance)
+    steps = parse(loaded, call, json_bytes, service.limits.max_json_depth, allowance)
     until = perf_counter() + _AT_ONCE_SECONDS
     while True:
         try:
             next(steps)
         except StopIteration as end:
-            return cast("tuple[LoadedVersion, JsonInference]", end.value)
+            return cast("JsonInference", end.value)
         if perf_counter() >= until:
             break
     async with service.lane as lane:

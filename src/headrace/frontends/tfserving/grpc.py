@@ -74,12 +74,12 @@ def _predicting(service: Service) -> UnaryHandler:
             with Allowance.of(service.limits, call) as allowance:
                 return await handle_new(message, call, allowance)
         loaded, inputs, writer = found
-        answer = await predict(loaded, inputs, call.deadline)
+        answer = await predict(loaded, inputs, call.deadline, call)
         return writer.write(answer) or await write_large(writer, answer, call)
 
     async def handle_new(message: bytes, call: GrpcCall, allowance: Allowance) -> bytes:
         def ask(found: Prediction) -> Awaitable[Answer]:
-            return predict(found.loaded, found.inputs, call.deadline)
+            return predict(found.loaded, found.inputs, call.deadline, call)
 
         steps = parse(message, allowance)
         found, answer = await decode_and_ask(message, form, steps, ask, allowance, service.lane)

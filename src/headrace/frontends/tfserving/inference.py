@@ -17,6 +17,7 @@ from headrace.frontends.wire.allowance import Allowance
 from headrace.frontends.wire.protobuf_cost import AT_ONCE_BYTES
 from headrace.frontends.wire.protobuf_fields import length_prefix
 from headrace.frontends.wire.steps import Steps, in_steps, run
+from headrace.lifecycle.handle import Lease
 from headrace.servable import CheckedInputs, Signature
 from headrace.tensors import Array
 
@@ -82,10 +83,10 @@ def inferring(
         if len(message) > AT_ONCE_BYTES:
             async with service.lane as lane:
                 loaded, ready = await in_steps(steps, lane)
-                answers = [service.predict(loaded, one.inputs, call.deadline) for one in ready]
+                answers = [service.predict(loaded, one.inputs, call.deadline, call) for one in ready]
         else:
             loaded, ready = run(steps)
-            answers = [service.predict(loaded, one.inputs, call.deadline) for one in ready]
+            answers = [service.predict(loaded, one.inputs, call.deadline, call) for one in ready]
         found = [
             _RESULTS[method](answer, signature, loaded.config.signature)
             for (signature, method, _), answer in zip(ready, await asyncio.gather(*answers), strict=True)
@@ -99,18 +100,18 @@ def inferring(
     def decode(message: bytes, allowance: Allowance) -> Steps[tuple[LoadedVersion, list[_Ready]]]:
         given = yield from find_examples(message, allowance)
         tasks = tasks_of(protos.parse(request_class, given.request))
-        loaded = find(service, tasks[0].chosen)
-        allowance.most_rows = loaded.config.batching.max_queue_rows
-        allowance.rows(len(given.starts), "input")
-        columns: dict[str, dict[str, Array]] = {}
-        for signature, _ in _signatures(loaded, tasks):
-            if signature.name not in columns:
-                columns[signature.name] = yield from read_columns(signature, message, given, allowance)
-        loaded = find(service, tasks[0].chosen)  # in the turn in which it is used: another may serve by now
-        ready = [
-            _Ready(signature, method, signature.check(columns[signature.name], allowance=allowance))
-            for signature, method in _signatures(loaded, tasks)
-        ]
+        with Lease(find(service, tasks[0].chosen)) as loaded:
+            allowance.most_rows = loaded.config.batching.max_queue_rows
+            allowance.rows(len(given.starts), "input")
+            signatures = _signatures(loaded, tasks)
+            columns: dict[str, dict[str, Array]] = {}
+            for signature, _ in signatures:
+                if signature.name not in columns:
+                    columns[signature.name] = yield from read_columns(signature, message, given, allowance)
+            ready = [
+                _Ready(signature, method, signature.check(columns[signature.name], allowance=allowance))
+                for signature, method in signatures
+            ]
         return loaded, ready
 
     return handle

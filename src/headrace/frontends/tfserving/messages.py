@@ -29,6 +29,7 @@ from headrace.frontends.wire.tensors import (
     raw_bytes,
     spread_if_repeatable,
 )
+from headrace.lifecycle.handle import Lease
 from headrace.servable import CheckedInputs, RowLayout, Shape, Signature, spread_columns
 from headrace.tensors import BY_DTYPE, Buffer
 
@@ -123,6 +124,9 @@ class PredictDecoder:
             message: The serialized PredictRequest.
             allowance: What the request may cost.
 
+        Returns:
+            What to submit in the turn of the event loop in which this ends: nothing else keeps the version.
+
         Raises:
             HeadraceError: The request is wrong, or there is no such version.
         """
@@ -130,16 +134,13 @@ class PredictDecoder:
         if len(message) > AT_ONCE_BYTES:
             yield  # parsing has copied it
         chosen = choice(request)
-        loaded = find(self._service, chosen)
-        signature = find_signature(loaded, chosen.signature)
-        check_names(signature, request.inputs)
-        allowance.most_rows = loaded.config.batching.max_queue_rows
-        tensors = []
-        for name, proto in request.inputs.items():
-            tensors.append((yield from read_tensor(signature.input(name), proto, allowance)))
-        inputs = yield from checking(signature, tensors, allowance)
-        while loaded is not (now := find(self._service, chosen)):  # it was swapped in between
-            loaded, signature = now, find_signature(now, chosen.signature)
+        with Lease(find(self._service, chosen)) as loaded:
+            signature = find_signature(loaded, chosen.signature)
+            check_names(signature, request.inputs)
+            allowance.most_rows = loaded.config.batching.max_queue_rows
+            tensors = []
+            for name, proto in request.inputs.items():
+                tensors.append((yield from read_tensor(signature.input(name), proto, allowance)))
             inputs = yield from checking(signature, tensors, allowance)
         writer = writer_for(loaded, signature, signature.check_outputs(request.output_filter))
         prediction = Prediction(loaded, inputs, writer)

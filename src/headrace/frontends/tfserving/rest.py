@@ -17,6 +17,7 @@ from headrace.frontends.wire.lane import Lane
 from headrace.frontends.wire.long_lists import given_back
 from headrace.frontends.wire.printing import needs_slices
 from headrace.frontends.wire.steps import Steps, in_steps, run
+from headrace.lifecycle.handle import Lease
 from headrace.servable import DEFAULT_SIGNATURE, CheckedInputs, Signature
 from headrace.tensors import Array
 
@@ -74,11 +75,11 @@ async def _predict(service: Service, chosen: ModelChoice, call: HttpCall) -> byt
         signature, inputs, by_row = at_once
     else:
         allowance = Allowance.of(service.limits, call)
-        columns, by_row, name = await _large_columns(service, loaded, call, allowance)
-        loaded = find(service, chosen)  # in the turn in which it is used: another may serve by now
+        with Lease(loaded):
+            columns, by_row, name = await _large_columns(service, loaded, call, allowance)
         signature = find_signature(loaded, name)
         inputs = signature.check(columns, allowance=allowance)
-    answer = await service.predict(loaded, inputs, call.deadline)
+    answer = await service.predict(loaded, inputs, call.deadline, call)
     tensors = [(name, answer.tensor(name)) for name in signature.output_names]
     if needs_slices(tensor for _, tensor in tensors):
         async with service.lane as lane:
@@ -181,7 +182,7 @@ async def _classify(service: Service, chosen: ModelChoice, call: HttpCall) -> by
         examples.class_outputs(signature, loaded.config.signature)  # refuses before anything is computed
 
     loaded, signature, inputs = await _example_inputs(service, chosen, call, check)
-    answer = await service.predict(loaded, inputs, call.deadline)
+    answer = await service.predict(loaded, inputs, call.deadline, call)
     return await _printed(service, examples.classes_of(answer, signature, loaded.config.signature))
 
 
@@ -191,7 +192,7 @@ async def _regress(service: Service, chosen: ModelChoice, call: HttpCall) -> byt
         examples.value_output(signature, loaded.config.signature)
 
     loaded, signature, inputs = await _example_inputs(service, chosen, call, check)
-    answer = await service.predict(loaded, inputs, call.deadline)
+    answer = await service.predict(loaded, inputs, call.deadline, call)
     return await _printed(service, examples.values_of(answer, signature, loaded.config.signature))
 
 
@@ -219,18 +220,16 @@ async def _example_inputs(
         given = bodies.examples_of(document, signature, allowance)
         columns = run(_columns_of(signature, given, allowance))
     else:
-        async with service.lane as lane:
-            document = await _large_document(service, call, allowance, lane)
-            try:
-                signature = find_signature(loaded, bodies.signature_name(document))
-                check(loaded, signature)
-                given = await large_json.examples_of(document, signature, allowance, lane)
-                columns = await in_steps(_columns_of(signature, given, allowance), lane)
-            finally:
-                await given_back(document, lane)
-        loaded = find(service, chosen)  # in the turn in which it is used: another may serve by now
-        signature = find_signature(loaded, signature.name)
-        check(loaded, signature)
+        with Lease(loaded):
+            async with service.lane as lane:
+                document = await _large_document(service, call, allowance, lane)
+                try:
+                    signature = find_signature(loaded, bodies.signature_name(document))
+                    check(loaded, signature)
+                    given = await large_json.examples_of(document, signature, allowance, lane)
+                    columns = await in_steps(_columns_of(signature, given, allowance), lane)
+                finally:
+                    await given_back(document, lane)
     return loaded, signature, signature.check(columns, allowance=allowance)
 
 

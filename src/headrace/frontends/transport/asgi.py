@@ -103,7 +103,6 @@ class Application:
         self.bodies = Bodies(limits or Limits())
         self.errors = errors or ErrorCounts()
         self._lane = lane or Lane()
-        self._plain_call = GrpcCall(budget=self.bodies)
         self._closing: tuple[tuple[bytes, bytes], ...] = ()
         self._holding: asyncio.Event | None = None
 
@@ -169,20 +168,19 @@ class Application:
             await self._send_grpc_error(send, bodies.full())
             return
         try:
-            call, encoding = _grpc_call(headers, self._plain_call)
+            call = GrpcCall(NO_DEADLINE, None, bodies, headers)
+            encoding = _encoding_of(call)
             event = await bodies.silent.coming(receive)
             message = plain_message(event.get("body", b""))
             if message is None:
                 body = await bodies.read(event, receive)
-                account = Account(bodies.hold_of_stream, len(body))
-                call = GrpcCall(call.deadline, account)
+                call.account = account = Account(bodies.hold_of_stream, len(body))
                 message = await self._opened(one_message(body, encoding, bodies.limits), account)
             else:
                 bodies.hold(len(message))
                 held = len(message)
                 if held > _COUNTED_FROM_BYTES:
-                    account = Account(bodies.hold_of_stream)
-                    call = GrpcCall(call.deadline, account)
+                    call.account = account = Account(bodies.hold_of_stream)
             reply = await handler(message, call)
         except HeadraceError as error:
             # Without its frames: this one knows it, and all together would wait for the garbage collector.
@@ -204,7 +202,7 @@ class Application:
             await send({"type": "http.response.body", "body": reply, "more_body": False})
         else:
             await send({"type": "http.response.body", "body": frame(reply), "more_body": False})
-        await send(_GRPC_OK)
+        await send(_grpc_ok(call.notes) if call.notes else _GRPC_OK)
 
     async def _stream(self, handler: StreamHandler, headers: Headers, receive: Receive, send: Send) -> None:
         started = False
@@ -214,8 +212,9 @@ class Application:
             await self._send_grpc_error(send, self.bodies.full())
             return
         try:
-            call, encoding = _grpc_call(headers, self._plain_call)
-            async for reply in handler(self._messages(receive, encoding, unanswered), call):
+            call = GrpcCall(NO_DEADLINE, None, self.bodies, headers)
+            messages = self._messages(receive, _encoding_of(call), unanswered)
+            async for reply in handler(messages, call):
                 if unanswered:
                     self.bodies.release(unanswered.popleft().held)
                 if not started:
@@ -315,6 +314,8 @@ class Application:
                 if method == "POST":
                     held = await self._read_body(call, receive)
                 reply = await match.handler(call)
+                if call.notes:
+                    reply.headers += call.notes
         except HeadraceError as error:
             reply = error_reply(error)
             self.errors.count_rest(reply.status)
@@ -389,14 +390,23 @@ def _is_grpc(headers: Headers) -> bool:
     return False
 
 
-def _grpc_call(headers: Headers, plain: GrpcCall) -> tuple[GrpcCall, bytes]:
-    call, encoding = plain, b""
-    for name, value in headers:
+def _encoding_of(call: GrpcCall) -> bytes:
+    """Take the deadline, which runs from now on, from the headers.
+
+    Returns:
+        How the messages are compressed.
+    """
+    encoding = b""
+    for name, value in call.headers:
         if name == b"grpc-timeout":
-            call = GrpcCall(_deadline(timeout_seconds(value)), budget=plain.budget)
+            call.deadline = _deadline(timeout_seconds(value))
         elif name == b"grpc-encoding":
             encoding = value
-    return call, encoding
+    return encoding
+
+
+def _grpc_ok(notes: tuple[tuple[bytes, bytes], ...]) -> MutableMapping[str, Any]:
+    return {**_GRPC_OK, "headers": [(b"grpc-status", b"0"), *notes]}
 
 
 def _deadline(seconds: float) -> float:

@@ -7,7 +7,7 @@ import logging
 import socket
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from functools import partial
 
 from headrace.batching.request import NO_DEADLINE
@@ -147,8 +147,13 @@ class _Unary:
         try:
             message = await self._arrived(messages, bodies)
             account.hold(len(message))
-            reply = await self._handler(message, _call(context, account))
+            call = _call(context, account)
+            reply = await self._handler(message, call)
             await self._answering.wait()
+            if call.notes:
+                context.set_trailing_metadata(
+                    tuple((name.decode(), value.decode()) for name, value in call.notes)
+                )
             return reply
         except HeadraceError as error:
             failed = error
@@ -231,7 +236,18 @@ def _call(
 ) -> GrpcCall:
     left = context.time_remaining()
     deadline = NO_DEADLINE if left is None else time.monotonic() + left * 0.98
-    return GrpcCall(deadline, account=account, budget=budget)
+    return GrpcCall(deadline, account, budget, _Metadata(context))
+
+
+class _Metadata:
+    """The headers of a call, read from the library only if somebody asks."""
+
+    def __init__(self, context: aio.ServicerContext) -> None:
+        self._context = context
+
+    def __iter__(self) -> Iterator[tuple[bytes, bytes]]:
+        for name, value in self._context.invocation_metadata() or ():
+            yield name.encode(), value if isinstance(value, bytes) else value.encode()
 
 
 async def _abort(context: aio.ServicerContext, error: HeadraceError, errors: ErrorCounts) -> None:

@@ -30,8 +30,8 @@ async def decode_and_ask(
         message: The serialized message.
         form: What to look into where it is counted.
         steps: Decode it.
-        ask: Asks. Called in the turn of the event loop in which decoding ends: in the next, another version
-            may serve.
+        ask: Asks. Called in the turn of the event loop in which decoding ends, which keeps the version loaded
+            no longer.
         allowance: What the request may cost.
         lane: Where it is decoded if that takes long, and not waited for.
 

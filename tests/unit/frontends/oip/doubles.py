@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from headrace.batching.joining import join
-from headrace.batching.request import NO_DEADLINE, Answer, BatchOutputs, Timings
+from headrace.batching.request import NO_DEADLINE, Answer, BatchOutputs, Call, Timings
 from headrace.batching.statistics import VersionStatistics
 from headrace.config import Limits, ModelConfig
 from headrace.errors import FailedPrecondition, NotFound
@@ -29,7 +29,11 @@ def spec(name: str, datatype: str, *shape: int | None) -> TensorSpec:
 
 
 class LoadedDouble:
-    """One version: a signature and a function."""
+    """One version: a signature and a function.
+
+    Attributes:
+        leases: How many hold it.
+    """
 
     def __init__(self, signature: Signature, model: Model, *, name: str = "ctr", version: int = 3) -> None:
         self.name = name
@@ -40,6 +44,13 @@ class LoadedDouble:
         self.config = ModelConfig()
         self.codec_cache: dict[object, object] = {}
         self.model = model
+        self.leases = 0
+
+    def acquire(self) -> None:
+        self.leases += 1
+
+    def release(self) -> None:
+        self.leases -= 1
 
 
 class ServiceDouble:
@@ -69,7 +80,11 @@ class ServiceDouble:
         return found
 
     async def predict(
-        self, loaded: LoadedDouble, inputs: CheckedInputs, deadline: float = NO_DEADLINE
+        self,
+        loaded: LoadedDouble,
+        inputs: CheckedInputs,
+        deadline: float = NO_DEADLINE,
+        call: Call | None = None,
     ) -> Answer:
         self.deadlines.append(deadline)
         await asyncio.sleep(0)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.batching.request import NO_DEADLINE, Answer
+from headrace.batching.request import NO_DEADLINE, Answer, Call
 from headrace.errors import FailedPrecondition, InvalidRequest, NotFound, Unavailable, Unsupported
 from headrace.frontends.calls import GrpcCall, GrpcMethod
 from headrace.frontends.oip.grpc import grpc_methods
@@ -234,14 +234,18 @@ class GatedService(ServiceDouble):
         self.waiting = 0
 
     async def predict(
-        self, loaded: LoadedDouble, inputs: CheckedInputs, deadline: float = NO_DEADLINE
+        self,
+        loaded: LoadedDouble,
+        inputs: CheckedInputs,
+        deadline: float = NO_DEADLINE,
+        call: Call | None = None,
     ) -> Answer:
         self.waiting += 1
         try:
             await self.gate.wait()
         finally:
             self.waiting -= 1
-        return await super().predict(loaded, inputs, deadline)
+        return await super().predict(loaded, inputs, deadline, call)
 
 
 async def until(condition: Any) -> None:

@@ -429,7 +429,7 @@ def test_raw_numbers_of_a_body_count_as_held_each_time_they_are_copied_out_of_it
         assert (found is not None) == known
         if not known:
             allowance = Allowance.of(Limits(), call)
-            run(parse(lambda: loaded, call, int(length), 9, allowance))
+            run(parse(loaded, call, int(length), 9, allowance))
         assert call.account.held == len(text) + len(raw)
 
 

@@ -377,16 +377,28 @@ def test_of_many_inputs_too_many_only_the_first_are_looked_at() -> None:
     assert "x200" not in refused.value.message
 
 
-def test_a_version_that_was_swapped_while_a_request_was_decoded_answers_it() -> None:
+def test_a_request_holds_its_version_while_it_is_decoded() -> None:
     old, new = echo("BYTES"), echo("BYTES")
     service = ServiceDouble(old)
     request = one("BYTES", [5000], bytes_contents=[b"a"] * 5000)
     steps = InferDecoder(service.loaded).parse(request.SerializeToString(), NO_DEADLINE, Allowance(Limits()))
     next(steps)
+    assert old.leases == 1
     service.versions = dict.fromkeys(service.versions, new)
     inference = run(steps)
-    assert inference.loaded is new  # type: ignore[comparison-overlap]
-    assert inference.inputs.layout is new.signatures["serving_default"].layout(((),))
+    assert inference.loaded is old  # type: ignore[comparison-overlap]
+    assert old.leases == 0
+
+
+def test_a_request_that_is_given_up_while_it_is_decoded_lets_go_of_its_version() -> None:
+    version = echo("BYTES")
+    request = one("BYTES", [5000], bytes_contents=[b"a"] * 5000)
+    decoder = InferDecoder(ServiceDouble(version).loaded)
+    steps = decoder.parse(request.SerializeToString(), NO_DEADLINE, Allowance(Limits()))
+    next(steps)
+    assert version.leases == 1
+    steps.close()
+    assert version.leases == 0
 
 
 @pytest.mark.parametrize("shape", [[1] * 33, [2] * 30_000], ids=len)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from headrace.batching.request import NO_DEADLINE, Answer
+from headrace.batching.request import NO_DEADLINE, Answer, Call
 from headrace.config import Limits
 from headrace.frontends.oip.grpc import grpc_methods
 from headrace.frontends.transport.asgi import Application
@@ -27,11 +27,15 @@ class Service(ServiceDouble):
     """Never answers a request for the model ``slow``."""
 
     async def predict(
-        self, loaded: LoadedDouble, inputs: CheckedInputs, deadline: float = NO_DEADLINE
+        self,
+        loaded: LoadedDouble,
+        inputs: CheckedInputs,
+        deadline: float = NO_DEADLINE,
+        call: Call | None = None,
     ) -> Answer:
         if loaded.name == "slow":
             await asyncio.Event().wait()
-        return await super().predict(loaded, inputs, deadline)
+        return await super().predict(loaded, inputs, deadline, call)
 
 
 WAYS: dict[str, tuple[list[Event], int]] = {

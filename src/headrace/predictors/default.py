@@ -1,0 +1,168 @@
+"""A default answer, for requests that a model does not answer in time or refuses.
+
+The request's own deadline stays that of the model: what is queued then is dropped, what is being computed is
+finished and thrown away. Errors of the request or of the model are not covered: they are mistakes that
+somebody should see, and no lack of time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from headrace.batching.request import Answer, BatchOutputs, Origin, Outcome, Request, Timings
+from headrace.batching.statistics import VersionStatistics
+from headrace.clock import Clock
+from headrace.errors import DeadlineExceeded, HeadraceError, InvalidRequest, NotLoadable, Refused
+from headrace.predictors.predictor import Predictor
+from headrace.servable import Signature
+from headrace.tensors import Array, Tensors
+
+Refuse = Callable[[HeadraceError], object]
+
+
+class Attempt(Request):
+    """A request as it is passed on to the model: a refusal goes to whoever has a default instead."""
+
+    __slots__ = ("_asked", "_refused")
+
+    def __init__(self, asked: Request, deadline: float, refused: Refuse) -> None:
+        """Pass a request on.
+
+        Args:
+            asked: The request.
+            deadline: Until when the model may answer, on the monotonic clock.
+            refused: Called with the refusal, or with the error that the deadline has passed.
+        """
+        self.layout, self.columns, self.rows = asked.layout, asked.columns, asked.rows
+        self.deadline = deadline
+        self.settled = False
+        self.text_bytes = 0
+        self.call = asked.call
+        self._asked = asked
+        self._refused = refused
+
+    @property
+    def wanted(self) -> bool:
+        """Whether somebody still waits for the model's own answer."""
+        return not self.settled and self._asked.wanted
+
+    def settle(self, outcome: Outcome) -> bool:
+        """Answer, once; see ``Request.settle``."""
+        wanted = self.wanted
+        self.settled = True
+        self.columns = ()
+        if wanted:
+            if isinstance(outcome, DeadlineExceeded | Refused):
+                self._refused(outcome)
+            else:
+                self._asked.settle(outcome)
+        return wanted
+
+
+class DefaultValues:
+    """Answers with fixed values what the Predictor that it stands around does not."""
+
+    def __init__(
+        self,
+        around: Predictor,
+        rows: Mapping[str, Tensors],
+        *,
+        origin: Origin,
+        statistics: VersionStatistics,
+        clock: Clock,
+        after_seconds: float = 0.0,
+    ) -> None:
+        """Stand around a Predictor.
+
+        Args:
+            around: What answers if it can.
+            rows: By signature, one row of each output: ``[1, *row shape]``.
+            origin: What the answers say who gave them.
+            statistics: Counts them.
+            clock: The serving thread's.
+            after_seconds: How long the model may take at the most, whatever a request's deadline; 0 for that
+                only.
+        """
+        self._around = around
+        self._rows = rows
+        self._origin = origin
+        self._statistics = statistics
+        self._clock = clock
+        self._after_seconds = after_seconds
+
+    def submit(self, request: Request) -> None:
+        """Take a request, or refuse it at once; see ``Predictor``."""
+
+        def refused(error: HeadraceError) -> None:
+            self._answer(request)
+
+        deadline = deadline_within(request, self._after_seconds, self._clock)
+        self._around.submit(Attempt(request, deadline, refused))
+
+    def _answer(self, request: Request) -> None:
+        rows = request.rows
+        repeated = {
+            name: np.repeat(row, rows, axis=0) for name, row in self._rows[request.layout.signature].items()
+        }
+        give_default(request, repeated, self._origin, Timings(self._clock.now(), rows, 1))
+        self._statistics.defaults += 1
+
+
+def deadline_within(request: Request, after_seconds: float, clock: Clock) -> float:
+    """A request's deadline, or some seconds from now if that is earlier."""
+    return min(request.deadline, clock.now() + after_seconds) if after_seconds else request.deadline
+
+
+def give_default(request: Request, outputs: Tensors, origin: Origin, timings: Timings) -> None:
+    """Answer a request with a default, and say so.
+
+    Args:
+        request: The request.
+        outputs: Its rows.
+        origin: Who gave them.
+        timings: When that was.
+    """
+    if request.call is not None:
+        request.call.answered_by(origin)
+    request.settle(Answer(BatchOutputs(outputs, origin), 0, request.rows, timings))
+
+
+def default_rows(
+    values: Mapping[str, object], signatures: Mapping[str, Signature]
+) -> dict[str, dict[str, Array]]:
+    """The default's values as one row of each output, by signature.
+
+    Args:
+        values: For each output of any signature one row's value; a single number or text stands for all
+            elements of a row.
+        signatures: The ways to call the model.
+
+    Raises:
+        NotLoadable: One is missing, unknown, or does not fit its output.
+    """
+    known = {spec.name for signature in signatures.values() for spec in signature.outputs}
+    unknown = sorted(set(values) - known)
+    if unknown:
+        raise NotLoadable(
+            f"default.values: unknown output {unknown[0]!r}; the model gives {', '.join(sorted(known))}"
+        )
+    return {name: _rows_of(values, signature) for name, signature in signatures.items()}
+
+
+def _rows_of(values: Mapping[str, object], signature: Signature) -> dict[str, Array]:
+    missing = [spec for spec in signature.outputs if spec.name not in values]
+    if missing:
+        raise NotLoadable(f"default.values: expected a value for output {missing[0]}, got none")
+    given = {}
+    for spec in signature.outputs:
+        value, sizes = values[spec.name], [size or 1 for size in spec.shape]
+        given[spec.name] = [value if isinstance(value, list) else np.full(sizes, value).tolist()]
+    try:
+        checked = Signature("default", signature.outputs, ()).check(given)
+    except InvalidRequest as error:
+        raise NotLoadable(f"default.values.{error}") from error
+    return {
+        spec.name: np.asarray(column) for spec, column in zip(signature.outputs, checked.columns, strict=True)
+    }

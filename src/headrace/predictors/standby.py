@@ -1,0 +1,239 @@
+"""A default answer by another model, which is asked in time for its answer to be there at the deadline."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from headrace.batching.batcher import Batcher
+from headrace.batching.request import Answer, Origin, Outcome, Request
+from headrace.batching.statistics import VersionStatistics
+from headrace.clock import Clock, Timer
+from headrace.config import DefaultPolicy
+from headrace.errors import FailedPrecondition, HeadraceError
+from headrace.predictors.default import Attempt, deadline_within, give_default
+from headrace.predictors.predictor import Predictor
+from headrace.servable import CheckedInputs, Signature, signature_named
+from headrace.tensors import Tensors
+
+_log = logging.getLogger(__name__)
+
+# How long before the time is up the other model is asked: what it is predicted to take twice over, and room
+# for a busy machine.
+_COSTS_AHEAD = 2.0
+_SECONDS_AHEAD = 0.001
+_PART_AHEAD = 0.1
+
+
+class Standby(Protocol):
+    """A loaded version of the other model.
+
+    Attributes:
+        signatures: The ways to call it.
+        batcher: Answers for it, without a default of its own: two models may stand in for each other.
+    """
+
+    signatures: Mapping[str, Signature]
+    batcher: Batcher
+
+
+class DefaultModel:
+    """Answers with another model's answers what the Predictor that it stands around does not.
+
+    The other model is asked as soon as the first one refuses, or shortly before the time is up: by a tenth of
+    the time, a millisecond, and twice what it is predicted to take. Its answer is kept until it is needed.
+    """
+
+    def __init__(
+        self,
+        around: Predictor,
+        signatures: Mapping[str, Signature],
+        policy: DefaultPolicy,
+        find: Callable[[str], Standby],
+        *,
+        statistics: VersionStatistics,
+        clock: Clock,
+    ) -> None:
+        """Stand around a Predictor.
+
+        Args:
+            around: What answers if it can.
+            signatures: The ways to call that.
+            policy: Names the other model, and says how long the first may take.
+            find: Gives its default version, or raises why there is none.
+            statistics: Counts the answers of the other one.
+            clock: The serving thread's.
+        """
+        self.around = around
+        self.signatures = signatures
+        self.model = policy.model
+        self.find = find
+        self.statistics = statistics
+        self.clock = clock
+        self._after_seconds = policy.after_seconds
+        self._complaint = ""
+
+    def submit(self, request: Request) -> None:
+        """Take a request, or refuse it at once; see ``Predictor``."""
+        deadline = deadline_within(request, self._after_seconds, self.clock)
+        second = _Second(self, request)
+        self.around.submit(_First(request, deadline, second))
+        if deadline != math.inf and request.wanted:
+            second.ask_before(deadline)
+
+    def seconds_ahead(self, rows: int) -> float:
+        """How long the other model may take."""
+        try:
+            cost = self.find(self.model).batcher.cost
+        except HeadraceError:
+            return _SECONDS_AHEAD  # it may be there by then
+        return _SECONDS_AHEAD + _COSTS_AHEAD * cost.seconds(rows)
+
+    def inputs_for(self, standby: Standby, request: Request) -> CheckedInputs:
+        """A request's inputs as the other model takes them.
+
+        Raises:
+            HeadraceError: It cannot take them.
+        """
+        layout = request.layout
+        signature = signature_named(standby.signatures, layout.signature)
+        places = {spec.name: index for index, spec in enumerate(layout.specs)}
+        order = []
+        for spec in signature.inputs:
+            index = places.get(spec.name)
+            if index is None or layout.specs[index].dtype != spec.dtype:
+                raise FailedPrecondition(f"it takes {spec}, which the request does not have")
+            if not spec.accepts(shape := layout.shapes[index]):
+                raise FailedPrecondition(f"it takes {spec}, and the request has rows of {shape}")
+            order.append(index)
+        shapes = tuple(layout.shapes[index] for index in order)
+        columns = tuple(request.columns[index] for index in order)
+        return CheckedInputs(signature.layout(shapes), columns, request.rows)
+
+    def outputs_of(self, answer: Answer, signature_name: str) -> Tensors:
+        """The outputs that the first model would have given.
+
+        Raises:
+            FailedPrecondition: The other model does not give them.
+        """
+        outputs = {}
+        for spec in self.signatures[signature_name].outputs:
+            tensor = answer.outputs.tensors.get(spec.name)
+            if tensor is None or tensor.dtype != spec.dtype or not spec.accepts(tensor.shape[1:]):
+                raise FailedPrecondition(f"it does not give {spec}")
+            outputs[spec.name] = answer.tensor(spec.name)
+        return outputs
+
+    def complain(self, error: HeadraceError) -> None:
+        """Log why there is no default answer: each reason once, until there is another."""
+        if error.message != self._complaint:
+            self._complaint = error.message
+            _log.warning("the default model %r cannot stand in: %s", self.model, error.message)
+
+
+class _First(Attempt):
+    """A request as it is passed on to the first model."""
+
+    __slots__ = ("_second",)
+
+    def __init__(self, asked: Request, deadline: float, second: _Second) -> None:
+        super().__init__(asked, deadline, second.needed)
+        self._second = second
+
+    def settle(self, outcome: Outcome) -> bool:
+        if not self.settled and (isinstance(outcome, Answer) or not self.wanted):
+            self._second.forget()
+        return super().settle(outcome)
+
+
+class _Second:
+    """What the other model is asked for one request, if it is asked; a Waiter of that."""
+
+    __slots__ = ("_answer", "_asked", "_default", "_over", "_refusal", "_request", "_timer")
+
+    def __init__(self, default: DefaultModel, request: Request) -> None:
+        self._default = default
+        self._request = request
+        self._timer: Timer | None = None
+        self._asked = False
+        self._over = False
+        self._answer: Answer | None = None
+        self._refusal: HeadraceError | None = None
+
+    def done(self) -> bool:
+        """Whether nobody waits for the second answer any more."""
+        return self._over or not self._request.wanted
+
+    def ask_before(self, deadline: float) -> None:
+        """Ask when the first model's time is nearly up."""
+        if not self._asked:
+            left = deadline - self._default.clock.now()
+            wait = left * (1 - _PART_AHEAD) - self._default.seconds_ahead(self._request.rows)
+            self._timer = self._default.clock.call_later(max(wait, 0.0), self._ask)
+
+    def forget(self) -> None:
+        """The first model has answered, or nobody waits any more."""
+        self._over = True
+        self._cancel_timer()
+
+    def needed(self, refusal: HeadraceError) -> None:
+        """The first model has refused, or its time is up."""
+        self._refusal = refusal
+        if not self._asked:
+            self._cancel_timer()
+            self._ask()
+        else:
+            self._look()
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _ask(self) -> None:
+        self._timer, self._asked = None, True
+        request, default = self._request, self._default
+        if self.done():
+            return
+        try:
+            standby = default.find(default.model)
+            inputs = default.inputs_for(standby, request)
+        except HeadraceError as error:
+            self._come(error)
+            return
+        again = Request(
+            inputs.layout, inputs.columns, inputs.rows, self._come,
+            deadline=request.deadline, waiter=self,
+        )  # fmt: skip
+        standby.batcher.submit(again)
+
+    def _come(self, outcome: Outcome) -> None:
+        if isinstance(outcome, Answer):
+            self._answer = outcome
+        else:
+            self._over = True
+            self._default.complain(outcome)
+        self._look()
+
+    def _look(self) -> None:
+        """Answer the request, if all that is needed for that has happened."""
+        if self._refusal is None:
+            return
+        if self._over:
+            self._request.settle(self._refusal)
+        elif self._answer is not None:
+            self._give(self._answer)
+
+    def _give(self, answer: Answer) -> None:
+        request, origin = self._request, answer.origin
+        try:
+            outputs = self._default.outputs_of(answer, request.layout.signature)
+        except HeadraceError as error:
+            self._default.complain(error)
+            request.settle(self._refusal or error)
+            return
+        stands_in = Origin(origin.model, origin.version, is_default=True)
+        give_default(request, outputs, stands_in, answer.timings)
+        self._default.statistics.defaults += 1

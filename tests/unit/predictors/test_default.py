@@ -1,0 +1,120 @@
+"""Default values: given at the deadline or upon a refusal, flagged, counted, never beside another answer."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from headrace.batching.request import Answer, Origin, Outcome
+from headrace.batching.statistics import VersionStatistics
+from headrace.errors import DeadlineExceeded, InvalidRequest, ModelError, NotFound, NotLoadable, Overloaded
+from headrace.predictors.default import DefaultValues, default_rows
+from headrace.predictors.predictor import Predictor
+from headrace.servable import Signature, TensorSpec
+from tests.unit.predictors.doubles import FLOAT, ONE, Around, Told, answer_of, asked
+from tests.virtual_clock import VirtualClock
+
+DEFAULT = Origin("m", 0, is_default=True)
+
+
+def values(around: Predictor, clock: VirtualClock, after_seconds: float = 0.0) -> DefaultValues:
+    rows = default_rows({"y": 0.5}, {ONE.name: ONE})
+    return DefaultValues(
+        around, rows, origin=DEFAULT, statistics=VersionStatistics(), clock=clock, after_seconds=after_seconds
+    )
+
+
+@pytest.mark.parametrize("refusal", [Overloaded("full", retry_after_seconds=1.0), DeadlineExceeded("late")])
+def test_a_refusal_is_answered_with_the_values_for_each_row(refusal: Exception) -> None:
+    outcomes: list[Outcome] = []
+    default, request = values(Around(refusal), VirtualClock()), asked(outcomes)
+    default.submit(request)
+    (answer,) = outcomes
+    assert isinstance(answer, Answer)
+    assert answer.tensor("y").tolist() == [0.5, 0.5, 0.5]
+    assert answer.tensor("y").dtype == FLOAT
+    assert answer.origin == DEFAULT
+    assert request.call == Told([DEFAULT])
+    assert default._statistics.defaults == 1
+
+
+def test_the_models_own_answer_is_passed_on_and_not_flagged() -> None:
+    outcomes: list[Outcome] = []
+    around, request = Around(), asked(outcomes)
+    default = values(around, VirtualClock())
+    default.submit(request)
+    (passed,) = around.requests
+    answer = answer_of(passed, 2.0)
+    assert passed.settle(answer)
+    assert outcomes == [answer]
+    assert request.call == Told([])
+    assert default._statistics.defaults == 0
+
+
+@pytest.mark.parametrize("error", [ModelError("it is broken"), InvalidRequest("wrong"), NotFound("gone")])
+def test_mistakes_are_not_covered(error: Exception) -> None:
+    outcomes: list[Outcome] = []
+    values(Around(error), VirtualClock()).submit(asked(outcomes))
+    assert outcomes == [error]
+
+
+def test_an_answer_that_comes_after_the_default_is_thrown_away() -> None:
+    outcomes: list[Outcome] = []
+    around = Around()
+    values(around, VirtualClock()).submit(asked(outcomes))
+    (passed,) = around.requests
+    assert passed.settle(DeadlineExceeded("late"))
+    assert not passed.settle(answer_of(passed, 2.0))
+    (answer,) = outcomes
+    assert isinstance(answer, Answer)
+    assert answer.origin == DEFAULT
+
+
+def test_what_nobody_waits_for_is_not_wanted_and_not_answered() -> None:
+    outcomes: list[Outcome] = []
+    around, request = Around(), asked(outcomes)
+    default = values(around, VirtualClock())
+    default.submit(request)
+    (passed,) = around.requests
+    assert passed.wanted
+    request.abandon()
+    assert not passed.wanted
+    assert not passed.settle(DeadlineExceeded("late"))
+    assert outcomes == []
+    assert default._statistics.defaults == 0
+
+
+@pytest.mark.parametrize(
+    ("deadline", "after", "expected"),
+    [(1001.0, 0.25, 1000.25), (1000.1, 0.25, 1000.1), (1001.0, 0.0, 1001.0)],
+)
+def test_the_model_has_until_the_deadline_or_as_long_as_is_set(
+    deadline: float, after: float, expected: float
+) -> None:
+    around = Around()
+    values(around, VirtualClock(1000.0), after).submit(asked([], deadline=deadline))
+    assert around.requests[0].deadline == expected
+
+
+def test_values_become_rows_of_every_output() -> None:
+    text = TensorSpec("name", np.dtype(object), ())
+    free = TensorSpec("scores", FLOAT, (None, 2))
+    signature = Signature("s", ONE.inputs, (TensorSpec("y", np.dtype(np.int64), (2,)), text, free))
+    rows = default_rows({"y": 7, "name": "none", "scores": [[1, 2], [3, 4]]}, {"s": signature})["s"]
+    assert rows["y"].tolist() == [[7, 7]]
+    assert rows["name"].tolist() == [b"none"]
+    assert rows["scores"].tolist() == [[[1, 2], [3, 4]]]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, "expected a value for output y"),
+        ({"y": 0.5, "z": 1}, "unknown output 'z'; the model gives y"),
+        ({"y": "high"}, "y: expected"),
+        ({"y": [1, 2]}, "y: expected"),
+    ],
+)
+def test_values_that_do_not_fit_keep_the_version_from_loading(given: dict[str, object], said: str) -> None:
+    with pytest.raises(NotLoadable, match=f"default.values.*{said}"):
+        default_rows(given, {ONE.name: ONE})

@@ -1,0 +1,154 @@
+"""Another model as the default: asked in time, or upon a refusal, and heard only if it is needed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from headrace.batching.request import Answer, Origin, Outcome, Request
+from headrace.batching.statistics import VersionStatistics
+from headrace.config import DefaultPolicy
+from headrace.errors import DeadlineExceeded, NotFound, Overloaded
+from headrace.predictors.predictor import Predictor
+from headrace.predictors.standby import DefaultModel, Standby
+from headrace.servable import DEFAULT_SIGNATURE, CheckedInputs, Signature, TensorSpec
+from tests.unit.predictors.doubles import FLOAT, ONE, Around, Told, answer_of, asked
+from tests.virtual_clock import VirtualClock
+
+
+class Cost:
+    """What a call is predicted to take."""
+
+    def seconds(self, rows: int) -> float:
+        return 0.010
+
+
+class Other(Around):
+    """The other model, with its Batcher in one."""
+
+    def __init__(self, signature: Signature = ONE) -> None:
+        super().__init__()
+        self.signatures = {signature.name: signature}
+        self.batcher = self
+        self.cost = Cost()
+
+
+def standing_by(around: Predictor, other: Standby, clock: VirtualClock, after: float = 0.0) -> DefaultModel:
+    def find(name: str) -> Standby:
+        if name != "other":
+            raise NotFound(f"no model {name}")
+        return other
+
+    policy = DefaultPolicy(model="other", after_seconds=after)
+    return DefaultModel(around, {ONE.name: ONE}, policy, find, statistics=VersionStatistics(), clock=clock)
+
+
+def test_the_other_model_is_asked_in_time_and_its_answer_kept_until_it_is_needed() -> None:
+    clock, outcomes = VirtualClock(1000.0), list[Outcome]()
+    around, other = Around(), Other()
+    default, request = standing_by(around, other, clock), asked(outcomes)  # type: ignore[arg-type]
+    default.submit(request)
+    clock.advance(0.87)
+    assert other.requests == []
+    clock.advance(0.01)  # a tenth, twice the cost and a millisecond before the deadline
+    (second,) = other.requests
+    assert second.rows == 3
+    second.settle(answer_of(second, 4.0))
+    assert outcomes == []
+    around.requests[0].settle(DeadlineExceeded("late"))
+    (answer,) = outcomes
+    assert isinstance(answer, Answer)
+    assert answer.tensor("y").tolist() == [4.0, 4.0, 4.0]
+    assert answer.origin == Origin("m", 3, is_default=True)
+    assert request.call == Told([answer.origin])
+    assert default.statistics.defaults == 1
+
+
+def test_a_refusal_asks_the_other_model_at_once() -> None:
+    clock, outcomes = VirtualClock(1000.0), list[Outcome]()
+    other = Other()
+    full = Around(Overloaded("full", retry_after_seconds=1.0))
+    standing_by(full, other, clock).submit(asked(outcomes))  # type: ignore[arg-type]
+    (second,) = other.requests
+    assert clock.timers == 0
+    second.settle(answer_of(second, 4.0))
+    (answer,) = outcomes
+    assert isinstance(answer, Answer)
+
+
+def test_a_model_that_answers_in_time_leaves_no_timer_and_no_second_question() -> None:
+    clock, outcomes = VirtualClock(1000.0), list[Outcome]()
+    around, other = Around(), Other()
+    standing_by(around, other, clock).submit(asked(outcomes))  # type: ignore[arg-type]
+    assert clock.timers == 1
+    (first,) = around.requests
+    answer = answer_of(first, 2.0)
+    first.settle(answer)
+    assert outcomes == [answer]
+    assert clock.timers == 0
+
+
+def test_the_first_model_wins_after_the_other_one_was_asked() -> None:
+    clock, outcomes = VirtualClock(1000.0), list[Outcome]()
+    around, other = Around(), Other()
+    standing_by(around, other, clock).submit(asked(outcomes))  # type: ignore[arg-type]
+    clock.advance(0.95)
+    (second,) = other.requests
+    first = answer_of(around.requests[0], 2.0)
+    around.requests[0].settle(first)
+    assert outcomes == [first]
+    assert not second.wanted
+
+
+@pytest.mark.parametrize(
+    ("signature", "said"),
+    [
+        (Signature("serving_default", (TensorSpec("z", FLOAT, ()),), ONE.outputs), "it takes z"),
+        (Signature("serving_default", (TensorSpec("x", FLOAT, (3,)),), ONE.outputs), "rows of"),
+        (Signature("named", ONE.inputs, ONE.outputs), "serving_default"),
+    ],
+)
+def test_another_model_that_cannot_take_the_request_leaves_the_refusal(
+    signature: Signature, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock, outcomes = VirtualClock(1000.0), list[Outcome]()
+    refusal = Overloaded("full", retry_after_seconds=1.0)
+    default = standing_by(Around(refusal), Other(signature), clock)  # type: ignore[arg-type]
+    for _ in range(2):
+        default.submit(asked(outcomes))
+    assert outcomes == [refusal, refusal]
+    assert default.statistics.defaults == 0
+    (logged,) = caplog.messages  # once, not with each request
+    assert said in logged
+
+
+def test_another_model_that_gives_other_outputs_leaves_the_refusal(caplog: pytest.LogCaptureFixture) -> None:
+    outcomes: list[Outcome] = []
+    refusal, other = Overloaded("full", retry_after_seconds=1.0), Other()
+    standing_by(Around(refusal), other, VirtualClock()).submit(asked(outcomes))  # type: ignore[arg-type]
+    answer = answer_of(other.requests[0], 1.0)
+    answer.outputs.tensors = {"p": np.zeros(3, FLOAT)}
+    other.requests[0].settle(answer)
+    assert outcomes == [refusal]
+    assert "it does not give y" in caplog.text
+
+
+def test_both_refuse() -> None:
+    outcomes: list[Outcome] = []
+    refusal, other = Overloaded("full", retry_after_seconds=1.0), Other()
+    standing_by(Around(refusal), other, VirtualClock()).submit(asked(outcomes))  # type: ignore[arg-type]
+    other.requests[0].settle(DeadlineExceeded("late"))
+    assert outcomes == [refusal]
+
+
+def test_inputs_that_the_other_model_does_not_take_are_left_out() -> None:
+    outcomes: list[Outcome] = []
+    wide = Signature(DEFAULT_SIGNATURE, (TensorSpec("a", FLOAT, ()), *ONE.inputs), ONE.outputs)
+    other = Other()
+    refusal = Overloaded("full", retry_after_seconds=1.0)
+    default = standing_by(Around(refusal), other, VirtualClock())  # type: ignore[arg-type]
+    inputs: CheckedInputs = wide.check({"a": [1.0], "x": [[5.0, 6.0]]})
+    default.submit(Request(*inputs, outcomes.append))
+    (second,) = other.requests
+    assert [np.asarray(column).tolist() for column in second.columns] == [[[5.0, 6.0]]]
+    assert second.layout is ONE.layout(((2,),))
