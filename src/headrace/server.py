@@ -12,10 +12,11 @@ import sys
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from headrace.config import ServerConfig
 from headrace.engine import Engine
+from headrace.errors import Unavailable
 from headrace.frontends import health, metrics_route, reflection
 from headrace.frontends.calls import GrpcMethod, HttpRoute
 from headrace.frontends.oip import grpc as oip_grpc
@@ -32,6 +33,7 @@ _log = logging.getLogger(__name__)
 _SETTLE_SECONDS = 0.15
 _MOST_SETTLE_SECONDS = 1.0
 _LEAST_UNLOAD_SECONDS = 1.0
+_FAILED = 1
 # Less than a slice of the lane: see _hand_over_soon.
 _SWITCH_SECONDS = 0.0005
 
@@ -41,6 +43,9 @@ class Transport(Protocol):
 
     async def start(self) -> None:
         """Start answering; returns when connections are accepted."""
+
+    async def ended(self) -> None:
+        """Wait until it serves no more; raises what ended it, if it was not ``stop``."""
 
     async def stop(self) -> None:
         """Accept nothing more, and return when what was accepted has been answered."""
@@ -120,6 +125,17 @@ class Server:
         for transport in self._transports:
             await transport.start()
 
+    async def failure(self) -> Unavailable:
+        """Wait until a transport has ended by itself, which none does if all is well; give why."""
+        ends = [asyncio.ensure_future(transport.ended()) for transport in self._transports]
+        try:
+            ended, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for one in ends:
+                one.cancel()
+        why = ended.pop().exception() or "it ended by itself"
+        return Unavailable(f"no requests can be taken any more: {why}")
+
     async def stop(self, *, lead: bool = True) -> bool:
         """Say that it is going, and later go: answer what was accepted, close the ports, unload.
 
@@ -142,7 +158,10 @@ class Server:
             take_no_more(one)
         await asyncio.sleep(_SETTLE_SECONDS)
         await asyncio.gather(*(until_accepted(one, _MOST_SETTLE_SECONDS) for one in self._sockets))
-        await asyncio.gather(*(transport.stop() for transport in self._transports))
+        stops = (transport.stop() for transport in self._transports)
+        for ended in await asyncio.gather(*stops, return_exceptions=True):
+            if isinstance(ended, Exception):  # the others, and the models, are stopped all the same
+                _log.error("what served requests has failed", exc_info=ended)
         for one in self._sockets:
             one.close()
         try:
@@ -185,12 +204,17 @@ async def run(
 ) -> None:
     """Serve until SIGTERM or SIGINT, then drain; a second signal ends the process at once.
 
+    A server that can take no more requests ends, so that whoever watches processes starts it again.
+
     SIGINT is somebody at a terminal, who does not want to wait for callers to learn that the server goes.
 
     Args:
         models: The directory of models.
         config: The settings.
         announce: Run once the ports are open.
+
+    Raises:
+        Unavailable: No more requests could be taken.
     """
     server = Server(models, config)
     stopping: asyncio.Future[signal.Signals] = asyncio.get_running_loop().create_future()
@@ -201,16 +225,33 @@ async def run(
     _calm_garbage_collector()
     _hand_over_soon()
     announced = loop.create_task(announce(server))
-    stopped_by = await stopping
+    failure = await _told_or_failed(stopping, server)
     announced.cancel()
+    if failure is not None:
+        _log.error("%s; the server ends", failure.message)
     _log.info("draining", extra={"seconds": config.drain_seconds})
-    if await server.stop(lead=stopped_by is signal.SIGTERM):
+    lead = failure is None and stopping.result() is signal.SIGTERM
+    if await server.stop(lead=lead):
         _log.info("stopped")
+        if failure is not None:
+            raise failure
         return
     _log.warning("stopped while a model was still at work", extra={"seconds": config.drain_seconds})
     logging.shutdown()
     sys.stdout.flush()
-    os._exit(0)  # its thread cannot be ended, and would keep the process
+    # Its thread cannot be ended, and would keep the process.
+    os._exit(0 if failure is None else _FAILED)
+
+
+async def _told_or_failed(stopping: asyncio.Future[signal.Signals], server: Server) -> Unavailable | None:
+    """Wait until the server is told to stop, or cannot go on; why it cannot, or None."""
+    failing = asyncio.ensure_future(server.failure())
+    either: list[asyncio.Future[Any]] = [stopping, failing]
+    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+    if stopping.done():
+        failing.cancel()
+        return None
+    return failing.result()
 
 
 def _calm_garbage_collector() -> None:

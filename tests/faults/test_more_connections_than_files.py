@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import socket
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,13 +19,20 @@ CONNECTIONS = 300
 PAIRS = {"h2corn": (), "uvicorn and grpcio": ("--http-server", "uvicorn", "--grpc-server", "grpcio")}
 
 
-@pytest.mark.parametrize("options", PAIRS.values(), ids=PAIRS)
-@pytest.mark.parametrize("port", ["REST", "gRPC"])
+PORTS = ("REST", "gRPC")
+MORE_THAN_POSSIBLE = "[limits]\nmax_connections = 5000\n"
+
+
+@pytest.mark.parametrize(
+    ("pair", "port", "settings"),
+    [*[(pair, port, "") for pair in PAIRS for port in PORTS], ("h2corn", "REST", MORE_THAN_POSSIBLE)],
+)
 def test_the_server_outlives_more_connections_than_it_may_have_files(
-    models: Path, options: tuple[str, ...], port: str
+    models: Path, tmp_path: Path, pair: str, port: str, settings: str
 ) -> None:
+    (config := tmp_path / "server.toml").write_text(settings, "utf-8")
     few_files = ("prlimit", f"--nofile={FILES}:{FILES}")
-    with RunningServer(models, *options, prefix=few_files) as server:
+    with RunningServer(models, "--config", str(config), *PAIRS[pair], prefix=few_files) as server:
         connections: list[socket.socket] = []
         try:
             for _ in range(CONNECTIONS):
@@ -41,3 +51,23 @@ def test_the_server_outlives_more_connections_than_it_may_have_files(
         server.wait_for(lambda: server.get("/v2/health/ready")[0] == 200, "the connections to be let go")
         does_it_still_serve(server)
         assert server.stop() == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit of another process is set as on Linux")
+def test_a_server_that_can_accept_nothing_more_ends_and_says_why(models: Path) -> None:
+    """It once lived on without its ports, and only a caller could have noticed."""
+    with RunningServer(models) as server:
+        pid = server.process.pid
+        last = max(int(name) for name in os.listdir(f"/proc/{pid}/fd"))
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (last + 1, last + 1))
+        connections: list[socket.socket] = []
+        with suppress(OSError):  # nobody is there any more
+            connections += [
+                socket.create_connection(("127.0.0.1", server.http_port), timeout=5) for _ in range(last + 1)
+            ]
+        try:
+            assert server.wait_until_ended() == 1
+        finally:
+            for connection in connections:
+                connection.close()
+        assert "no requests can be taken any more: Too many open files" in "".join(server.errors)

@@ -33,7 +33,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         max_message_bytes: The largest request, decompressed.
         max_inflight_bytes: What all requests that are being received or answered may hold together.
         body_timeout_seconds: How long a request's body may take to arrive.
-        max_connections: How many connections may be open; 0 derives it from the process's file limit.
+        max_connections: How many connections may be open, at the most as many as the process's limit of open
+            files allows; 0 for as many as that.
         max_json_depth: How deep JSON may nest.
         max_values: How many values (numbers, texts, lists, members, features, inputs) a request may have that
             are decoded one by one; raw tensors are bytes only.

@@ -78,6 +78,10 @@ class GrpcioTransport:
         self._server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
         await self._server.start()
 
+    async def ended(self) -> None:
+        """Wait until it serves no more."""
+        await asyncio.shield(self._server.wait_for_termination())  # which must not be cancelled
+
     async def stop(self) -> None:
         """Accept nothing more; return when what was accepted is answered, or the drain time is over."""
         # What has arrived but was not handed to a method yet would be cancelled. So answers are held back for

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import resource
 import socket
 from collections.abc import Sequence
@@ -12,6 +13,8 @@ from h2corn import Config, RequestPolicy, Server
 from headrace.config import ServerConfig
 from headrace.frontends.transport.asgi import Application
 from headrace.frontends.transport.listening import IDLE_SECONDS
+
+_log = logging.getLogger(__name__)
 
 # Small windows bound what a client can make the server hold: with these, 30 unread answers of 8 MB took 67 MB
 # of memory instead of 361.
@@ -48,7 +51,7 @@ class H2cornTransport:
                 access_log=False,
                 log_format=config.log_format,
                 max_concurrent_streams=limits.max_streams_per_connection,
-                limit_connections=limits.max_connections or _connections_within_file_limit(),
+                limit_connections=_most_connections(limits.max_connections),
                 h2_initial_stream_window_size=_STREAM_WINDOW_BYTES,
                 h2_initial_connection_window_size=_CONNECTION_WINDOW_BYTES,
                 timeout_keep_alive=IDLE_SECONDS,
@@ -89,6 +92,11 @@ class H2cornTransport:
             await self._serving
         await started
 
+    async def ended(self) -> None:
+        """Wait until it serves no more, and raise why if nobody has stopped it."""
+        if self._serving is not None:
+            await asyncio.shield(self._serving)
+
     async def stop(self) -> None:
         """Accept nothing more; return when what was accepted is answered, or the drain time is over."""
         if self._serving is None:
@@ -102,8 +110,22 @@ class H2cornTransport:
         await self._serving
 
 
+def _most_connections(wanted: int) -> int:
+    """As many connections as are wanted, 0 for any number, and descriptors allow.
+
+    An accept that finds no descriptor would end the server.
+    """
+    possible = _connections_within_file_limit()
+    if wanted > possible:
+        _log.warning(
+            "limits.max_connections = %d, but the process may have too few files open: %d are accepted; "
+            "raise its limit (ulimit -n)",
+            *(wanted, possible),
+        )
+    return min(wanted or possible, possible)
+
+
 def _connections_within_file_limit() -> int:
-    """As many connections as descriptors allow: an accept that finds none would end the server."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

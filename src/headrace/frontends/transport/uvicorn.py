@@ -49,6 +49,11 @@ class UvicornTransport:
         self._serving = asyncio.create_task(self._server.serve([self._listener.dup()]))
         await self._server.begun.wait()
 
+    async def ended(self) -> None:
+        """Wait until it serves no more, and raise why if nobody has stopped it."""
+        if self._serving is not None:
+            await asyncio.shield(self._serving)
+
     async def stop(self) -> None:
         """Accept nothing more, and return when what was accepted has been answered."""
         self._server.should_exit = True
