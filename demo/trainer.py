@@ -60,7 +60,7 @@ class Trainer:
 async def training(config: Path, versions: Path, every_rows: int, log: Path) -> AsyncIterator[Trainer]:
     """Start a trainer; end it, by force if it was left in the middle."""
     command = [str(Path(sys.executable).with_name("headrace")), "train", "--config", str(config)]
-    command += ["--publish", str(versions), "--every-rows", str(every_rows), "--window", str(every_rows)]
+    command += ["--publish", str(versions), "--every-rows", str(every_rows), "--window-rows", str(every_rows)]
     command += ["--keep", "0"]  # The table looks up each version when it first answers.
     with log.open("wb") as errors:
         process = subprocess.Popen(  # noqa: ASYNC220 - Arrow writes to a file, not to a stream of asyncio

@@ -47,7 +47,11 @@ WRONG = {
     "no tool": (("stream",), 2, "draw rows from a hidden model"),
     "an unknown verb": (("swerve",), 2, "swerve"),
     "an unknown option": (("serve", "models", "--quick"), 2, "--quick"),
-    "a port that is no number": (("serve", "models", "--http-port", "http"), 2, "--http-port"),
+    "a port that is no number": (
+        ("serve", "models", "--http-port", "http"),
+        2,
+        "http-port: expected a whole number",
+    ),
     "a port that cannot be": (("serve", ".", "--http-port", "70000"), 2, "http_port"),
     "nothing to serve": (("serve",), 2, "nothing to serve"),
     "a directory that is missing": (("serve", "no-such-directory"), 2, "headrace example no-such-directory"),

@@ -175,7 +175,7 @@ def test_rows_that_wait_for_their_labels_keep_their_values(stream: Path, tmp_pat
     late.write_bytes(
         stream_of(batch_of(**{name: batch[name] for name in batch.schema.names}, at=times), schema)
     )
-    options = ("--model", "lr", "--label-delay", 2500)
+    options = ("--model", "lr", "--label-delay-seconds", 2500)
     whole = train(late, *options, "--publish", tmp_path / "whole")
     saved = ("--checkpoint", tmp_path / "saved")
     train(late, *options, "--rows", HALF, *saved)

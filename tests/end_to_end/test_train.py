@@ -88,7 +88,7 @@ def test_a_pipeline_learns_and_publishes(kind: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_logloss_approaches_the_best_possible_one(tmp_path: Path) -> None:
     file = generated(tmp_path / "rows", 400_000)
-    lines, _ = train(file, "--model", "fm", "--window", 50_000)
+    lines, _ = train(file, "--model", "fm", "--window-rows", 50_000)
     first, last = lines[0], lines[-2]
     assert last["window"] == 8
     excess = [line["logloss"] - line["optimal_logloss"] for line in (first, last)]
@@ -97,7 +97,7 @@ def test_the_logloss_approaches_the_best_possible_one(tmp_path: Path) -> None:
 
 
 def test_windows_are_lines_of_json_and_may_be_split_by_a_field(rows: Path) -> None:
-    lines, errors = train(rows, "--model", "lr", "--window", 8000, "--slice", "c3", "--rows", 17_000)
+    lines, errors = train(rows, "--model", "lr", "--window-rows", 8000, "--slice", "c3", "--rows", 17_000)
     assert [line["rows"] for line in lines] == [8000, 8000, 1000, 17_000]
     assert sum(score["rows"] for score in lines[0]["slices"]["c3"].values()) == 8000
     assert lines[-1]["stopped"] == "rows"
@@ -158,14 +158,14 @@ def test_a_signal_saves_and_publishes_before_it_ends_the_run(
 
 def test_labels_that_come_late_are_learnt_late(rows: Path) -> None:
     prompt, _ = train(rows, "--model", "lr")
-    late, _ = train(rows, "--model", "lr", "--label-delay", 5)
+    late, _ = train(rows, "--model", "lr", "--label-delay-seconds", 5)
     assert late[-1]["rows"] == 20_000
     assert late[-1]["pending_rows"] == 0
     assert late[-1]["logloss"] > prompt[-1]["logloss"]
 
 
 def test_a_run_can_be_drawn(rows: Path, tmp_path: Path) -> None:
-    train(rows, "--model", "lr", "--window", 2000, "--plot", tmp_path / "run.png")
+    train(rows, "--model", "lr", "--window-rows", 2000, "--plot", tmp_path / "run.png")
     assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -209,7 +209,7 @@ def test_a_checkpoint_is_not_overwritten_by_a_run_that_does_not_resume(rows: Pat
 def test_a_reader_of_the_log_that_leaves_does_not_end_the_run(rows: Path, tmp_path: Path) -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    words = ["train", str(rows), "--model", "lr", "--window", "1000", "--publish", str(tmp_path / "ctr")]
+    words = ["train", str(rows), "--model", "lr", "--window-rows", "1000", "--publish", str(tmp_path / "ctr")]
     done = subprocess.run(
         [*HEADRACE, *words], stdout=writing, stderr=subprocess.PIPE, timeout=SECONDS, check=False
     )

@@ -42,7 +42,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def train(rows: Path, directory: Path, **options: object) -> subprocess.Popen[bytes]:
     return headrace(
-        *("train", str(rows), "--model", "fm", "--window", "10000", "--patch"),
+        *("train", str(rows), "--model", "fm", "--window-rows", "10000", "--patch"),
         *("--publish", str(directory / "models/ctr"), "--every-rows", "8000", "--keep", "2"),
         *("--checkpoint", str(directory / "checkpoints"), "--checkpoint-every-rows", "6000", "--resume"),
         stdout=subprocess.PIPE,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 
 from headrace.cli import (
@@ -17,6 +17,7 @@ from headrace.cli import (
     profile,
     rollback,
     serve,
+    settings,
     stream,
     train,
     verbs,
@@ -50,16 +51,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code; ``headrace.cli.verbs`` names them, docs/command-line.md explains them.
     """
-    parser = build_parser()
+    origins: Mapping[str, str] = {}
     try:
-        options = parser.parse_args(arguments)
+        options = settings.parse(build_parser(), arguments)
+        origins = getattr(options, "origins", origins)
+        for name, doubt in getattr(options, "doubts", {}).items():
+            print(f"headrace: {doubt}", file=sys.stderr)
+            os.environ.pop(name, None)  # told once: a server starts itself over
         code: int = options.run(options)
         sys.stdout.flush()
     except BrokenPipeError:
         _write_nowhere()
         return verbs.UNREAD
     except HeadraceError as error:
-        print(f"headrace: {error.message}", file=sys.stderr)
+        print(f"headrace: {settings.blamed(error.message, origins)}", file=sys.stderr)
         return verbs.exit_code(error)
     except KeyboardInterrupt:
         return verbs.INTERRUPTED
@@ -90,6 +95,8 @@ def build_parser() -> argparse.ArgumentParser:
         compare,
     ):
         verb.add_to(words)
+    for made in verbs.all_verbs(parser):
+        made.set_defaults(settings=settings.Settings(made, made.get_default("own_keys")))
     return parser
 
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headrace import logs
-from headrace.cli import models, verbs
-from headrace.config import ServerConfig, read_server_config, with_flags
+from headrace.cli import models, numbers, verbs
+from headrace.config import ServerConfig, server_config, with_flags
+from headrace.config.checks import DAY
 from headrace.errors import ConfigError
 from headrace.terminal import table
 
@@ -24,11 +27,39 @@ _EXAMPLES = """examples:
   headrace serve models
   headrace serve models --http-port 0 --grpc-port 0    any free ports, printed
   headrace serve models --config headrace-server.toml --host 0.0.0.0
+  HEADRACE_SERVE_LOG_FORMAT=json headrace serve models
 """
-_OVERRIDES = (
-    "host", "http_port", "grpc_port", "http_server", "grpc_server", "poll_seconds", "log_format", "log_level",
-    "allow_code", "admin", "drain_lead_seconds",
-)  # fmt: skip
+_Kind = str | tuple[str, ...]
+_TYPES: dict[str, Callable[[str], Callable[[str], float]]] = {
+    "N": numbers.whole,
+    "S": functools.partial(numbers.seconds, most=DAY),
+}
+_SETTINGS: dict[str, tuple[_Kind, str]] = {
+    "host": ("HOST", "the address to listen on"),
+    "http_port": ("N", "the port of REST; 0 = any free one"),
+    "grpc_port": ("N", "the port of gRPC; 0 = any free one"),
+    "http_server": (("h2corn", "uvicorn"), "what serves REST"),
+    "grpc_server": (("h2corn", "grpcio"), "what serves gRPC"),
+    "poll_seconds": ("S", "how often to look for new versions; 0 = once, at the start"),
+    "load_threads": ("N", "how many models load at the same time"),
+    "allow_code": ("switch", "load models that are Python code (model.py)"),
+    "admin": ("switch", "let clients load and unload models (repository API)"),
+    "drain_seconds": ("S", "how long a stopping server may take to answer what it has accepted"),
+    "drain_lead_seconds": ("S", "how long to go on accepting after SIGTERM, saying so in each answer"),
+    "log_format": (("text", "json"), "logs for people or for machines"),
+    "log_level": (("debug", "info", "warning", "error"), "the least severe level"),
+    "tensorflow_metrics": ("switch", "give metrics by TensorFlow Serving's names, too"),
+    "triton_metrics": ("switch", "give metrics by Triton's names, too"),
+    "limits.max_message_bytes": ("N", "the largest request, decompressed"),
+    "limits.max_inflight_bytes": ("N", "what all requests may hold together"),
+    "limits.body_timeout_seconds": ("S", "how long a request's body may take to arrive"),
+    "limits.max_connections": ("N", "how many connections may be open; 0 = by the process's file limit"),
+    "limits.max_json_depth": ("N", "how deep JSON may nest"),
+    "limits.max_values": ("N", "how many values of a request may be decoded one by one"),
+    "limits.max_expanded_bytes": ("N", "what a request may take once that is repeated or spread"),
+    "limits.max_expansion": ("N", "how many times its size a compressed message may open to"),
+    "limits.max_streams_per_connection": ("N", "how many requests one HTTP/2 connection may have open"),
+}
 _SETTLE_SECONDS = 10.0
 
 
@@ -43,53 +74,31 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
             examples=_EXAMPLES,
             failure="it cannot go on",
             run=run,
+            own_keys=ServerConfig.__struct_fields__,
+            own_help=", and [limits] and [models.NAME]",
         ),
     )
     parser.add_argument(
         "models", metavar=models.DIRECTORY, type=Path, nargs="?", help="the directory of models"
     )
-    parser.add_argument(
-        "--config", metavar="FILE", type=Path, help="settings in TOML; options here win over it"
-    )
-    parser.add_argument("--host", help="the address to listen on (default 127.0.0.1)")
-    parser.add_argument(
-        "--http-port", type=int, metavar="N", help="the port of REST; 0 = any free one (default 8501)"
-    )
-    parser.add_argument(
-        "--grpc-port", type=int, metavar="N", help="the port of gRPC; 0 = any free one (default 8500)"
-    )
-    parser.add_argument(
-        "--http-server", choices=("h2corn", "uvicorn"), help="what serves REST (default h2corn)"
-    )
-    parser.add_argument(
-        "--grpc-server", choices=("h2corn", "grpcio"), help="what serves gRPC (default h2corn)"
-    )
-    parser.add_argument(
-        "--poll-seconds", type=float, metavar="S", help="how often to look for new versions (default 1)"
-    )
-    parser.add_argument(
-        "--drain-lead-seconds",
-        type=float,
-        metavar="S",
-        help="how long to go on accepting after SIGTERM, saying so in each answer (default 2)",
-    )
-    parser.add_argument(
-        "--allow-code", action="store_true", default=None, help="load models that are Python code (model.py)"
-    )
-    parser.add_argument(
-        "--admin",
-        action="store_true",
-        default=None,
-        help="let clients load and unload models (repository API)",
-    )
-    parser.add_argument(
-        "--log-format", choices=("text", "json"), help="logs for people or for machines (default text)"
-    )
-    parser.add_argument(
-        "--log-level",
-        choices=("debug", "info", "warning", "error"),
-        help="the least severe level (default info)",
-    )
+    for key, (kind, told) in _SETTINGS.items():
+        _add_setting(parser, key, kind, told)
+
+
+def _add_setting(parser: argparse.ArgumentParser, key: str, kind: _Kind, told: str) -> None:
+    """Add the option of one of ``ServerConfig``'s settings; what it may be is checked there."""
+    default = functools.reduce(getattr, key.split("."), ServerConfig())
+    name = key.replace(".", "-").replace("_", "-")
+    if kind == "switch":
+        parser.add_argument(f"--{name}", dest=key, action="store_true", default=None, help=told)
+        return
+    shown = f"{default:g}" if isinstance(default, float) else default
+    how: dict[str, Any] = {"metavar": kind}
+    if isinstance(kind, tuple):
+        how = {"choices": kind}
+    elif kind in _TYPES:
+        how["type"] = _TYPES[kind](name)
+    parser.add_argument(f"--{name}", dest=key, help=f"{told} (default {shown})", **how)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -120,8 +129,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _config(options: argparse.Namespace) -> ServerConfig:
-    config = read_server_config(options.config) if options.config else ServerConfig()
-    given = {name: getattr(options, name) for name in _OVERRIDES}
+    config = ServerConfig()
+    if options.config is not None:
+        config = server_config(options.own_settings, str(options.config), options.config.absolute().parent)
     if options.models is None and not config.models:
         raise ConfigError("nothing to serve: name a directory of models, or models in --config FILE")
     if options.models is not None and not options.models.is_dir():
@@ -129,7 +139,7 @@ def _config(options: argparse.Namespace) -> ServerConfig:
         raise ConfigError(f"DIR: {options.models} is not a directory{way_out}")
     if options.models is not None:
         models.expect_no_version(options.models)
-    return with_flags(config, **given)
+    return with_flags(config, **{key: getattr(options, key) for key in _SETTINGS})
 
 
 def _ask_for_huge_pages() -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from headrace.cli import models, numbers, verbs
 from headrace.config import checks
-from headrace.ctr.settings import DEEP, KINDS, OPTIMIZERS
+from headrace.ctr.settings import DEEP, KINDS, OPTIMIZERS, ModelSettings
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -50,6 +50,8 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
             failure="the stream is cut or corrupt, the model diverged, something could not be written, or no "
             "configuration of a search passes its gates",
             run=run,
+            own_keys=ModelSettings.__struct_fields__,
+            own_help=", and what the model is made of",
         ),
     )
     parser.add_argument(
@@ -64,7 +66,6 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 def _add_model(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("the model")
     group.add_argument("--model", choices=_MODELS, help="its kind (default deepfm)")
-    group.add_argument("--config", metavar="FILE", type=Path, help="its settings in TOML; options here win")
     group.add_argument(
         "--factors",
         type=numbers.whole("factors"),
@@ -118,8 +119,8 @@ def _add_stream(parser: argparse.ArgumentParser) -> None:
         help="stop after so many rows of the stream",
     )
     group.add_argument(
-        "--label-delay",
-        type=numbers.seconds("label-delay", most=checks.YEAR),
+        "--label-delay-seconds",
+        type=numbers.seconds("label-delay-seconds", most=checks.YEAR),
         metavar="S",
         default=0.0,
         help="learn a row only when its label would be known, by the stream's timestamps",
@@ -132,8 +133,8 @@ def _add_stream(parser: argparse.ArgumentParser) -> None:
         help="how much memory rows may take that wait for their labels (default 2048)",
     )
     group.add_argument(
-        "--linger",
-        type=numbers.seconds("linger", most=checks.DAY),
+        "--linger-seconds",
+        type=numbers.seconds("linger-seconds", most=checks.DAY),
         metavar="S",
         help="how long a slow stream's rows wait to be learnt together (default 0.5; with --checkpoint as "
         "long as it takes, so that runs are the same to the bit)",
@@ -211,8 +212,8 @@ def _add_checkpoints(group: argparse._ArgumentGroup) -> None:
 def _add_reports(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("reports")
     group.add_argument(
-        "--window",
-        type=numbers.whole("window", least=1, most=checks.MOST_ROWS),
+        "--window-rows",
+        type=numbers.whole("window-rows", least=1, most=checks.MOST_ROWS),
         metavar="N",
         default=100_000,
         help="rows scored together (default 100000)",
@@ -258,7 +259,7 @@ def _asked(options: argparse.Namespace) -> TrainOptions:
     from headrace.training.running.schedule import Every  # noqa: PLC0415 - as above
 
     _check(options)
-    linger = options.linger
+    linger = options.linger_seconds
     if linger is None and options.checkpoint is None:
         linger = DEFAULT_LINGER_SECONDS
     return TrainOptions(
@@ -277,9 +278,9 @@ def _asked(options: argparse.Namespace) -> TrainOptions:
         checkpoint_every=Every(options.checkpoint_every_rows, options.checkpoint_every_seconds),
         resume=options.resume,
         continued=options.continued,
-        window_rows=options.window,
+        window_rows=options.window_rows,
         slices=tuple(options.slice),
-        label_delay_seconds=options.label_delay,
+        label_delay_seconds=options.label_delay_seconds,
         pending_bytes=options.pending_mib * _MEBIBYTE,
         most_rows=options.rows,
         linger_seconds=linger,
@@ -296,9 +297,9 @@ def model_settings(options: argparse.Namespace) -> dict[str, object]:
     Raises:
         ConfigError: The file cannot be read, or an option is wrong.
     """
-    from headrace.training.configuration import changed, check_file, read_toml  # noqa: PLC0415 - as above
+    from headrace.training.configuration import changed, check_file  # noqa: PLC0415 - as above
 
-    values = read_toml(options.config, "config") if options.config is not None else {}
+    values = options.own_settings
     changes: dict[str, object] = {
         name: value
         for name in ("factors", "batch_rows", "threads", "seed")
@@ -388,7 +389,7 @@ def _check_search(options: argparse.Namespace) -> None:
     """Refuse what a search, which only learns and scores, would silently leave out."""
     defaults: dict[str, object] = {
         **dict.fromkeys(("publish", "checkpoint", "plot", "metrics_port", "keras")),
-        **{"resume": False, "patch": False, "replace": False, "label_delay": 0.0, "slice": []},
+        **{"resume": False, "patch": False, "replace": False, "label_delay_seconds": 0.0, "slice": []},
         "server_config": [],
     }
     for name, default in defaults.items():

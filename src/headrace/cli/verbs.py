@@ -9,8 +9,9 @@ import argparse
 import json
 import signal
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from headrace.errors import ConfigError, HeadraceError, InvalidRequest, NotFound
 
@@ -35,6 +36,8 @@ class Verb:
         examples: Lines to run, and what else is to be known, below the options.
         failure: When it ends with code 1.
         run: What does it; returns the exit code.
+        own_keys: The keys of its TOML file that it reads itself, besides those that are options.
+        own_help: What these are, for the help.
     """
 
     name: str
@@ -43,6 +46,8 @@ class Verb:
     examples: str
     failure: str
     run: Callable[[argparse.Namespace], int]
+    own_keys: Collection[str] = ()
+    own_help: str = ""
 
 
 def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser], verb: Verb) -> argparse.ArgumentParser:
@@ -70,7 +75,13 @@ def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser], verb: Verb) 
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object on standard output, and nothing else there"
     )
-    parser.set_defaults(run=verb.run)
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        type=Path,
+        help=f"settings in TOML, by the names of options, with _ for -{verb.own_help}; options win over it",
+    )
+    parser.set_defaults(run=verb.run, own_keys=verb.own_keys)
     return parser
 
 

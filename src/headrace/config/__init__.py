@@ -27,6 +27,7 @@ from headrace.config.server import (
     ServerConfig,
     parse_server_config,
     read_server_config,
+    server_config,
     with_flags,
 )
 
@@ -51,5 +52,6 @@ __all__ = [
     "parse_server_config",
     "read_model_config",
     "read_server_config",
+    "server_config",
     "with_flags",
 ]

@@ -6,10 +6,12 @@ import difflib
 import re
 import tomllib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TypeVar, get_args, get_type_hints
 
 import msgspec
 
+from headrace.disk import read_text
 from headrace.errors import ConfigError
 
 Table = Mapping[str, object]
@@ -39,6 +41,24 @@ def parse(text: str, where: str) -> dict[str, object]:
     return table
 
 
+def read_table(file: Path, where: str) -> dict[str, object]:
+    """Read a TOML file; a pipe will do.
+
+    Args:
+        file: The file.
+        where: What to call it in errors.
+
+    Raises:
+        ConfigError: It cannot be read, or is not TOML.
+    """
+    try:
+        text = read_text(file, _LARGEST_FILE_BYTES, ordinary=False)
+    except OSError as error:
+        raise ConfigError(f"{where} cannot be read: {error.strerror}") from error
+    return parse(text, where)
+
+
+_LARGEST_FILE_BYTES = 2**24
 _MOST_PARTS = 32
 _PART = r"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+"""
 _TOO_DEEP = re.compile(rf"(?<![\w-])(?:{_PART}\.[ \t]*+){{{_MOST_PARTS}}}")

@@ -10,8 +10,7 @@ import msgspec
 
 from headrace.config.checks import DAY, MOST_THREADS, one_of, seconds, whole, wrong
 from headrace.config.model import ModelConfig
-from headrace.config.reading import convert, parse
-from headrace.disk import read_text
+from headrace.config.reading import Table, convert, parse, read_table
 from headrace.errors import ConfigError
 
 MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -22,8 +21,6 @@ _MOST_CONNECTIONS = 2**20
 _MOST_MESSAGE_BYTES = 2**31 - 1  # what protobuf can hold
 _MOST_BYTES = 2**48  # more than processors can address
 _MOST_JSON_DEPTH = 512  # deeper, and decoders that call themselves give up
-
-_LARGEST_FILE_BYTES = 2**24
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -155,6 +152,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 _NO_ENTRY = ModelEntry()
+_LIMITS = "limits."
 
 
 def parse_server_config(text: str, where: str, base: Path) -> ServerConfig:
@@ -168,7 +166,21 @@ def parse_server_config(text: str, where: str, base: Path) -> ServerConfig:
     Raises:
         ConfigError: It is not TOML, or a setting is unknown or wrong, those under ``[models]`` included.
     """
-    table = parse(text, where)
+    return server_config(parse(text, where), where, base)
+
+
+def server_config(table: Table, where: str, base: Path) -> ServerConfig:
+    """Make a server's settings of a table, as ``parse_server_config`` does of TOML.
+
+    Args:
+        table: What the file says.
+        where: What to call it in errors.
+        base: What relative model paths start from.
+
+    Raises:
+        ConfigError: A setting is unknown or wrong, those under ``[models]`` included.
+    """
+    table = dict(table)
     models = table.pop("models", {})
     if not isinstance(models, dict):
         raise ConfigError(f"{where}: {wrong('models', 'one table a model', models)}")
@@ -182,11 +194,7 @@ def read_server_config(file: Path) -> ServerConfig:
     Raises:
         ConfigError: It cannot be read, or a setting is unknown or wrong.
     """
-    try:
-        text = read_text(file, _LARGEST_FILE_BYTES, ordinary=False)
-    except OSError as error:
-        raise ConfigError(f"{file}: cannot be read: {error.strerror}") from error
-    return parse_server_config(text, str(file), file.absolute().parent)
+    return server_config(read_table(file, str(file)), str(file), file.absolute().parent)
 
 
 def with_flags(config: ServerConfig, **flags: object) -> ServerConfig:
@@ -194,14 +202,17 @@ def with_flags(config: ServerConfig, **flags: object) -> ServerConfig:
 
     Args:
         config: What the file says, or the defaults.
-        **flags: Values by the names of ``ServerConfig``; None for a flag that was not given.
+        **flags: Values by the names of ``ServerConfig``, of its limits by such as ``limits.max_values``; None
+            for a flag that was not given.
 
     Raises:
         ConfigError: A value is wrong.
     """
-    return msgspec.structs.replace(
-        config, **{name: value for name, value in flags.items() if value is not None}
-    )
+    given = {name: value for name, value in flags.items() if value is not None}
+    within = {name[len(_LIMITS) :]: given.pop(name) for name in list(given) if name.startswith(_LIMITS)}
+    if within:
+        given["limits"] = msgspec.structs.replace(config.limits, **within)
+    return msgspec.structs.replace(config, **given)
 
 
 def _entry(name: str, table: object, where: str, base: Path) -> ModelEntry:

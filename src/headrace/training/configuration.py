@@ -3,34 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import msgspec
 import tomli_w
 
-from headrace.config.reading import convert, parse
+from headrace.config.reading import convert
 from headrace.ctr.settings import ModelSettings
-from headrace.disk import read_text
 from headrace.errors import ConfigError
-
-_LARGEST_FILE_BYTES = 2**24
-
-
-def read_toml(file: Path, option: str) -> dict[str, object]:
-    """Read a TOML file.
-
-    Args:
-        file: The file.
-        option: The option that named it, for errors.
-
-    Raises:
-        ConfigError: It cannot be read, or is not TOML.
-    """
-    try:
-        text = read_text(file, _LARGEST_FILE_BYTES, ordinary=False)
-    except OSError as error:
-        raise ConfigError(f"{option}: {file} cannot be read: {error.strerror}") from error
-    return parse(text, f"{option}: {file}")
 
 
 def settings_of(values: Mapping[str, object], where: str) -> ModelSettings:

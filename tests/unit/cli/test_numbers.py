@@ -44,12 +44,12 @@ def test_training(
 
 
 WHOLE = (
-    *("--rows", "--every-rows", "--checkpoint-every-rows", "--keep", "--window", "--pending-mib"),
+    *("--rows", "--every-rows", "--checkpoint-every-rows", "--keep", "--window-rows", "--pending-mib"),
     *("--metrics-port", *TRAIN),
 )
-SECONDS = ("--every-seconds", "--checkpoint-every-seconds", "--label-delay", "--linger")
+SECONDS = ("--every-seconds", "--checkpoint-every-seconds", "--label-delay-seconds", "--linger-seconds")
 COUNTS = ("--rows", "--calls", "--threads", "--batch-rows")
-NO_ZERO = ("--rows", "--window", "--pending-mib", "--learning-rate")
+NO_ZERO = ("--rows", "--window-rows", "--pending-mib", "--learning-rate")
 
 
 def refused(words: list[str], option: str, number: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -88,4 +88,4 @@ def test_profiling_refuses_in_one_line(
 @pytest.mark.parametrize("number", ["nan", "inf", "1e300", "-1", HUGE])
 def test_serving(tmp_path: Path, number: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", str(tmp_path), f"--poll-seconds={number}"]) == 2
-    assert "poll_seconds: expected seconds" in capsys.readouterr().err
+    assert "poll-seconds: expected seconds" in capsys.readouterr().err

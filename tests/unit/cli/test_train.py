@@ -7,17 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from headrace.cli import train
-from headrace.cli.main import main
+from headrace.cli import settings, train
+from headrace.cli.main import build_parser, main
 from headrace.ctr.settings import ModelSettings
 from headrace.errors import ConfigError
 from headrace.training.releasing.publishing import DEFAULT_KEEP
 
 
 def parsed(*words: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    train.add_to(parser.add_subparsers())
-    return parser.parse_args(["train", *words])
+    return settings.parse(build_parser(), ["train", *words], {})
 
 
 def test_options_change_the_settings_that_they_name() -> None:
@@ -88,10 +86,13 @@ def test_adam_comes_with_a_rate_that_fits_it() -> None:
             ["--model", "keras", "--keras", "m.py:build", "--quantize", "8", "--learning-rate", "0.1"],
             "keras: --learning-rate, --quantize belongs to headrace's own models",
         ),
-        (["--search", "s.toml", "--label-delay", "9"], "search: it knows no --label-delay; leave one of"),
+        (
+            ["--search", "s.toml", "--label-delay-seconds", "9"],
+            "search: it knows no --label-delay-seconds; leave one of",
+        ),
         (["/missing/rows"], "input: /missing/rows cannot be opened: No such file"),
         (["--schema", "/missing/schema"], "schema: /missing/schema cannot be read: No such file"),
-        (["--window", "0"], "window: expected a whole number, 1 or more, got 0"),
+        (["--window-rows", "0"], "window-rows: expected a whole number, 1 or more, got 0"),
         (["--factors", "0"], "model: factors: expected a number, at least 1"),
     ],
 )
@@ -148,10 +149,10 @@ def test_help_tells_the_defaults_that_hold(capsys: pytest.CaptureFixture[str]) -
     with pytest.raises(SystemExit):
         main(["train", "--help"])
     said = " ".join(capsys.readouterr().out.split())
-    settings = ModelSettings()
-    hidden = ",".join(map(str, settings.hidden))
-    rate = settings.embeddings.learning_rate
-    for value in (settings.factors, hidden, settings.embeddings.kind, settings.batch_rows, settings.seed):
+    model = ModelSettings()
+    hidden = ",".join(map(str, model.hidden))
+    rate = model.embeddings.learning_rate
+    for value in (model.factors, hidden, model.embeddings.kind, model.batch_rows, model.seed):
         assert f"(default {value})" in said
     assert f"(default {rate:g};" in said
     assert f"versions stay; 0 = all (default {DEFAULT_KEEP})" in said

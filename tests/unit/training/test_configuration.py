@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from headrace.config.reading import read_table
 from headrace.ctr.settings import Interaction, ModelSettings, Optimizer
 from headrace.errors import ConfigError
-from headrace.training.configuration import changed, read_toml, settings_of, to_toml
+from headrace.training.configuration import changed, settings_of, to_toml
 
 
 def test_settings_survive_the_way_through_toml() -> None:
@@ -49,7 +50,7 @@ def test_a_wrong_setting_is_named(values: dict[str, object], message: str) -> No
 
 def test_a_file_that_is_not_there_or_not_toml_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"config: .* cannot be read: No such file"):
-        read_toml(tmp_path / "missing.toml", "config")
+        read_table(tmp_path / "missing.toml", "config: missing.toml")
     (tmp_path / "bad.toml").write_text("kind = ")
     with pytest.raises(ConfigError, match=r"config: .*bad.toml: not TOML"):
-        read_toml(tmp_path / "bad.toml", "config")
+        read_table(tmp_path / "bad.toml", "config: bad.toml")

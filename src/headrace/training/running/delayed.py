@@ -52,7 +52,7 @@ class Pending:
             most_bytes: How much memory the rows may take.
         """
         if not delay_seconds > 0.0:
-            raise ConfigError(f"label-delay: expected seconds, more than 0, got {delay_seconds:g}")
+            raise ConfigError(f"label-delay-seconds: expected seconds, more than 0, got {delay_seconds:g}")
         self._delay = round(delay_seconds * MICROSECONDS)
         self._most_bytes = most_bytes
         self._waiting: deque[Waiting] = deque()
@@ -90,8 +90,9 @@ class Pending:
         one = Waiting(replace(block, slices={}), predictions, codes, now + self._delay)
         if self._bytes + _size(one) > self._most_bytes:
             raise FailedPrecondition(
-                f"label-delay: {self.rows} rows wait for their labels and take {self._bytes >> 20} MiB, "
-                f"at most {self._most_bytes >> 20} are allowed; shorten --label-delay, or raise --pending-mib"
+                f"label-delay-seconds: {self.rows} rows wait for their labels and take "
+                f"{self._bytes >> 20} MiB, at most {self._most_bytes >> 20} are allowed; "
+                "shorten --label-delay-seconds, or raise --pending-mib"
             )
         self._now = now
         self._put(one)
@@ -123,7 +124,9 @@ class Pending:
             ConfigError: It is that of a run whose labels were not delayed.
         """
         if "pending.now" not in state:
-            raise ConfigError("label-delay: the checkpoint is of a run without; leave it out, or start anew")
+            raise ConfigError(
+                "label-delay-seconds: the checkpoint is of a run without; leave it out, or start anew"
+            )
         self._waiting.clear()
         self._bytes = self.rows = 0
         self._now = int(state["pending.now"][0])
@@ -158,5 +161,7 @@ def _size(one: Waiting) -> int:
 
 def _timestamps(block: Block) -> Array:
     if block.timestamps is None:
-        raise ConfigError("label-delay: the stream has no timestamps; its schema needs a field of that role")
+        raise ConfigError(
+            "label-delay-seconds: the stream has no timestamps; its schema needs a field of that role"
+        )
     return block.timestamps

@@ -147,7 +147,7 @@ class Learner:
         if self._pending is not None:
             self._pending.restore(arrays)
         elif "pending.now" in arrays:
-            raise ConfigError("label-delay: the checkpoint is of a run with one; give the same --label-delay")
+            raise ConfigError("label-delay-seconds: the checkpoint is of a run with one; give the same one")
         windows = meta.get("windows")
         if not isinstance(windows, dict):
             raise ConfigError("checkpoint: it holds no windows; it is not one of `headrace train`")

@@ -45,7 +45,7 @@ class Windows:
             slices: The columns by which metrics are split.
         """
         if window_rows < 1:
-            raise ConfigError(f"window: expected 1 row or more, got {window_rows}")
+            raise ConfigError(f"window-rows: expected 1 row or more, got {window_rows}")
         self._window_rows = window_rows
         self._slices = tuple(slices)
         self._ids: dict[str, dict[str, int]] = {name: {} for name in self._slices}

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TextIO
 
+from headrace.config.reading import read_table
 from headrace.stream.block import Block
 from headrace.terminal import Line
-from headrace.training.configuration import read_toml
 from headrace.training.options import TrainOptions
 from headrace.training.running.interruptions import Interruptions
 from headrace.training.running.loop import EXIT_CODES, take_all
@@ -30,7 +30,7 @@ def search(options: TrainOptions, file: Path, output: TextIO, errors: TextIO) ->
     Returns:
         The exit code: 0 if there is a best one.
     """
-    wanted = read_search(read_toml(file, "search"), f"search: {file.name}")
+    wanted = read_search(read_table(file, f"search: {file}"), f"search: {file.name}")
     tried = configurations(wanted, options.model)
     largest = max(one.settings.batch_rows for one in tried)
     reading = options.reading(largest)

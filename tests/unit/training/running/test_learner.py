@@ -72,7 +72,7 @@ def test_rows_out_of_order_wait_for_the_newest_time_seen() -> None:
 
 
 def test_late_labels_need_timestamps() -> None:
-    with pytest.raises(ConfigError, match="label-delay: the stream has no timestamps"):
+    with pytest.raises(ConfigError, match="label-delay-seconds: the stream has no timestamps"):
         learner(delay=1.0).take(replace(make_block(3), timestamps=None))
 
 
@@ -84,7 +84,7 @@ def test_memory_for_rows_that_wait_is_bounded() -> None:
 
 
 def test_a_delay_is_a_positive_time() -> None:
-    with pytest.raises(ConfigError, match="label-delay: expected seconds, more than 0, got -1"):
+    with pytest.raises(ConfigError, match="label-delay-seconds: expected seconds, more than 0, got -1"):
         Pending(-1.0)
 
 
@@ -107,7 +107,7 @@ def test_learning_goes_on_from_a_state_as_if_nothing_had_happened(delay: float) 
 @pytest.mark.parametrize(("saved", "now"), [(0.0, 5.0), (5.0, 0.0)])
 def test_a_state_with_another_kind_of_labels_is_refused(saved: float, now: float) -> None:
     state = learner(saved).state()
-    with pytest.raises(ConfigError, match="label-delay"):
+    with pytest.raises(ConfigError, match="label-delay-seconds"):
         learner(now).restore(state.arrays, state.meta)
 
 

@@ -1,0 +1,177 @@
+"""What CONTRIBUTING.md promises of every verb. They are taken from the parser: a new one is among them at once."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headrace import example
+from headrace.cli import models, verbs
+from headrace.cli.main import build_parser, main
+from tests.conformance.ctr_models import write
+
+ROOT = Path(__file__).resolve().parents[3]
+GUIDE = (ROOT / "docs/command-line.md").read_text("utf-8")
+VERBS = {verb.prog.partition(" ")[2]: verb for verb in verbs.all_verbs(build_parser())}
+NAMES_OF_MODELS = {models.DIRECTORY, models.MODEL, models.VERSION, models.ANY}
+NUMBERS = {"N": "whole", "S": "seconds", "R": "rate", "P": "probability", "K": "count", "D": "difference"}
+WORDS = {"FILE", "HOST", "NAME", "NAMES", "FIELD", "C", "TEXT", "A*B", "N,N", "FILE.py:FUNCTION"}
+METAVARS = NAMES_OF_MODELS | set(NUMBERS) | WORDS
+every_verb = pytest.mark.parametrize("words", VERBS)
+
+
+def options(words: str) -> list[argparse.Action]:
+    """All that can be given to a verb, and is told of in its help."""
+    return [
+        action
+        for action in VERBS[words]._actions
+        if action.help != argparse.SUPPRESS and action.dest not in ("help", "version")
+    ]
+
+
+@every_verb
+def test_the_help_has_examples_and_exit_codes(words: str) -> None:
+    told = VERBS[words].format_help()
+    _, _, after = told.partition("\nexample")
+    examples, _, codes = after.partition("exit codes: ")
+    assert f"headrace {words}" in examples
+    codes = " ".join(codes.split())
+    assert re.fullmatch(r"0 done; 1 .+; 2 .+; 130 interrupted\. See docs/command-line\.md\.", codes), codes
+
+
+@every_verb
+def test_models_files_and_numbers_have_the_same_names_everywhere(words: str) -> None:
+    for action in options(words):
+        if action.nargs == 0 or action.choices is not None:
+            continue
+        assert action.metavar in METAVARS, f"{words} {action.dest}: {action.metavar} is new"
+        is_seconds = action.dest.endswith("_seconds")
+        assert (action.metavar == "S") == is_seconds, f"{words} {action.dest}: seconds are S and in the name"
+        if not action.option_strings and "model" in f"{action.dest} {action.help}":
+            assert action.metavar in NAMES_OF_MODELS | {"FILE"}, f"{words}: {action.metavar}"
+
+
+@every_verb
+def test_every_option_has_a_variable_and_both_are_in_the_help(words: str) -> None:
+    found = VERBS[words].get_default("settings")
+    told = " ".join(VERBS[words].format_help().split())
+    for action in options(words):
+        if not action.option_strings:
+            continue
+        name = action.option_strings[-1]
+        assert action.dest in found.actions
+        assert name[2:] == action.dest.replace("_", "-").replace(".", "-")
+        expected = f"HEADRACE_{words}_{action.dest}".replace(" ", "_").replace(".", "_").upper()
+        assert f"[{expected}]" in told
+        assert action.default is argparse.SUPPRESS
+
+
+@every_verb
+def test_every_verb_takes_json_and_a_file_of_settings(words: str) -> None:
+    found = {name for action in options(words) for name in action.option_strings}
+    assert {"--json", "--config"} <= found
+
+
+@every_verb
+def test_the_guide_has_the_json_of_every_verb(words: str) -> None:
+    assert re.search(rf"^\| .*`{words}`.* \| .+ \|$", GUIDE, re.MULTILINE), f"{words}: docs/command-line.md"
+
+
+def test_the_guide_has_every_exit_code() -> None:
+    listed = [int(code) for code in re.findall(r"^\| (\d+) \|", GUIDE, re.MULTILINE)]
+    known = [verbs.DONE, verbs.FAILED, verbs.WRONG, verbs.INTERRUPTED, verbs.UNREAD]
+    assert listed == [*known, 143]
+
+
+# ---- One JSON object ----
+
+Made = Callable[[Path], list[str]]
+
+
+def a_model(place: Path) -> str:
+    example.write(place / "models")
+    return str(place / "models/half_plus_two")
+
+
+def a_click_model(place: Path) -> str:
+    (place / "ctr/1").mkdir(parents=True)
+    write(place / "ctr/1", "lr")
+    return str(place / "ctr")
+
+
+def a_table(place: Path) -> str:
+    (place / "rows.csv").write_text("label,x\n1,7\n0,8\n")
+    return str(place / "rows.csv")
+
+
+def a_stream(place: Path) -> str:
+    out = str(place / "rows.arrows")
+    assert main(["stream", "encode", "--format", "csv", a_table(place), "--out", out]) == 0
+    return out
+
+
+def some_rows(place: Path) -> str:
+    np.save(place / "rows.npy", np.array([1.0, 2.0], np.float32))
+    return str(place / "rows.npy")
+
+
+RUNS: dict[str, Made] = {
+    "train": lambda place: [a_stream(place), "--model", "lr"],
+    "stream generate": lambda place: ["--rows", "9", "--out", str(place / "out")],
+    "stream encode": lambda place: ["--format", "csv", a_table(place), "--out", str(place / "out")],
+    "stream inspect": lambda place: [a_stream(place)],
+    "example": lambda place: [str(place / "new")],
+    "versions": lambda place: [a_model(place)],
+    "rollback": lambda place: [f"{a_model(place)}/1"],
+    "export": lambda place: [a_click_model(place), str(place / "model.onnx")],
+    "profile": lambda place: [a_model(place), "--calls", "1"],
+    "compile": lambda place: [str(place)],
+    "compare": lambda place: [a_model(place), f"{place}/models/half_plus_two/1", some_rows(place)],
+}
+
+
+def documented(words: str) -> set[str]:
+    """The keys that the guide names for a verb, in its row or on a page that its row leads to."""
+    row = next(line for line in GUIDE.splitlines() if re.match(rf"\| [^|]*`{words}`", line))
+    pages = [row, *((ROOT / "docs" / page).read_text("utf-8") for page in re.findall(r"\]\((\w+\.md)", row))]
+    return {key for page in pages for key in re.findall(r"`(\w+)`", page)}
+
+
+@every_verb
+def test_json_is_one_object_with_the_keys_that_the_guide_names(
+    words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if words == "serve":
+        said = served_object(tmp_path)
+    else:
+        given = RUNS[words](tmp_path)  # a new verb wants a line there
+        capsys.readouterr()
+        assert main([*words.split(), *given, "--json"]) == 0
+        said = capsys.readouterr().out
+    assert said.count("\n") == 1, said
+    found = json.loads(said)
+    assert isinstance(found, dict)
+    assert set(found) <= documented(words), set(found) - documented(words)
+
+
+def served_object(place: Path) -> str:
+    example.write(place / "models")
+    command = [sys.executable, "-m", "headrace", "serve", str(place / "models"), "--json"]
+    command += ["--http-port", "0", "--grpc-port", "0", "--drain-lead-seconds", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
+        assert server.stdout is not None
+        said = server.stdout.readline()
+        server.terminate()
+        said += server.stdout.read()
+        assert server.wait(20) == 0
+    (model,) = json.loads(said)["models"]
+    assert (model["name"], model["versions"][0]["state"]) == ("half_plus_two", "ready")
+    return said
