@@ -1,4 +1,4 @@
-"""What CONTRIBUTING.md promises of every verb. They are taken from the parser: a new one is among them at once."""
+"""What CONTRIBUTING.md promises of every verb that the parser knows: a new one is among them at once."""
 
 from __future__ import annotations
 
