@@ -131,6 +131,7 @@ RUNS: dict[str, Made] = {
     "example": lambda place: [str(place / "new")],
     "versions": lambda place: [a_model(place)],
     "rollback": lambda place: [f"{a_model(place)}/1"],
+    "hold": lambda place: [f"{a_model(place)}/1"],
     "export": lambda place: [a_click_model(place), str(place / "model.onnx")],
     "profile": lambda place: [a_model(place), "--calls", "1"],
     "compile": lambda place: [str(place)],
