@@ -171,7 +171,7 @@ def test_a_state_with_other_slices_is_refused() -> None:
 
 
 def test_a_window_has_at_least_one_row() -> None:
-    with pytest.raises(ConfigError, match="window: expected 1 row or more, got 0"):
+    with pytest.raises(ConfigError, match="window-rows: expected 1 row or more, got 0"):
         Windows(0)
 
 
