@@ -28,8 +28,14 @@ NAMES = (
     "deepfm",
     "training",
     "door",
+    "texts",
 )
-ALONE = {"door": ("taskset",), "arrivals": ("taskset", "h2load"), "swap": ("taskset", "h2load")}
+ALONE = {
+    "door": ("taskset",),
+    "arrivals": ("taskset", "h2load"),
+    "swap": ("taskset", "h2load"),
+    "texts": ("taskset", "h2load", "wrk"),
+}
 """What those need that compare headrace with no other server; all others need more, and the peers."""
 
 

@@ -42,7 +42,9 @@ class Calls:
 class H2load:
     """A run of h2load that has begun; finish it or stop it."""
 
-    def __init__(self, folder: Path, port: int, bodies: Sequence[bytes], calls: int) -> None:
+    def __init__(
+        self, folder: Path, port: int, bodies: Sequence[bytes], calls: int, method: str = METHOD
+    ) -> None:
         """Prepare a run.
 
         Args:
@@ -50,9 +52,10 @@ class H2load:
             port: The server's gRPC port.
             bodies: Framed messages; each goes over a connection of its own.
             calls: How many in all.
+            method: What is called.
         """
         self._folder = folder
-        self._url = f"http://127.0.0.1:{port}{METHOD}"
+        self._url = f"http://127.0.0.1:{port}{method}"
         self._bodies = bodies
         self._calls = calls // len(bodies)
         self._started: list[subprocess.Popen[str]] = []

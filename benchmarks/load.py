@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.h2load import H2load, found
+from benchmarks.h2load import METHOD, H2load, found
 from benchmarks.processes import Server, cores, on_core
 
 GRPC_BODIES = 4
@@ -66,9 +66,14 @@ class _Outcome:
 
 
 def measure_grpc(
-    server: Server, bodies: Sequence[bytes], answer_bytes: int, requests: int, in_flight: int
+    server: Server,
+    bodies: Sequence[bytes],
+    answer_bytes: int,
+    requests: int,
+    in_flight: int,
+    method: str = METHOD,
 ) -> Sample:
-    """Send a number of ModelInfer calls, always so many in flight.
+    """Send a number of calls, always so many in flight.
 
     Args:
         server: The server.
@@ -76,9 +81,10 @@ def measure_grpc(
         answer_bytes: The size of a good answer with its frame.
         requests: How many in all.
         in_flight: How many at a time, over all connections; one connection, and one body, only if this is 1.
+        method: What is called.
     """
     with tempfile.TemporaryDirectory() as folder:
-        load = H2load(Path(folder), server.ports["grpc"], bodies[:in_flight], requests)
+        load = H2load(Path(folder), server.ports["grpc"], bodies[:in_flight], requests, method)
 
         def finish() -> _Outcome:
             load.closed_loop(in_flight)
