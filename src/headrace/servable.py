@@ -56,6 +56,11 @@ class Servable(Protocol):
         """Free what it holds; called once, when nothing uses it any more."""
 
 
+def takes_packed(servable: Servable) -> bool:
+    """Whether a Servable's ``predict`` takes ``PackedTensors``: batches whose texts are no objects."""
+    return getattr(servable, "takes_packed", False)
+
+
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
     """One input or output: its name, its dtype, and the shape of one row.
@@ -163,7 +168,7 @@ class CheckedInputs(NamedTuple):
     """
 
     layout: RowLayout
-    columns: tuple[Buffer, ...]
+    columns: Sequence[Buffer]
     rows: int
 
 

@@ -27,6 +27,7 @@ from headrace.tensors import BY_OIP, DATATYPES, STRING, Array
 from tests.unit.frontends.decoding import decode_body, infer
 from tests.unit.frontends.oip.doubles import LoadedDouble, ServiceDouble, ctr, echo
 from tests.unit.frontends.oip.test_rest import call
+from tests.unit.frontends.words import infer_request, plain, words
 
 
 def request(rows: int, request_id: str = "", fill: int = 0) -> bytes:
@@ -68,10 +69,7 @@ def outcome(decode: Callable[[], Inference | JsonInference]) -> Seen:
         found = decode()
     except HeadraceError as error:
         return type(error), error.message
-    columns = tuple(
-        (column.tolist() if isinstance(column, np.ndarray) else bytes(column))
-        for column in found.inputs.columns
-    )
+    columns = tuple(map(plain, found.inputs.columns))
     which = found.writer._names if isinstance(found, Inference) else found.outputs
     return found.inputs.layout.shapes, columns, found.inputs.rows, which, found.request_id
 
@@ -117,6 +115,22 @@ def test_a_mutated_message_gives_the_same_the_fast_way_and_the_slow_way(
     fast = InferDecoder(ServiceDouble(version).loaded)
     infer(fast, request(1, request_id))
     data = mutate(request(1, request_id, fill))
+    slow = InferDecoder(ServiceDouble(version).loaded)
+    expected = outcome(lambda: infer(slow, data))
+    assert outcome(lambda: infer(fast, data)) == expected
+    assert outcome(lambda: infer(fast, data)) == expected  # when it has been learnt, if it can be
+
+
+@pytest.mark.parametrize("request_id", ["", "abc"])
+@settings(max_examples=1000)
+@given(mutate=mutations(180), user=st.binary(max_size=20), word=st.binary(max_size=20))
+def test_a_mutated_message_of_texts_gives_the_same_the_fast_way_and_the_slow_way(
+    request_id: str, mutate: Callable[[bytes], bytes], user: bytes, word: bytes
+) -> None:
+    version = words()
+    fast = InferDecoder(ServiceDouble(version).loaded)
+    infer(fast, infer_request([b"a user's name"], [b"long", b"words", b"and", b"more"], request_id))
+    data = mutate(infer_request([user], [b"short", word, b"", b"ones"], request_id))
     slow = InferDecoder(ServiceDouble(version).loaded)
     expected = outcome(lambda: infer(slow, data))
     assert outcome(lambda: infer(fast, data)) == expected

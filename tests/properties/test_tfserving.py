@@ -10,7 +10,7 @@ from unittest.mock import patch
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -34,6 +34,7 @@ from tests.unit.frontends.decoding import parsed, predict
 from tests.unit.frontends.oip.doubles import LoadedDouble, ctr, echo, spec
 from tests.unit.frontends.tfserving.doubles import ServiceDouble, http_bytes, rows_model
 from tests.unit.frontends.tfserving.test_predict_grpc import request
+from tests.unit.frontends.words import plain, predict_request, words
 
 NUMBERS = [datatype for datatype in DATATYPES if datatype.dtype != STRING]
 SHAPES = arrays.array_shapes(max_dims=3, max_side=4)
@@ -76,6 +77,32 @@ def test_a_message_means_the_same_with_templates_and_without(data: bytes) -> Non
 
 
 LOADED = ctr()
+WORDS = words()
+LEARNT = predict_request([b"a user's name"], [b"long", b"words", b"and", b"more"])
+OF_TEXTS = predict_request([b"another"], [b"", b"short", b"ones", b"x" * 20])
+
+
+@settings(max_examples=500)
+@given(st.data())
+def test_a_message_of_texts_means_the_same_with_templates_and_without(data: st.DataObject) -> None:
+    changed = bytearray(data.draw(st.sampled_from([LEARNT, OF_TEXTS])))
+    for _ in range(data.draw(st.integers(1, 3))):
+        changed[data.draw(st.integers(0, len(changed) - 1))] = data.draw(st.integers(0, 255))
+    service: Any = ServiceDouble(WORDS)
+    decoder = PredictDecoder(service)
+    predict(decoder, LEARNT)
+    assert decoder.recognise(OF_TEXTS) is not None
+    fast = texts_outcome(predict, decoder, bytes(changed))
+    assert fast == texts_outcome(parsed, PredictDecoder(service), bytes(changed))
+    assert texts_outcome(predict, decoder, bytes(changed)) == fast  # once learnt
+
+
+def texts_outcome(decode: Any, decoder: PredictDecoder, data: bytes) -> Any:
+    try:
+        loaded, inputs, writer = decode(decoder, data)
+    except HeadraceError as error:
+        return type(error), error.message
+    return loaded, inputs.layout, list(map(plain, inputs.columns)), inputs.rows, writer
 
 
 @given(st.binary(max_size=200))

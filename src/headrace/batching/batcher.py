@@ -49,7 +49,7 @@ from headrace.errors import (
     TooLarge,
     Unavailable,
 )
-from headrace.servable import RowLayout, Servable
+from headrace.servable import RowLayout, Servable, takes_packed
 
 _LANES_KEPT = 64
 _EXPIRY_SLACK_SECONDS = 0.0005
@@ -95,6 +95,7 @@ class Batcher:
         self._servable = servable
         self._signatures = servable.signatures
         self._policy = policy
+        self._takes_packed = takes_packed(servable)
         self._pads = policy.pad_variable_length
         self._clock = clock
         self._now = clock.now
@@ -374,7 +375,7 @@ class Batcher:
             request_rows = [batch.requests[index].rows for index in chosen]
             inputs = join_padding_rows(layouts, columns, request_rows, padded_rows)
         else:
-            inputs = join(layout, columns, rows, padded_rows)
+            inputs = join(layout, columns, rows, padded_rows, packed=self._takes_packed)
         outputs = self._servable.predict(inputs, layout.signature)
         return BatchOutputs(declared_outputs(batch.signature, outputs, padded_rows), self._origin)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
+from headrace.packed.columns import PackedColumns, PackedTensors
 from headrace.servable import RowLayout, Shape, TensorSpec
 from headrace.tensors import STRING, Array, Buffer, Tensors
 
@@ -15,7 +16,14 @@ if TYPE_CHECKING:
     from headrace.batching.request import Request
 
 
-def join(layout: RowLayout, columns: Sequence[Sequence[Buffer]], rows: int, padded_rows: int) -> Tensors:
+def join(
+    layout: RowLayout,
+    columns: Sequence[Sequence[Buffer]],
+    rows: int,
+    padded_rows: int,
+    *,
+    packed: bool = False,
+) -> Tensors:
     """Join requests of one layout.
 
     A single request that needs no padding is not copied.
@@ -25,10 +33,13 @@ def join(layout: RowLayout, columns: Sequence[Sequence[Buffer]], rows: int, padd
         columns: For each request, one buffer an input.
         rows: How many rows they have together.
         padded_rows: How many rows the batch shall have, ``>= rows``: the last row is repeated.
+        packed: Whether texts that are packed stay so; those of all requests, or none.
 
     Returns:
         One array ``[padded_rows, *row shape]`` an input, possibly read-only.
     """
+    if packed and all(type(request) is PackedColumns for request in columns):
+        return _join_packed(layout, cast("Sequence[PackedColumns]", columns), rows, padded_rows)
     tensors = {}
     for index, spec in enumerate(layout.specs):
         parts = [request[index] for request in columns]
@@ -37,6 +48,18 @@ def join(layout: RowLayout, columns: Sequence[Sequence[Buffer]], rows: int, padd
         else:
             tensors[spec.name] = _join_numbers(parts, layout, index, rows, padded_rows)
     return tensors
+
+
+def _join_packed(
+    layout: RowLayout, requests: Sequence[PackedColumns], rows: int, padded_rows: int
+) -> PackedTensors:
+    numbers = {}
+    for index, spec in enumerate(layout.specs):
+        if spec.dtype != STRING:
+            parts = [request[index] for request in requests]
+            numbers[spec.name] = _join_numbers(parts, layout, index, rows, padded_rows)
+    names = [spec.name for spec in layout.specs]
+    return PackedTensors(names, requests, (rows, padded_rows), numbers)
 
 
 def _join_numbers(parts: list[Buffer], layout: RowLayout, index: int, rows: int, padded_rows: int) -> Array:

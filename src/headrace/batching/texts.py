@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from headrace.packed.columns import PackedColumns
 from headrace.servable import Signature
 from headrace.tensors import STRING, Buffer
 
@@ -43,6 +44,8 @@ def bytes_of(columns: Sequence[Buffer], inputs: Sequence[int]) -> int:
         columns: Its inputs.
         inputs: Which of them are texts.
     """
+    if type(columns) is PackedColumns:
+        return columns.text_bytes
     return sum([sum(map(len, np.ravel(columns[index]).tolist())) for index in inputs])
 
 

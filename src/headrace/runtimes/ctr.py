@@ -22,6 +22,8 @@ from headrace.ctr.serving.context import GroupedScorer
 from headrace.ctr.serving.joined_inputs import Joined, join
 from headrace.ctr.settings import ModelSettings
 from headrace.errors import ConfigError, InvalidRequest, InvalidRows, NotLoadable
+from headrace.packed.columns import PackedTensors
+from headrace.packed.hashing import TextFields, packed, place_texts
 from headrace.runtimes.ctr_kernels import make_ready
 from headrace.runtimes.options import RuntimeOptions
 from headrace.servable import DEFAULT_SIGNATURE, Kind, Signature, TensorSpec
@@ -83,6 +85,8 @@ class CtrServable:
     """A click model."""
 
     platform = "headrace_ctr"
+    takes_packed = True
+    """Whether ``predict`` takes ``PackedTensors``, too."""
 
     def __init__(
         self, model: tuple[ModelSettings, Features, Weights], grouped: GroupedScorer, kind: Kind
@@ -142,15 +146,20 @@ class CtrServable:
 
     def _place_fields(self, inputs: Tensors) -> tuple[Array, Array]:
         features, places = self._features, self._places
-        rows = len(next(iter(inputs.values())))
+        if isinstance(inputs, PackedTensors):
+            plain, rows = inputs.numbers, inputs.padded_rows
+        else:
+            plain, rows = inputs, len(next(iter(inputs.values())))
         indices = np.zeros((rows, features.slots), np.uint32)
         if places.names:
-            values = np.concatenate([inputs[name] for name in places.names]).reshape(-1, rows)
+            values = np.concatenate([plain[name] for name in places.names]).reshape(-1, rows)
             if place_integers(values, places.integers, indices) >= 0:
                 raise self._wrong_fields(inputs)
         keys = np.zeros((rows, len(self._exact)), np.uint64)
+        if places.text_names:
+            self._place_texts(inputs, rows, indices, keys)
         for field, start, first in places.others:
-            given = inputs[field.name].reshape(rows, field.values)
+            given = plain[field.name].reshape(rows, field.values)
             if field.keys == "exact":
                 at = self._key_columns[first]
                 keys[:, at : at + field.values] = keys_of(given, field)
@@ -160,7 +169,18 @@ class CtrServable:
                 except InvalidRequest as error:
                     raise self._wrong_fields(inputs) from error
         self._look_up(keys, indices)
-        return indices, self._numbers(inputs, rows)
+        return indices, self._numbers(plain, rows)
+
+    def _place_texts(self, inputs: Tensors, rows: int, indices: Array, keys: Array) -> None:
+        """Fill in the rows and keys of all texts."""
+        places = self._places
+        if isinstance(inputs, PackedTensors):
+            came = inputs.rows
+            place_texts(inputs.data, inputs.places, places.texts, indices, keys)
+            indices[came:], keys[came:] = indices[came - 1], keys[came - 1]
+        else:
+            data, block = packed([inputs[name] for name in places.text_names], rows)
+            place_texts(data, block, places.texts, indices, keys)
 
     def _look_up(self, keys: Array, indices: Array) -> None:
         """Fill in the rows of exact fields."""
@@ -264,12 +284,16 @@ class _Places(NamedTuple):
         fields: Those of one integer, which are placed together.
         names: Their names.
         integers: The same for the kernel.
-        others: Those of text, of several values, and with rows of their own.
+        text_names: The names of those of text.
+        texts: The same for the kernel.
+        others: Those of several integers, and of integers with rows of their own.
     """
 
     fields: tuple[tuple[Field, int, int], ...]
     names: tuple[str, ...]
     integers: IntegerFields
+    text_names: tuple[str, ...]
+    texts: TextFields
     others: tuple[tuple[Field, int, int], ...]
 
 
@@ -279,12 +303,21 @@ def _places(features: Features) -> _Places:
     plain = tuple(one for one in every if _is_one_integer(one[0]))
     fields = [field for field, _, _ in plain]
     integers = IntegerFields.of(fields, [start for _, start, _ in plain], [slot for _, _, slot in plain])
-    others = tuple(one for one in every if not _is_one_integer(one[0]))
-    return _Places(plain, tuple(field.name for field in fields), integers, others)
+    texts = [one for one in every if _is_text(one[0])]
+    key_columns = {slot: number for number, slot in enumerate(features.exact_slots)}
+    columns = [key_columns.get(slot, slot) for _, _, slot in texts]
+    text_fields = TextFields.of([field for field, _, _ in texts], [start for _, start, _ in texts], columns)
+    others = tuple(one for one in every if not (_is_one_integer(one[0]) or _is_text(one[0])))
+    names, text_names = (tuple(one.name for one in some) for some in (fields, [one[0] for one in texts]))
+    return _Places(plain, names, integers, text_names, text_fields, others)
 
 
 def _is_one_integer(field: Field) -> bool:
     return field.values == 1 and field.keys != "exact" and (field.keys == "bucket" or not field.text)
+
+
+def _is_text(field: Field) -> bool:
+    return field.text and field.keys != "bucket"
 
 
 # ---- Signatures ----
@@ -296,7 +329,7 @@ def _field_inputs(features: Features) -> tuple[TensorSpec, ...]:
 
 def _spec(field: Field) -> TensorSpec:
     if field.role == "categorical":
-        dtype = STRING if field.text and field.keys != "bucket" else _INTEGER
+        dtype = STRING if _is_text(field) else _INTEGER
         several = field.values > 1
         return TensorSpec(
             field.name,

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from headrace.compiled import NotKept, kept_where, only_kept
+from headrace.packed import kernels
 from headrace.servable import Servable
 from headrace.tensors import STRING
 
@@ -51,6 +52,8 @@ def run_once(servable: Servable) -> None:
             shape = (1, *(size or 1 for size in spec.shape))
             inputs[spec.name] = np.full(shape, b"" if spec.dtype == STRING else 0, spec.dtype)
         servable.predict(inputs, name)
+        if any(spec.dtype == STRING for spec in signature.inputs):
+            kernels.run_once()  # front ends read its texts with them
 
 
 def _compile_elsewhere(version: Path) -> None:

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
+from headrace.batching.joining import join
 from headrace.ctr.files.reading import read_model
 from headrace.ctr.files.writing import write_model
 from headrace.ctr.serving.context import GroupedScorer
 from headrace.ctr.settings import Kind, ModelSettings
 from headrace.errors import InvalidRequest, InvalidRows, LoadError
+from headrace.packed.columns import PackedColumns, PackedTensors
 from headrace.runtimes.ctr import PADDING, ROWS_SIGNATURE, load
 from headrace.runtimes.options import RuntimeOptions, SignatureSettings
 from headrace.stream.features import Features
 from headrace.stream.hashing import keys_of, rows_of
 from headrace.stream.schema import Field, Schema
-from tests.conformance.ctr_models import EXACT, field_inputs, random_weights, write
+from tests.conformance.ctr_models import EXACT, SCHEMA, field_inputs, random_weights, write
+from tests.unit.packed.columns import packed_columns
 
 
 def test_values_find_the_rows_that_the_stream_gave_them(tmp_path: Path) -> None:
@@ -35,6 +39,32 @@ def test_values_find_the_rows_that_the_stream_gave_them(tmp_path: Path) -> None:
     wanted = GroupedScorer(settings, features, weights).predict(indices, dense)
     servable = load(tmp_path / "model.ctr", RuntimeOptions())
     assert servable.predict(inputs)["probability"].tolist() == wanted.tolist()
+
+
+@pytest.mark.parametrize("schema", [SCHEMA, EXACT])
+@pytest.mark.parametrize("padded_rows", [4, 7])
+def test_packed_texts_are_answered_like_objects_without_becoming_any(
+    tmp_path: Path, schema: Schema, padded_rows: int
+) -> None:
+    write(tmp_path, "lr", schema)
+    servable, inputs = load(tmp_path / "model.ctr", RuntimeOptions()), field_inputs(4)
+    signature = servable.signatures["serving_default"]
+    layout, columns, _ = signature.check(inputs)
+    requests = []
+    for start, stop in ((0, 1), (1, 4)):
+        part = {name: array[start:stop] for name, array in inputs.items()}
+        requests.append(packed_columns(signature, part))
+    batch = join(layout, requests, 4, padded_rows, packed=True)
+    assert isinstance(batch, PackedTensors)
+    wanted = servable.predict(join(layout, [columns], 4, padded_rows))["probability"]
+    with patch.object(PackedColumns, "_texts", side_effect=AssertionError):
+        assert servable.predict(batch)["probability"].tolist() == wanted.tolist()
+    for name, array in inputs.items():
+        assert batch[name][:4].tolist() == array.tolist()
+        assert batch[name].shape == (padded_rows, *array.shape[1:])
+    assert [one.contribution for one in servable.explain(batch)[3]] == [
+        one.contribution for one in servable.explain(inputs)[3]
+    ]
 
 
 @pytest.mark.parametrize("kind", ["lr", "ffm", "deepfm"])

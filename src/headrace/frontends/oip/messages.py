@@ -18,8 +18,9 @@ from headrace.frontends.oip.datatypes import datatype_name, refuse_texts
 from headrace.frontends.oip.parameters import (
     ANSWERED_BY_PARAMETER,
     SIGNATURE_PARAMETER,
-    deadline_after,
     refuse_parameters,
+    signature_parameter,
+    timeout_parameter,
     version_number,
 )
 from headrace.frontends.oip.typed_contents import CONTENTS, writing_output
@@ -41,6 +42,7 @@ from headrace.frontends.wire.tensors import (
     texts_of,
     wire_shape,
 )
+from headrace.frontends.wire.text_templates import Found, TextTemplates, is_packable
 from headrace.frontends.wire.texts import TEXT_BYTES, gathering, join_strings
 from headrace.lifecycle.handle import Lease
 from headrace.servable import (
@@ -50,6 +52,7 @@ from headrace.servable import (
     Signature,
     signature_named,
     spread_columns,
+    takes_packed,
 )
 from headrace.tensors import BY_OIP, STRING, Array, Buffer
 
@@ -114,6 +117,7 @@ class InferDecoder:
         """
         self._loaded = loaded
         self._templates: Templates[_Known] = Templates()
+        self._texts: TextTemplates[_Known] = TextTemplates({_REQUEST_ID: -1, _RAW_INPUTS: -1})
 
     def recognise(self, message: bytes, deadline: float = NO_DEADLINE) -> Inference | None:
         """Decode a request without parsing it, if one like it was parsed before.
@@ -127,7 +131,7 @@ class InferDecoder:
         """
         found = self._templates.find(message)
         if found is None:
-            return None
+            return None if self._texts.is_empty else self._recognise_texts(message, deadline)
         known, parts = found
         columns: tuple[Buffer, ...] = parts
         loaded = self._loaded(known.model, known.version)
@@ -148,6 +152,23 @@ class InferDecoder:
         inputs = _tuple(CheckedInputs, (known.layout, columns, known.rows))
         return _tuple(Inference, (loaded, inputs, known.writer, request_id, deadline))
 
+    def _recognise_texts(self, message: bytes, deadline: float) -> Inference | None:
+        found = self._texts.find(message)
+        if found is None:
+            return None
+        known, columns = found
+        loaded = self._loaded(known.model, known.version)
+        if known.loaded() is not loaded:
+            return None
+        request_id = ""
+        if known.has_id:
+            try:
+                request_id = self._texts.first_value(message).decode()
+            except UnicodeDecodeError:
+                return None  # parsing knows the right error
+        inputs = CheckedInputs(known.layout, columns, known.rows)
+        return Inference(loaded, inputs, known.writer, request_id, deadline)
+
     def parse(self, message: bytes, deadline: float, allowance: Allowance) -> Steps[Inference]:
         """Decode a request, in small steps, and learn it.
 
@@ -167,7 +188,7 @@ class InferDecoder:
             yield  # parsing has copied it
         version = version_number(request.model_version)
         with Lease(self._loaded(request.model_name, version)) as loaded:
-            signature = signature_named(loaded.signatures, _signature_name(request.parameters))
+            signature = signature_named(loaded.signatures, signature_parameter(request.parameters))
             allowance.most_rows = loaded.config.batching.max_queue_rows
             tensors = yield from _tensors(request, signature, allowance)
             inputs = yield from checking(signature, tensors, allowance)
@@ -175,7 +196,7 @@ class InferDecoder:
         outputs = signature.check_outputs(_outputs(request.outputs))
         writer = writer_for(loaded, signature, outputs, typed=not is_raw)
         if request.parameters:
-            deadline = min(deadline, _timeout(request.parameters))
+            deadline = min(deadline, timeout_parameter(request.parameters))
         inference = Inference(loaded, inputs, writer, request.id, deadline)
         if is_raw and all(name == SIGNATURE_PARAMETER for name in request.parameters):
             self._learn(message, tensors, version, signature, inference)
@@ -191,7 +212,8 @@ class InferDecoder:
     ) -> None:
         by_name = {tensor.name: tensor for tensor in tensors}
         spread = spread_if_repeatable(signature, inference.inputs, by_name)
-        if spread is None:
+        packs = spread is None and takes_packed(inference.loaded.servable)
+        if spread is None and not (packs and is_packable(signature, inference.inputs, by_name)):
             return
         layout, places = inference.inputs.layout, {name: index for index, name in enumerate(by_name)}
         order = [places[spec.name] for spec in layout.specs]
@@ -208,9 +230,13 @@ class InferDecoder:
             inference.writer,
             has_id,
             itemgetter(*order) if order != sorted(order) else None,
-            spread,
+            spread or (),
         )
-        self._templates.learn(message, spans, known)
+        if packs:
+            found = {name: Found(has_id + place, by_name[name].shape) for name, place in places.items()}
+            self._texts.learn(message, inference.inputs, found, known)
+        else:
+            self._templates.learn(message, spans, known)
 
 
 def _spans(message: bytes, tensors: int, *, has_id: bool) -> list[Span] | None:
@@ -286,26 +312,6 @@ def _typed_values(tensor: protos.Message, allowance: Allowance) -> Steps[bytes |
         allowance.hold(TEXT_BYTES * len(values))
         return (yield from gathering(values))
     return numbers(tensor.name, datatype, BY_OIP[datatype].dtype, values).tobytes()
-
-
-def _signature_name(parameters: protos.Message) -> str:
-    given = parameters.get(SIGNATURE_PARAMETER) if parameters else None
-    if given is None:
-        return ""
-    chosen = given.WhichOneof("parameter_choice")
-    if chosen != "string_param":
-        raise InvalidRequest(f"expected a name as string_param, got {chosen}", field=SIGNATURE_PARAMETER)
-    return str(given.string_param)
-
-
-def _timeout(parameters: protos.Message) -> float:
-    timeout = parameters.get("timeout")
-    if timeout is None:
-        return NO_DEADLINE
-    chosen = timeout.WhichOneof("parameter_choice")
-    if chosen not in ("int64_param", "uint64_param"):
-        raise InvalidRequest(f"expected microseconds as int64_param, got {chosen}", field="timeout")
-    return deadline_after(getattr(timeout, chosen))
 
 
 def writer_for(

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from headrace.batching.request import NO_DEADLINE
 from headrace.errors import InvalidRequest, Unsupported
+from headrace.frontends.wire.protos import Message
 
 SIGNATURE_PARAMETER = "signature_name"
 """The parameter of a request that says which signature it calls; the protocol itself knows only one."""
@@ -64,3 +65,33 @@ def refuse_parameters(parameters: Iterable[str], field: str) -> None:
             raise Unsupported(
                 f"{field}: classification is not supported; ask for the output and rank it yourself"
             )
+
+
+def signature_parameter(parameters: Message) -> str:
+    """The signature that a gRPC request's parameters name; "" for the default one.
+
+    Raises:
+        InvalidRequest: It is no name.
+    """
+    given = parameters.get(SIGNATURE_PARAMETER) if parameters else None
+    if given is None:
+        return ""
+    chosen = given.WhichOneof("parameter_choice")
+    if chosen != "string_param":
+        raise InvalidRequest(f"expected a name as string_param, got {chosen}", field=SIGNATURE_PARAMETER)
+    return str(given.string_param)
+
+
+def timeout_parameter(parameters: Message) -> float:
+    """The deadline that a gRPC request's parameters set; none where they have no timeout.
+
+    Raises:
+        InvalidRequest: It is no number of microseconds.
+    """
+    timeout = parameters.get("timeout")
+    if timeout is None:
+        return NO_DEADLINE
+    chosen = timeout.WhichOneof("parameter_choice")
+    if chosen not in ("int64_param", "uint64_param"):
+        raise InvalidRequest(f"expected microseconds as int64_param, got {chosen}", field="timeout")
+    return deadline_after(getattr(timeout, chosen))

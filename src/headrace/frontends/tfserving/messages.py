@@ -23,14 +23,16 @@ from headrace.frontends.wire.protobuf_packing import is_large, is_large_raw
 from headrace.frontends.wire.steps import Steps
 from headrace.frontends.wire.templates import MOST_FIELDS, Span, Templates
 from headrace.frontends.wire.tensors import (
+    BYTES,
     WireTensor,
     check_names,
     checking,
     raw_bytes,
     spread_if_repeatable,
 )
+from headrace.frontends.wire.text_templates import Found, TextTemplates, is_packable
 from headrace.lifecycle.handle import Lease
-from headrace.servable import CheckedInputs, RowLayout, Shape, Signature, spread_columns
+from headrace.servable import CheckedInputs, RowLayout, Shape, Signature, spread_columns, takes_packed
 from headrace.tensors import BY_DTYPE, Buffer
 
 if TYPE_CHECKING:
@@ -48,6 +50,7 @@ _KEY, _VALUE = 1, 2  # of a map's entry
 # Fields of TensorProto whose bytes on the wire are the tensor's own: tensor_content, float_val, double_val.
 # Those of bool_val are varints, which a client may write in more than one way; ours take one byte each.
 _RAW_FIELDS = (4, 5, 6)
+_STRINGS = 8  # TensorProto.string_val
 _RAW_OUTPUT_FIELDS = {"FP32": 5, "FP64": 6, "BOOL": 11}
 
 _WRITERS_KEPT = 64
@@ -92,6 +95,8 @@ class PredictDecoder:
         self._service = service
         self._find = service.loaded
         self._templates: Templates[_Known] = Templates()
+        values = dict.fromkeys((*_RAW_FIELDS, _STRINGS), -1)
+        self._texts: TextTemplates[_Known] = TextTemplates({_INPUTS: 1}, {_VALUE: 2}, values)
 
     def recognise(self, message: bytes) -> Prediction | None:
         """Decode a request without parsing it, if one like it was parsed before.
@@ -104,7 +109,7 @@ class PredictDecoder:
         """
         found = self._templates.find(message)
         if found is None:
-            return None
+            return None if self._texts.is_empty else self._recognise_texts(message)
         known, parts = found
         columns: tuple[Buffer, ...] = parts
         model, version, label, _ = known.chosen
@@ -115,6 +120,17 @@ class PredictDecoder:
             columns = known.reorder(parts)
         if known.spread:
             columns = spread_columns(columns, known.spread, known.layout, known.rows)
+        return Prediction(loaded, CheckedInputs(known.layout, columns, known.rows), known.writer)
+
+    def _recognise_texts(self, message: bytes) -> Prediction | None:
+        found = self._texts.find(message)
+        if found is None:
+            return None
+        known, columns = found
+        model, version, label, _ = known.chosen
+        loaded = self._find(model, version, label)
+        if known.loaded() is not loaded:
+            return None
         return Prediction(loaded, CheckedInputs(known.layout, columns, known.rows), known.writer)
 
     def parse(self, message: bytes, allowance: Allowance) -> Steps[Prediction]:
@@ -157,12 +173,13 @@ class PredictDecoder:
     ) -> None:
         by_name = {tensor.name: tensor for tensor in tensors}
         spread = spread_if_repeatable(signature, prediction.inputs, by_name)
-        if spread is None:
+        packs = spread is None and takes_packed(prediction.loaded.servable)
+        if spread is None and not (packs and is_packable(signature, prediction.inputs, by_name)):
             return
         found = _spans(message, by_name)
         if found is None:
             return
-        layout, names, spans = prediction.inputs.layout, list(found), list(found.values())
+        layout, names = prediction.inputs.layout, list(found)
         order = [names.index(spec.name) for spec in layout.specs]
         known = _Known(
             chosen,
@@ -171,14 +188,26 @@ class PredictDecoder:
             prediction.inputs.rows,
             prediction.writer,
             itemgetter(*order) if order != sorted(order) else None,
-            spread,
+            spread or (),
         )
-        self._templates.learn(message, spans, known)
+        if packs:
+            self._texts.learn(message, prediction.inputs, _places(found, by_name), known)
+        else:
+            self._templates.learn(message, [span for (span,) in found.values()], known)
 
 
-def _spans(message: bytes, tensors: dict[str, WireTensor]) -> dict[str, Span] | None:
-    """Find each tensor's bytes, in the message's order; None unless each lies there whole, once."""
-    found: dict[str, Span] = {}
+def _places(found: dict[str, list[Span]], tensors: dict[str, WireTensor]) -> dict[str, Found]:
+    """Where each tensor's values are among those of the message."""
+    places, first = {}, 0
+    for name, spans in found.items():
+        places[name] = Found(first, tensors[name].shape, raw=False)
+        first += len(spans)
+    return places
+
+
+def _spans(message: bytes, tensors: dict[str, WireTensor]) -> dict[str, list[Span]] | None:
+    """Find each tensor's bytes, or its texts, in the message's order; None unless all are there, once."""
+    found: dict[str, list[Span]] = {}
     steps = iter(range(MOST_FIELDS))
     try:
         for entry in fields(message, steps=steps):
@@ -188,16 +217,24 @@ def _spans(message: bytes, tensors: dict[str, WireTensor]) -> dict[str, Span] | 
             (key,) = [field for field in inner if field.number == _KEY]
             (value,) = [field for field in inner if field.number == _VALUE]
             parts = fields(message, value.start, value.stop, steps=steps)
-            (raw,) = [field for field in parts if field.number in _RAW_FIELDS]
+            values = [field for field in parts if field.number in (*_RAW_FIELDS, _STRINGS)]
             name = message[key.start : key.stop].decode()
-            if name in found or raw.wire_type != LENGTH_DELIMITED:
+            if name in found or any(one.wire_type != LENGTH_DELIMITED for one in values):
                 return None
-            if message[raw.start : raw.stop] != tensors[name].values:  # one value that stands for many
+            spans = [(one.start, one.stop) for one in values]
+            if not _are_all(message, spans, tensors[name]):  # one value that stands for many
                 return None
-            found[name] = raw.start, raw.stop
+            found[name] = spans
     except ValueError:  # too many, twice there, not there, or written as no client of this API writes it
         return None
     return found if len(found) == len(tensors) else None
+
+
+def _are_all(message: bytes, spans: list[Span], tensor: WireTensor) -> bool:
+    values = [message[start:stop] for start, stop in spans]
+    if tensor.datatype == BYTES:
+        return len(values) == math.prod(tensor.shape)
+    return len(values) == 1 and values[0] == tensor.values
 
 
 def writer_for(loaded: LoadedVersion, signature: Signature, outputs: tuple[str, ...]) -> AnswerWriter:

@@ -40,7 +40,9 @@ _EXACT = {one.dtype.char: (one.oip, one.dtype.itemsize) for one in DATATYPES if 
 MOST_DIMENSIONS = 32
 
 _NAMES_TOO_MANY = 100
-_SPREAD_BYTES = 256 * 1024
+SPREAD_BYTES = 256 * 1024
+"""Up to so many bytes are spread at once."""
+
 _MOST_ELEMENTS = 1 << 48  # beyond any message, and within what NumPy can address
 
 
@@ -141,7 +143,7 @@ def is_spread_at_once(spread: Sequence[int], layout: RowLayout, rows: int) -> bo
         layout: How a row lies in memory.
         rows: How many rows the others have.
     """
-    return all(layout.row_bytes[index] * rows <= _SPREAD_BYTES for index in spread)
+    return all(layout.row_bytes[index] * rows <= SPREAD_BYTES for index in spread)
 
 
 def _spreading(columns: Sequence[Buffer], spread: Sequence[int], rows: int) -> Steps[tuple[Buffer, ...]]:
@@ -150,7 +152,7 @@ def _spreading(columns: Sequence[Buffer], spread: Sequence[int], rows: int) -> S
     for index in spread:
         row: Array = np.frombuffer(whole[index], np.uint8)
         column = np.empty((rows, len(row)), np.uint8)
-        step = max(1, _SPREAD_BYTES // len(row))
+        step = max(1, SPREAD_BYTES // len(row))
         for start in range(0, rows, step):
             column[start : start + step] = row
             yield

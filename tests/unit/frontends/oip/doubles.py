@@ -40,6 +40,7 @@ class LoadedDouble:
         self.version = version
         self.signatures: Mapping[str, Signature] = {signature.name: signature}
         self.platform = "onnxruntime_onnx"
+        self.servable: Any = None
         self.statistics = VersionStatistics()
         self.config = ModelConfig()
         self.codec_cache: dict[object, object] = {}

@@ -1,0 +1,202 @@
+"""Messages that repeat but for their values, texts among them, are recognised by their outline.
+
+What ``templates`` does for messages of one length, whose tensors are cut out of them, compiled kernels do
+here for those whose texts are of any length: the texts stay where they are, and become no objects. For models
+that take packed texts only: others need the objects anyway.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+
+import numpy as np
+
+from headrace.frontends.wire.protobuf_cost import AT_ONCE_BYTES
+from headrace.frontends.wire.tensors import (
+    BYTES,
+    SPREAD_BYTES,
+    WireTensor,
+    is_exact,
+    is_spread_at_once,
+    spread_inputs,
+)
+from headrace.packed.columns import HEAD, PLACE, PackedColumns, PackedInput
+from headrace.servable import CheckedInputs, Signature
+from headrace.tensors import STRING, Array
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+_TEMPLATES_KEPT = 512
+_LARGEST_OUTLINE_BYTES = 4096
+_MOST_VALUES = AT_ONCE_BYTES // 4
+
+Value = TypeVar("Value")
+
+
+class Found(NamedTuple):
+    """Where an input's values are among those of its message.
+
+    Attributes:
+        first: The number of the first.
+        shape: The shape that they came in.
+        raw: Whether texts stand raw in one value, each after its length.
+    """
+
+    first: int
+    shape: tuple[int, ...]
+    raw: bool = True
+
+
+class _Template(NamedTuple, Generic[Value]):
+    """What is known of messages with one outline."""
+
+    value: Value
+    plan: Array
+    values: int
+    places: int
+    inputs: tuple[PackedInput, ...]
+
+
+class TextTemplates(Generic[Value]):
+    """The outlines that one handler has learnt; a bounded number of bounded size. Serving thread only."""
+
+    def __init__(self, *form: Mapping[int, int]) -> None:
+        """Know nothing yet.
+
+        Args:
+            form: What becomes of a message's fields by their numbers: -1 for values, the number of a form for
+                messages within; all others are part of the outline. The first is the message's own.
+        """
+        self.is_empty = True
+        self._form_of = form
+        self._known: dict[bytes, _Template[Value]] = {}
+
+    def find(self, message: bytes) -> tuple[Value, PackedColumns] | None:
+        """Recognise a message.
+
+        Returns:
+            What was remembered, and this message's inputs; None for a message that must be parsed.
+        """
+        if self.is_empty or len(message) > AT_ONCE_BYTES:
+            return None
+        data = np.frombuffer(message, np.uint8)
+        written, _ = self._kernels.outline(data, self._form, self._outline, self._spans)
+        template = self._known.get(bytes(self._view[: max(written, 0)]))
+        return None if template is None else self._arranged(message, data, template)
+
+    def first_value(self, message: bytes) -> bytes:
+        """The first value of the message that was found last."""
+        start, stop = self._spans[:2].tolist()
+        return message[start:stop]
+
+    def _arranged(
+        self, message: bytes, data: Array, template: _Template[Value]
+    ) -> tuple[Value, PackedColumns] | None:
+        value, plan, _, size, inputs = template
+        if size * PLACE.itemsize > len(message):  # not counted, so never more than came
+            return None
+        places = np.empty(size, PLACE)
+        text_bytes = self._kernels.arrange(data, self._spans, plan, SPREAD_BYTES, places)
+        if text_bytes < 0:
+            return None
+        return value, PackedColumns(message, places, inputs, text_bytes)
+
+    def learn(self, message: bytes, checked: CheckedInputs, found: Mapping[str, Found], value: Value) -> None:
+        """Remember a message that was parsed and checked, if that gives what was checked.
+
+        Args:
+            message: The whole message.
+            checked: What it was decoded to.
+            found: Where the values of each input are.
+            value: What to remember: all that the rest of the message says.
+        """
+        if len(message) > AT_ONCE_BYTES:
+            return
+        self._get_ready()
+        data = np.frombuffer(message, np.uint8)
+        written, values = self._kernels.outline(data, self._form, self._outline, self._spans)
+        template = _template(checked, found, value)
+        if written < 0 or values < template.values:
+            return
+        arranged = self._arranged(message, data, template)
+        if arranged is None or not _agree(arranged[1], checked):
+            return
+        if len(self._known) >= _TEMPLATES_KEPT:  # endless kinds of messages must not become endless memory
+            self._known.clear()
+        self._known[bytes(self._view[:written])] = template
+        self.is_empty = False
+
+    def _get_ready(self) -> None:
+        """Make what recognising needs, for the first message that can be."""
+        if self._known or not self.is_empty:
+            return
+        # Who takes packed texts has loaded numba; nobody else needs it.
+        from headrace.packed import kernels  # noqa: PLC0415
+
+        self._kernels: ModuleType = kernels
+        self._form = np.zeros((len(self._form_of), kernels.FORM_FIELDS), np.int8)
+        for level, actions in enumerate(self._form_of):
+            for number, action in actions.items():
+                self._form[level, number] = action
+        self._outline = np.empty(_LARGEST_OUTLINE_BYTES, np.uint8)
+        self._view = self._outline.data
+        self._spans = np.empty(2 * (_MOST_VALUES + kernels.DEPTH), np.int64)
+
+
+def is_packable(signature: Signature, checked: CheckedInputs, by_name: Mapping[str, WireTensor]) -> bool:
+    """Whether a request like this can be taken without parsing, its texts packed.
+
+    Args:
+        signature: What is called.
+        checked: What the request was decoded to.
+        by_name: Its tensors as they came.
+    """
+    layout = checked.layout
+    if all(spec.dtype != STRING for spec in layout.specs):
+        return False
+    for spec, shape in zip(layout.specs, layout.shapes, strict=True):
+        tensor = by_name[spec.name]
+        if tensor.shape[1:] != shape or not tensor.shape or min(tensor.shape) < 1:
+            return False
+        if not (tensor.datatype == BYTES if spec.dtype == STRING else is_exact(spec, tensor)):
+            return False
+    spread = spread_inputs(signature, [by_name[spec.name].shape[0] for spec in layout.specs])
+    return spread is not None and is_spread_at_once(spread, layout, checked.rows)
+
+
+def _template(checked: CheckedInputs, found: Mapping[str, Found], value: Value) -> _Template[Value]:
+    from headrace.packed import kernels  # noqa: PLC0415  # As above.
+
+    layout, _, rows = checked
+    places = [found[spec.name] for spec in layout.specs]
+    texts = [spec.dtype == STRING for spec in layout.specs]
+    counts = [math.prod(one.shape) for one in places]
+    at, values = HEAD + sum(texts), 0
+    starts = [0] * len(texts)
+    for index in sorted(range(len(texts)), key=lambda one: not texts[one]):  # texts stand first
+        starts[index] = at
+        at += 2 * counts[index] if texts[index] else 2
+    plan, inputs = [rows, sum(texts)], []
+    for index, (spec, shape) in enumerate(zip(layout.specs, layout.shapes, strict=True)):
+        first, (came, *_), raw = places[index]
+        how, count = kernels.BYTES, counts[index] * spec.dtype.itemsize
+        if texts[index]:
+            how, count = kernels.RAW_TEXTS if raw else kernels.SINGLE_TEXTS, counts[index]
+        plan += [starts[index], first, count, how, came != rows]
+        inputs.append(PackedInput(texts[index], starts[index], count, (rows, *shape), came))
+        values = max(values, first + (count if how == kernels.SINGLE_TEXTS else 1))
+    return _Template(value, np.array(plan, np.int64), values, at, tuple(inputs))
+
+
+def _agree(packed: PackedColumns, checked: CheckedInputs) -> bool:
+    """Whether a message's packed inputs are what it was decoded to."""
+    for spec, one, other in zip(checked.layout.specs, packed, checked.columns, strict=True):
+        if spec.dtype != STRING:
+            if bytes(one) != bytes(other):
+                return False
+        elif not np.array_equal(np.asarray(one), np.asarray(other)):
+            return False
+    return True

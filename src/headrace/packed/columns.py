@@ -1,0 +1,160 @@
+"""A request's inputs where they lie in its message, and those of a batch.
+
+``places`` is one array of int32 for a request, its block: how long the block is, how many rows the request
+has and how many bytes its message; how many rows each input of texts came with; then for each text where it
+begins in the message and how long it is, input by input; then where each input of numbers begins and ends. A
+batch is blocks one after the other, and messages one after the other.
+
+Whoever does not know packed texts asks for them by an input's number or name, and gets an array of ``bytes``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import NamedTuple, overload
+
+import numpy as np
+
+from headrace.tensors import STRING, Array, Buffer, Tensors
+
+HEAD = 3
+"""What a block begins with: its length, the request's rows, and its message's bytes."""
+
+PLACE = np.dtype(np.int32)
+"""Of a block; messages whose texts are packed are far shorter than what this can count."""
+
+
+class PackedInput(NamedTuple):
+    """One input of a kind of request.
+
+    Attributes:
+        is_text: Whether it is one of texts.
+        first: Where in the block its places begin.
+        size: How many texts, or bytes, came.
+        shape: Its shape for all rows.
+        came: How many rows came: the request's, or one that stands for all.
+    """
+
+    is_text: bool
+    first: int
+    size: int
+    shape: tuple[int, ...]
+    came: int
+
+
+class PackedColumns(Sequence[Buffer]):
+    """One request's inputs; what ``CheckedInputs.columns`` may be.
+
+    Attributes:
+        message: The message that they lie in.
+        places: The block.
+        inputs: The inputs, in the signature's order.
+        text_bytes: How many bytes of text it has, those of one row that stands for all counted for each.
+    """
+
+    __slots__ = ("inputs", "message", "places", "text_bytes")
+
+    def __init__(
+        self, message: bytes, places: Array, inputs: tuple[PackedInput, ...], text_bytes: int
+    ) -> None:
+        """Keep what was found out about a message."""
+        self.message = message
+        self.places = places
+        self.inputs = inputs
+        self.text_bytes = text_bytes
+
+    def __len__(self) -> int:
+        """How many inputs there are."""
+        return len(self.inputs)
+
+    @overload
+    def __getitem__(self, index: int) -> Buffer: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Buffer]: ...
+
+    def __getitem__(self, index: int | slice) -> Buffer | Sequence[Buffer]:
+        """One input as any request has it: texts in an array of objects, numbers as bytes."""
+        if isinstance(index, slice):
+            return tuple(self)[index]
+        packed = self.inputs[index]
+        return self._texts(packed) if packed.is_text else self._numbers(packed)
+
+    def _numbers(self, packed: PackedInput) -> bytes:
+        start, stop = self.places[packed.first : packed.first + 2].tolist()
+        found = self.message[start:stop]
+        return found if packed.came == packed.shape[0] else found * packed.shape[0]
+
+    def _texts(self, packed: PackedInput) -> Array:
+        message = self.message
+        places = self.places[packed.first : packed.first + 2 * packed.size].reshape(-1, 2).tolist()
+        array = np.empty(packed.size, STRING)
+        array[:] = [message[start : start + size] for start, size in places]
+        array = array.reshape(packed.came, *packed.shape[1:])
+        return array if packed.came == packed.shape[0] else np.repeat(array, packed.shape[0], axis=0)
+
+
+class PackedTensors(Mapping[str, Array]):
+    """A batch's inputs, for a Servable that ``takes_packed``; texts become objects where they are asked for.
+
+    Attributes:
+        requests: Each request's inputs.
+        rows: How many rows they have together.
+        padded_rows: How many rows the Servable shall see: the last one is repeated.
+        numbers: The inputs of numbers, of ``padded_rows``.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        requests: Sequence[PackedColumns],
+        rows: tuple[int, int],
+        numbers: Tensors,
+    ) -> None:
+        """Keep a batch.
+
+        Args:
+            names: The names of all inputs, in the signature's order.
+            requests: Each request's inputs.
+            rows: How many rows they have, and how many the Servable shall see.
+            numbers: The inputs of numbers.
+        """
+        self._names = names
+        self.requests = requests
+        self.rows, self.padded_rows = rows
+        self.numbers = numbers
+
+    @cached_property
+    def data(self) -> Array:
+        """All messages, one after the other."""
+        requests = self.requests
+        one = requests[0].message if len(requests) == 1 else b"".join([each.message for each in requests])
+        return np.frombuffer(one, np.uint8)
+
+    @cached_property
+    def places(self) -> Array:
+        """All blocks, one after the other."""
+        requests = self.requests
+        return np.frombuffer(b"".join([each.places.data for each in requests]), PLACE)
+
+    def __getitem__(self, name: str) -> Array:
+        """One input as any batch has it."""
+        found = self.numbers.get(name)
+        return self._texts(name) if found is None else found
+
+    def _texts(self, name: str) -> Array:
+        if name not in self._names:
+            raise KeyError(name)
+        index = self._names.index(name)
+        parts = [np.asarray(each[index]) for each in self.requests]
+        if self.padded_rows > self.rows:
+            parts.append(np.repeat(parts[-1][-1:], self.padded_rows - self.rows, axis=0))
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def __iter__(self) -> Iterator[str]:
+        """The names of the inputs, in the signature's order."""
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        """How many inputs there are."""
+        return len(self._names)

@@ -1,0 +1,140 @@
+"""The texts of a batch of requests, hashed to rows and keys: all fields and requests in one compiled call.
+
+The hashes are those of ``headrace.stream.hashing``, which learning uses; the rows are those of ``rows_of``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from headrace.compiled import cached
+from headrace.packed.columns import HEAD, PLACE
+from headrace.stream.hashing import bucket_of, hash_bytes, seed_of
+from headrace.stream.schema import Field
+from headrace.tensors import Array
+
+MOST_PACKED_BYTES = 2**31 - 1
+"""More bytes of text than that cannot be packed."""
+
+
+class TextFields(NamedTuple):
+    """Fields of texts, for ``place_texts``: arrays with one element a field.
+
+    Attributes:
+        exact: Whether values have rows of their own: then they become keys.
+        seeds: The seeds of their tables' hashes.
+        buckets: The rows of their tables.
+        starts: The first rows of their tables.
+        columns: Their first columns: of keys for exact ones, of indices for others.
+        values: How many values a row has.
+    """
+
+    exact: Array
+    seeds: Array
+    buckets: Array
+    starts: Array
+    columns: Array
+    values: Array
+
+    @classmethod
+    def of(cls, fields: Sequence[Field], starts: Sequence[int], columns: Sequence[int]) -> TextFields:
+        """Gather what the kernel needs of fields.
+
+        Args:
+            fields: Fields of texts whose keys are hash or exact.
+            starts: The first rows of their tables.
+            columns: Their first columns.
+        """
+        return cls(
+            np.array([field.keys == "exact" for field in fields], np.bool_),
+            np.array([seed_of(field.table_name) for field in fields], np.uint64),
+            np.array([field.buckets for field in fields], np.uint64),
+            np.array(starts, np.int64),
+            np.array(columns, np.int64),
+            np.array([field.values for field in fields], np.int64),
+        )
+
+
+def packed(arrays: Sequence[Array], rows: int) -> tuple[Array, Array]:
+    """Pack texts that are objects as one request's, in the form in which ``place_texts`` takes them.
+
+    Args:
+        arrays: The arrays of ``bytes``, each with this many rows.
+        rows: How many.
+
+    Returns:
+        The texts one after the other, and the block that says where each lies.
+
+    Raises:
+        OverflowError: They have more than ``MOST_PACKED_BYTES``.
+    """
+    texts: list[bytes] = []
+    for array in arrays:
+        texts += array.reshape(-1).tolist()
+    data = b"".join(texts)
+    if len(data) > MOST_PACKED_BYTES:
+        raise OverflowError(f"{len(data)} bytes of text at once")
+    head = HEAD + len(arrays)
+    block = np.empty(head + 2 * len(texts), PLACE)
+    block[:HEAD] = len(block), rows, len(data)
+    block[HEAD:head] = rows
+    sizes = np.fromiter(map(len, texts), PLACE, len(texts))
+    block[head::2] = np.cumsum(sizes) - sizes
+    block[head + 1 :: 2] = sizes
+    return np.frombuffer(data or b"\0", np.uint8), np.frombuffer(block.data, PLACE)
+
+
+@cached(nogil=True)
+def place_texts(data: Array, places: Array, fields: TextFields, indices: Array, keys: Array) -> None:
+    """Fill in the rows that texts have in the array of all tables, and the keys of exact ones.
+
+    A row without any value has its table's first row in its first place; other places without a value hold 0.
+
+    Args:
+        data: The requests' texts: messages one after the other.
+        places: The requests' blocks; see ``headrace.packed.columns``. They point into the messages only.
+        fields: The fields, in the order of a block's inputs of texts.
+        indices: Gets rows: uint32 ``[rows, slots]``; may have more rows than the requests.
+        keys: Gets keys: uint64 ``[rows, exact slots]``.
+    """
+    address: Any = np.int64(data.ctypes.data)
+    at: Any = 0
+    row: Any = 0
+    while at < len(places):
+        place = at + HEAD + len(fields.columns)
+        rows = np.int64(places[at + 1])
+        for number in range(len(fields.columns)):
+            came, values = np.int64(places[at + HEAD + number]), fields.values[number]
+            column, seed, exact = fields.columns[number], fields.seeds[number], fields.exact[number]
+            start, buckets = fields.starts[number], fields.buckets[number]
+            for to in range(row, row + came):
+                none = True
+                for value in range(values):
+                    size = np.int64(places[place + 1])
+                    hashed = np.uint64(0)
+                    if size > 0:
+                        hashed = hash_bytes(address + np.int64(places[place]), size, seed)
+                        none = False
+                    place += 2
+                    if exact:
+                        key = hashed if size == 0 or hashed != np.uint64(0) else np.uint64(1)
+                        keys[to, column + value] = key
+                    elif size > 0:
+                        found = np.int64(bucket_of(hashed, buckets))
+                        indices[to, column + value] = np.uint32(start + found)
+                    else:
+                        indices[to, column + value] = np.uint32(0)
+                if none and not exact:
+                    indices[to, column] = np.uint32(start)
+            for to in range(row + came, row + rows):
+                for value in range(values):
+                    if exact:
+                        keys[to, column + value] = keys[row, column + value]
+                    else:
+                        indices[to, column + value] = indices[row, column + value]
+        row += rows
+        address += np.int64(places[at + 2])
+        at += np.int64(places[at])
