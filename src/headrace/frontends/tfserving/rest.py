@@ -18,7 +18,7 @@ from headrace.frontends.wire.long_lists import given_back
 from headrace.frontends.wire.printing import needs_slices
 from headrace.frontends.wire.steps import Steps, in_steps, run
 from headrace.lifecycle.handle import Lease
-from headrace.servable import DEFAULT_SIGNATURE, CheckedInputs, Signature
+from headrace.servable import DEFAULT_SIGNATURE, CheckedInputs, Signature, takes_packed
 from headrace.tensors import Array
 
 if TYPE_CHECKING:
@@ -160,8 +160,8 @@ def predict_inputs(
 def _rows_decoder(loaded: LoadedVersion) -> RowsDecoder | None:
     cache = loaded.codec_cache
     if RowsDecoder not in cache:
-        signature = find_signature(loaded, "")
-        cache[RowsDecoder] = RowsDecoder(signature) if RowsDecoder.fits(signature) else None
+        signature, packs = find_signature(loaded, ""), takes_packed(loaded.servable)
+        cache[RowsDecoder] = RowsDecoder(signature) if RowsDecoder.fits(signature, packs=packs) else None
     return cast("RowsDecoder | None", cache[RowsDecoder])
 
 

@@ -1,4 +1,4 @@
-"""The commonest REST body, rows of numbers of known shape, decoded by a type made for the signature.
+"""The commonest REST body, rows of known shape, decoded by a type made for the signature.
 
 What it takes it decodes as ``bodies`` would, only faster; what is wrong, or merely unusual, it leaves to it.
 """
@@ -19,6 +19,7 @@ import numpy as np
 
 from headrace.errors import InvalidRequest
 from headrace.frontends.tfserving.bodies import leaf_type
+from headrace.frontends.tfserving.text_rows import TextRowsPacker
 from headrace.frontends.wire.allowance import Allowance
 from headrace.frontends.wire.json_cost import has_slow_numbers
 from headrace.frontends.wire.json_text import decode
@@ -38,6 +39,7 @@ _UNUSUAL = (
     msgspec.DecodeError,
     UnicodeDecodeError,
     RecursionError,
+    UnicodeEncodeError,
     StructError,
     OverflowError,
 )
@@ -58,6 +60,7 @@ class RowsDecoder:
         "_row_end",
         "_row_type",
         "_signature",
+        "_texts",
         "_values_a_row",
     )
 
@@ -84,19 +87,29 @@ class RowsDecoder:
         names = 2 * len(fields) if len(fields) > 1 else 0
         self._values_a_row = 1 + names + sum(_inner_values(spec) for spec in signature.inputs)
         self._row_type = row
-        self._columns = tuple(
-            (attrgetter(name), _packer(spec))
-            for (name, _), spec in zip(fields, signature.inputs, strict=True)
-        )
         self._signature = signature
         self._layout = signature.layout(tuple(_fixed(spec) for spec in signature.inputs))
+        getters = [attrgetter(name) for name, _ in fields]
+        packers = [None if spec.dtype == STRING else _packer(spec) for spec in signature.inputs]
+        self._columns = tuple((get, pack) for get, pack in zip(getters, packers, strict=True) if pack)
+        self._texts = TextRowsPacker(self._layout, getters, packers) if None in packers else None
         self._names = ("", signature.name)
         self._raw_names = {b"", signature.name.encode()}
 
     @staticmethod
-    def fits(signature: Signature) -> bool:
-        """Whether all inputs are numbers or booleans of known shape."""
-        return all(spec.dtype != STRING and all(spec.shape) for spec in signature.inputs)
+    def fits(signature: Signature, *, packs: bool = False) -> bool:
+        """Whether all inputs are numbers or booleans of known shape, or simple texts.
+
+        Args:
+            signature: What the rows shall be.
+            packs: Whether texts may be packed.
+        """
+        if not all(all(spec.shape) for spec in signature.inputs):
+            return False
+        texts = [spec for spec in signature.inputs if spec.dtype == STRING]
+        # A single input needs no name: then rows are no objects.
+        are_simple = packs and len(signature.inputs) > 1 and all(len(spec.shape) < 2 for spec in texts)
+        return not texts or are_simple
 
     def decode(self, body: bytes) -> CheckedInputs | None:
         """Decode a body; None for one that must be looked at more closely.
@@ -109,7 +122,7 @@ class RowsDecoder:
             rows = decoded.instances
             if not rows or decoded.signature_name not in self._names:
                 return None
-            columns = self._packed(rows)
+            columns = self._packed(rows) if self._texts is None else self._texts.pack(rows)
         except _UNUSUAL:
             return None
         self._signature.check_rows(len(rows))
@@ -132,6 +145,8 @@ class RowsDecoder:
             TooLarge: It has too many values.
             Overloaded: All requests together would hold too much.
         """
+        if self._texts is not None:
+            return None
         head, tail = _HEAD.match(body, 0, _EDGE_BYTES), _TAIL.search(body, max(0, len(body) - _EDGE_BYTES))
         if head is None or tail is None or {*head.groups(b""), *tail.groups(b"")} - self._raw_names:
             return None
@@ -203,7 +218,7 @@ def _fixed(spec: TensorSpec) -> tuple[int, ...]:
 
 
 def _type(spec: TensorSpec) -> Any:
-    found = leaf_type(spec.dtype)
+    found = str if spec.dtype == STRING else leaf_type(spec.dtype)
     for size in reversed(_fixed(spec)):
         length = msgspec.Meta(min_length=size, max_length=size)
         found = Annotated[list[found], length]  # type: ignore[valid-type]

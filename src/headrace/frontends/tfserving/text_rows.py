@@ -1,0 +1,106 @@
+"""Rows with texts, as JSON's decoder gives them, packed: no array of objects for each input."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from headrace.packed.columns import HEAD, PLACE, PackedColumns, PackedInput
+from headrace.servable import RowLayout
+from headrace.tensors import STRING
+
+_FORMS_KEPT = 512
+
+Get = Callable[[Any], Any]
+
+
+class _Form(NamedTuple):
+    """What requests of so many rows have in common.
+
+    Attributes:
+        inputs: The inputs.
+        numbers: How many bytes the numbers of each input take.
+    """
+
+    inputs: tuple[PackedInput, ...]
+    numbers: tuple[int, ...]
+
+
+class TextRowsPacker:
+    """Packs rows for one layout; what comes of it is what a message with these texts would be."""
+
+    __slots__ = ("_forms", "_layout", "_numbers", "_texts")
+
+    def __init__(self, layout: RowLayout, getters: Sequence[Get], packers: Sequence[Get | None]) -> None:
+        """Prepare what all requests have in common.
+
+        Args:
+            layout: How a row lies in memory; texts have at most one axis besides rows.
+            getters: What gets each input out of a row.
+            packers: What turns an input's value of one row into bytes; None for texts.
+        """
+        self._layout = layout
+        inputs = list(zip(getters, packers, layout.shapes, strict=True))
+        self._texts = [(get, bool(shape)) for get, pack, shape in inputs if pack is None]
+        self._numbers = [(get, pack) for get, pack, _ in inputs if pack is not None]
+        self._forms: dict[int, _Form] = {}
+
+    def pack(self, rows: Sequence[Any]) -> PackedColumns:
+        """Pack some rows.
+
+        Raises:
+            UnicodeEncodeError: A text has half a surrogate pair.
+        """
+        texts: list[str] = []
+        for get, several in self._texts:
+            column = map(get, rows)
+            texts += chain.from_iterable(column) if several else column
+        form = self._forms.get(len(rows)) or self._form(len(rows))
+        message, sizes = _encoded(texts)
+        text_bytes, head = len(message), HEAD + len(self._texts)
+        starts = head + 2 * len(texts)
+        places = np.empty(starts + 2 * len(form.numbers), PLACE)
+        ends = np.cumsum(np.array(sizes, PLACE), dtype=PLACE)
+        places[head + 1 : starts : 2] = sizes
+        places[head:starts:2] = ends - places[head + 1 : starts : 2]
+        if self._numbers:
+            message += b"".join([pack(one) for get, pack in self._numbers for one in map(get, rows)])
+            stops = text_bytes + np.cumsum(form.numbers)
+            places[starts + 1 :: 2] = stops
+            places[starts::2] = stops - form.numbers
+        places[:HEAD] = len(places), len(rows), len(message)
+        places[HEAD:head] = len(rows)
+        return PackedColumns(message, places, form.inputs, text_bytes)
+
+    def _form(self, rows: int) -> _Form:
+        """The form of requests of so many rows: the same object each time."""
+        layout = self._layout
+        specs = list(zip(layout.specs, layout.shapes, layout.row_bytes, strict=True))
+        at, inputs, numbers = HEAD + len(self._texts), dict[str, PackedInput](), list[int]()
+        for spec, shape, _ in specs:
+            if spec.dtype == STRING:
+                count = rows * math.prod(shape)
+                inputs[spec.name] = PackedInput(True, at, count, (rows, *shape), rows)
+                at += 2 * count
+        for spec, shape, row_bytes in specs:
+            if spec.dtype != STRING:
+                inputs[spec.name] = PackedInput(False, at, rows * row_bytes, (rows, *shape), rows)
+                numbers.append(rows * row_bytes)
+                at += 2
+        if len(self._forms) >= _FORMS_KEPT:
+            self._forms.clear()
+        found = self._forms[rows] = _Form(tuple(inputs[spec.name] for spec, _, _ in specs), tuple(numbers))
+        return found
+
+
+def _encoded(texts: list[str]) -> tuple[bytes, list[int]]:
+    """The texts' bytes, one after the other, and how many each has."""
+    joined = "".join(texts)
+    if joined.isascii():
+        return joined.encode(), list(map(len, texts))
+    parts = [text.encode() for text in texts]
+    return b"".join(parts), list(map(len, parts))
