@@ -12,11 +12,10 @@ import sys
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from headrace.config import ServerConfig
 from headrace.engine import Engine
-from headrace.errors import Unavailable
 from headrace.frontends import health, metrics_route, reflection
 from headrace.frontends.calls import GrpcMethod, HttpRoute
 from headrace.frontends.oip import grpc as oip_grpc
@@ -26,6 +25,7 @@ from headrace.frontends.tfserving import grpc as tfserving_grpc
 from headrace.frontends.tfserving import rest as tfserving_rest
 from headrace.frontends.transport.asgi import Application
 from headrace.frontends.transport.listening import listen, take_no_more, until_accepted
+from headrace.supervisor import Supervisor
 
 _log = logging.getLogger(__name__)
 
@@ -33,19 +33,21 @@ _log = logging.getLogger(__name__)
 _SETTLE_SECONDS = 0.15
 _MOST_SETTLE_SECONDS = 1.0
 _LEAST_UNLOAD_SECONDS = 1.0
-_FAILED = 1
 # Less than a slice of the lane: see _hand_over_soon.
 _SWITCH_SECONDS = 0.0005
 
 
 class Transport(Protocol):
-    """Something that serves an application on sockets."""
+    """Something that serves an application on sockets.
+
+    Attributes:
+        serving: From ``start`` on, ends when it serves no more, with what ended it.
+    """
+
+    serving: asyncio.Future[None] | None
 
     async def start(self) -> None:
         """Start answering; returns when connections are accepted."""
-
-    async def ended(self) -> None:
-        """Wait until it serves no more; raises what ended it, if it was not ``stop``."""
 
     async def stop(self) -> None:
         """Accept nothing more, and return when what was accepted has been answered."""
@@ -87,6 +89,7 @@ class Server:
 
     Attributes:
         engine: The models.
+        supervisor: Watches the front ends, once started.
         http_address: Host and port of REST, once started.
         grpc_address: Host and port of gRPC, once started.
     """
@@ -115,6 +118,7 @@ class Server:
         self._sockets = [http, grpc]
         self.http_address = http.getsockname()[:2]
         self.grpc_address = grpc.getsockname()[:2]
+        self.supervisor = Supervisor()
         await self.engine.start(wait=False)
         self._service = Service(self.engine)
         methods = grpc_methods(self._service)
@@ -124,17 +128,8 @@ class Server:
         self._transports = _transports(self._application, methods, self._sockets, config)
         for transport in self._transports:
             await transport.start()
-
-    async def failure(self) -> Unavailable:
-        """Wait until a transport has ended by itself, which none does if all is well; give why."""
-        ends = [asyncio.ensure_future(transport.ended()) for transport in self._transports]
-        try:
-            ended, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for one in ends:
-                one.cancel()
-        why = ended.pop().exception() or "it ended by itself"
-        return Unavailable(f"no requests can be taken any more: {why}")
+            if transport.serving is not None:
+                self.supervisor.needs(f"the front end {type(transport).__name__}", transport.serving)
 
     async def stop(self, *, lead: bool = True) -> bool:
         """Say that it is going, and later go: answer what was accepted, close the ports, unload.
@@ -150,6 +145,7 @@ class Server:
             Whether nothing is at work any more; not if a model was when the drain time was over, or hangs.
         """
         until = time.monotonic() + self._config.drain_seconds
+        self.supervisor.stop()
         self._service.drain()
         self._application.drain()
         if lead:
@@ -201,7 +197,7 @@ def _transports(
 
 async def run(
     models: Path | None, config: ServerConfig, announce: Callable[[Server], Coroutine[object, object, None]]
-) -> None:
+) -> int:
     """Serve until SIGTERM or SIGINT, then drain; a second signal ends the process at once.
 
     A server that can take no more requests ends, so that whoever watches processes starts it again.
@@ -213,8 +209,8 @@ async def run(
         config: The settings.
         announce: Run once the ports are open.
 
-    Raises:
-        Unavailable: No more requests could be taken.
+    Returns:
+        The exit code: 0, or 1 when no more requests could be taken.
     """
     server = Server(models, config)
     stopping: asyncio.Future[signal.Signals] = asyncio.get_running_loop().create_future()
@@ -225,33 +221,19 @@ async def run(
     _calm_garbage_collector()
     _hand_over_soon()
     announced = loop.create_task(announce(server))
-    failure = await _told_or_failed(stopping, server)
+    server.supervisor.allows("printing what is served", announced)
+    failed = server.supervisor.failed
+    await asyncio.wait((stopping, failed), return_when=asyncio.FIRST_COMPLETED)
     announced.cancel()
-    if failure is not None:
-        _log.error("%s; the server ends", failure.message)
+    code = int(failed.done())
     _log.info("draining", extra={"seconds": config.drain_seconds})
-    lead = failure is None and stopping.result() is signal.SIGTERM
-    if await server.stop(lead=lead):
+    if await server.stop(lead=stopping.done() and stopping.result() is signal.SIGTERM):
         _log.info("stopped")
-        if failure is not None:
-            raise failure
-        return
+        return code
     _log.warning("stopped while a model was still at work", extra={"seconds": config.drain_seconds})
     logging.shutdown()
     sys.stdout.flush()
-    # Its thread cannot be ended, and would keep the process.
-    os._exit(0 if failure is None else _FAILED)
-
-
-async def _told_or_failed(stopping: asyncio.Future[signal.Signals], server: Server) -> Unavailable | None:
-    """Wait until the server is told to stop, or cannot go on; why it cannot, or None."""
-    failing = asyncio.ensure_future(server.failure())
-    either: list[asyncio.Future[Any]] = [stopping, failing]
-    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-    if stopping.done():
-        failing.cancel()
-        return None
-    return failing.result()
+    os._exit(code)  # its thread cannot be ended, and would keep the process
 
 
 def _calm_garbage_collector() -> None:

@@ -124,8 +124,7 @@ def run(options: argparse.Namespace) -> int:
         else:
             _print_models(serving)
 
-    uvloop.run(server.run(options.models, config, announce))
-    return 0
+    return uvloop.run(server.run(options.models, config, announce))
 
 
 def _config(options: argparse.Namespace) -> ServerConfig:

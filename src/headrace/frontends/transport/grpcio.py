@@ -59,6 +59,7 @@ class GrpcioTransport:
             config: The server's settings.
         """
         self._drain_seconds = config.drain_seconds - config.lead_seconds
+        self.serving: asyncio.Future[None] | None = None
         self._listener = listener
         self._methods = _Methods(methods, application)
         limits = config.limits
@@ -77,10 +78,10 @@ class GrpcioTransport:
         self._listener.close()
         self._server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
         await self._server.start()
+        self.serving = asyncio.ensure_future(self._until_terminated())
 
-    async def ended(self) -> None:
-        """Wait until it serves no more."""
-        await asyncio.shield(self._server.wait_for_termination())  # which must not be cancelled
+    async def _until_terminated(self) -> None:
+        await self._server.wait_for_termination()
 
     async def stop(self) -> None:
         """Accept nothing more; return when what was accepted is answered, or the drain time is over."""

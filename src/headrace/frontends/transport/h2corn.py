@@ -80,26 +80,21 @@ class H2cornTransport:
                 ),
             ),
         )
-        self._serving: asyncio.Task[None] | None = None
+        self.serving: asyncio.Future[None] | None = None
 
     async def start(self) -> None:
         """Start answering; returns when connections are accepted."""
-        self._serving = asyncio.create_task(self._server.serve())
+        self.serving = asyncio.create_task(self._server.serve())
         started = asyncio.create_task(self._server.wait_started())
-        await asyncio.wait({self._serving, started}, return_when=asyncio.FIRST_COMPLETED)
-        if self._serving.done():
+        await asyncio.wait({self.serving, started}, return_when=asyncio.FIRST_COMPLETED)
+        if self.serving.done():
             started.cancel()
-            await self._serving
+            await self.serving
         await started
-
-    async def ended(self) -> None:
-        """Wait until it serves no more, and raise why if nobody has stopped it."""
-        if self._serving is not None:
-            await asyncio.shield(self._serving)
 
     async def stop(self) -> None:
         """Accept nothing more; return when what was accepted is answered, or the drain time is over."""
-        if self._serving is None:
+        if self.serving is None:
             return
         # It closes a connection with its GOAWAY as soon as nothing is being answered on it, and what the
         # client has sent meanwhile makes that a reset.
@@ -107,7 +102,7 @@ class H2cornTransport:
             self._server.shutdown()
         # Only now: who is told before that the connection ends opens his next stream here.
         self._application.bodies.pauses.end()
-        await self._serving
+        await self.serving
 
 
 def _most_connections(wanted: int) -> int:

@@ -41,24 +41,19 @@ class UvicornTransport:
                 timeout_graceful_shutdown=max(1, round(config.drain_seconds - config.lead_seconds)),
             )
         )
-        self._serving: asyncio.Task[None] | None = None
+        self.serving: asyncio.Future[None] | None = None
 
     async def start(self) -> None:
         """Start answering; returns when connections are accepted."""
         # uvicorn closes what it serves; the listening socket is its owner's, so it gets a copy.
-        self._serving = asyncio.create_task(self._server.serve([self._listener.dup()]))
+        self.serving = asyncio.create_task(self._server.serve([self._listener.dup()]))
         await self._server.begun.wait()
-
-    async def ended(self) -> None:
-        """Wait until it serves no more, and raise why if nobody has stopped it."""
-        if self._serving is not None:
-            await asyncio.shield(self._serving)
 
     async def stop(self) -> None:
         """Accept nothing more, and return when what was accepted has been answered."""
         self._server.should_exit = True
-        if self._serving is not None:
-            await self._serving
+        if self.serving is not None:
+            await self.serving
 
 
 class _Guarded:

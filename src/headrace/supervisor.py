@@ -1,0 +1,59 @@
+"""Watches the tasks of a serving process: nothing that must go on ends silently."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+
+_log = logging.getLogger(__name__)
+
+
+class Supervisor:
+    """Watches tasks of one event loop.
+
+    Attributes:
+        failed: Has a result once something ended by itself that the server cannot do without: its name.
+    """
+
+    def __init__(self) -> None:
+        """Watch nothing yet; made in the event loop."""
+        self.failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._stopping = False
+
+    def needs(self, what: str, task: asyncio.Future[None]) -> None:
+        """Watch a task that has to run until the server stops.
+
+        Args:
+            what: What it does, for the log.
+            task: The task.
+        """
+        task.add_done_callback(partial(self._ended, what))
+
+    def allows(self, what: str, task: asyncio.Future[None]) -> None:
+        """Watch a task that may end; if it fails the log says so, and the server goes on.
+
+        Args:
+            what: What it does, for the log.
+            task: The task.
+        """
+        task.add_done_callback(partial(self._failed, what))
+
+    def stop(self) -> None:
+        """From now on everything may end."""
+        self._stopping = True
+
+    def _ended(self, what: str, task: asyncio.Future[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if self._stopping:
+            return
+        why = f": {error}" if error is not None else ""
+        _log.error("%s ended by itself; no requests can be taken any more%s", what, why)
+        if not self.failed.done():
+            self.failed.set_result(what)
+
+    @staticmethod
+    def _failed(what: str, task: asyncio.Future[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            _log.error("%s failed; the server goes on", what, exc_info=error)
