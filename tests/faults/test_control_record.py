@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from headrace.versions.control import hold, pin, read_control, unpin
-from headrace.versions.layout import CONTROL_FILE, CONTROL_LOCK
+from headrace.versions.layout import CONTROL_FILE, CONTROL_LOCK, PIN_FILE
 from tests.faults.still_serves import does_it_still_serve
 from tests.model_directories import affine, write
 from tests.running_server import RunningServer
@@ -56,6 +56,33 @@ def test_whoever_is_killed_while_changing_it_leaves_what_was_or_what_comes(
     pin(model, 1)
     assert read_control(model).revision == after.revision + 1, "nobody has the lock"
     assert {path.name for path in model.iterdir()} == {"1", "2", CONTROL_FILE, CONTROL_LOCK}
+
+
+# While the earlier pin is about to be read, somebody else takes it over and removes it.
+TAKEN_OVER = """
+import sys
+from pathlib import Path
+from headrace.versions.control import hold, read_control
+
+model, begun = Path(sys.argv[1]), []
+
+def take_over(name, arguments):
+    if name == "open" and str(arguments[0]).endswith("headrace.pin") and not begun:
+        begun.append(True)
+        hold(model, 1, "audit")
+
+sys.addaudithook(take_over)
+print(read_control(model).pin.number)
+"""
+
+
+def test_whoever_reads_while_an_earlier_pin_is_taken_over_sees_it_all_the_time(tmp_path: Path) -> None:
+    for number in (1, 2):
+        (tmp_path / str(number)).mkdir()
+    (tmp_path / PIN_FILE).write_text("1\n")
+    command = [sys.executable, "-c", TAKEN_OVER, str(tmp_path)]
+    assert subprocess.run(command, check=True, capture_output=True, text=True).stdout == "1\n"
+    assert not (tmp_path / PIN_FILE).exists()
 
 
 def test_a_record_that_breaks_while_it_is_served_moves_nothing(models: Path) -> None:

@@ -62,9 +62,9 @@ def read_control(model_directory: Path) -> ControlRecord:
     Raises:
         ConfigError: It cannot be read, is not a record, or one of a newer format.
     """
+    old = _read_old_pin(model_directory)  # first: who takes it over writes the record before it removes this
     record = parse_record(FileStore(model_directory).read().content)
-    old = _old_pin_beside(record, model_directory)
-    if old is None:
+    if old is None or _says(record, old):
         return record
     return replace(record, pin=Pin(version=number_key(old), number=old, by=PIN_FILE))
 
@@ -243,12 +243,14 @@ def _change(model_directory: Path, decide: Decide) -> ControlRecord:
 
 def _take_over(store: RecordStore, model_directory: Path) -> None:
     """Move an old pin into the record. Whoever is killed in between leaves both, and they say the same."""
-    if _read_old_pin(model_directory) is None:
+    old = _read_old_pin(model_directory)
+    if old is None:
         return
 
     def decide(record: ControlRecord) -> ControlRecord:
-        old = _old_pin_beside(record, model_directory)
-        return record if old is None else with_pin(record, number_key(old), old, _stamp(PIN_FILE, ""))
+        if _says(record, old):
+            return record
+        return with_pin(record, number_key(old), old, _stamp(PIN_FILE, ""))
 
     change(store, decide)
     with saying(f"{PIN_FILE} cannot be removed"):
@@ -256,10 +258,9 @@ def _take_over(store: RecordStore, model_directory: Path) -> None:
         sync_directory(model_directory)
 
 
-def _old_pin_beside(record: ControlRecord, model_directory: Path) -> int | None:
-    """What an earlier build has pinned, if the record does not say the same."""
-    old = _read_old_pin(model_directory)
-    return None if record.pin is not None and record.pin.number == old else old
+def _says(record: ControlRecord, old: int) -> bool:
+    """Whether a record pins what an earlier build has pinned."""
+    return record.pin is not None and record.pin.number == old
 
 
 def _read_old_pin(model_directory: Path) -> int | None:
