@@ -13,9 +13,17 @@ from headrace.terminal import Line
 from headrace.training.releasing.publishing import Publication
 from headrace.training.reporting.progress import Pace, Progress
 from headrace.training.scoring.tallies import Score
+from headrace.training.scoring.trends import Trend
 from headrace.training.scoring.windows import Window
 
 _DIGITS = 9
+
+_TRENDS: dict[Trend, str] = {
+    "jumped": "predictions are far worse than in the windows before: the world has jumped, or the input has "
+    "changed",
+    "tired": "predictions have been worse for some windows than they were once: what happens is harder to "
+    "predict now, or the model does not keep up; try other settings with --search",
+}
 
 
 def described(score: Score) -> dict[str, float | int | None]:
@@ -51,6 +59,8 @@ class JsonReport:
         line |= {"seconds": round(progress.seconds, 3), **_paced(pace)}
         if progress.pending_rows is not None:
             line["pending_rows"] = progress.pending_rows
+        if window.trend is not None:
+            line["trend"] = window.trend
         line["versions"] = list(progress.versions[self._said_versions :])
         self._said_versions = len(progress.versions)
         if window.slices:
@@ -141,12 +151,16 @@ class Warnings:
     def __init__(self, output: TextIO) -> None:
         """Write to a stream of text."""
         self._output = output
+        self._trend: Trend | None = None
 
     def moved(self, progress: Progress) -> None:
         """Nothing."""
 
     def closed(self, window: Window, pace: Pace, progress: Progress) -> None:
-        """Nothing."""
+        """Say what recent windows say, when it is news."""
+        if window.trend is not None and window.trend != self._trend:
+            self.failed(f"window {window.number}, row {window.last_row:,}: {_TRENDS[window.trend]}")
+        self._trend = window.trend
 
     def published(self, publication: Publication, rows: int) -> None:
         """Nothing."""

@@ -43,6 +43,8 @@ METRICS = (
     TrainingMetric("calibration", "The last window's mean prediction divided by its mean label."),
     TrainingMetric("normalized_entropy", "The last window's logloss divided by its click rate's entropy."),
     TrainingMetric("optimal_logloss", "The last window's logloss of the generator's own probabilities."),
+    TrainingMetric("jumped", "1 if the last window is far worse than those before it."),
+    TrainingMetric("tired", "1 if the last windows are worse than windows were once."),
     TrainingMetric("pending_rows", "Rows that wait for their labels."),
     TrainingMetric("version", "The number of the version published last."),
     TrainingMetric(
@@ -77,7 +79,8 @@ class Telemetry:
     def closed(self, window: Window, pace: Pace, progress: Progress) -> None:
         """Keep its scores."""
         names = ("logloss", "auc", "calibration", "normalized_entropy", "optimal_logloss")
-        self._window = {name: getattr(window.score, name) for name in names} | pace._asdict()
+        trends = {name: float(window.trend == name) for name in ("jumped", "tired")}
+        self._window = {name: getattr(window.score, name) for name in names} | trends | pace._asdict()
 
     def published(self, publication: Publication, rows: int) -> None:
         """Keep when that was."""

@@ -16,6 +16,7 @@ from headrace.errors import ConfigError
 from headrace.stream.block import Slice
 from headrace.tensors import Array
 from headrace.training.scoring.tallies import RUN_DETAIL, Score, Scored, Tally, exact_areas
+from headrace.training.scoring.trends import REMEMBERED, Trend, trend_of
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,12 +27,14 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
         last_row: How many rows had been scored at its end.
         score: That of its rows.
         slices: Those of the rows with each value of each slice.
+        trend: What it says together with those before it, if it says anything.
     """
 
     number: int
     last_row: int
     score: Score
     slices: dict[str, dict[str, Score]]
+    trend: Trend | None = None
 
 
 class Windows:
@@ -54,6 +57,7 @@ class Windows:
         self._filled = 0
         self._closed = 0
         self._last: Window | None = None
+        self._entropies: list[float] = []
 
     @property
     def rows(self) -> int:
@@ -114,6 +118,7 @@ class Windows:
             "with_truth": self._total.with_truth,
             "slices": {name: list(ids) for name, ids in self._ids.items()},
             "last": msgspec.to_builtins(self._last),
+            "entropies": self._entropies,
         }
 
     def restore(self, arrays: Mapping[str, Array], meta: Mapping[str, object]) -> None:
@@ -131,7 +136,7 @@ class Windows:
         self._ids = {
             name: {value: code for code, value in enumerate(one)} for name, one in saved.slices.items()
         }
-        self._closed, self._last = saved.closed, saved.last
+        self._closed, self._last, self._entropies = saved.closed, saved.last, saved.entropies
         self._total.with_truth = saved.with_truth
         self._total.sums = np.array(arrays["windows.total.sums"])
         self._total.histogram = np.array(arrays["windows.total.histogram"])
@@ -149,7 +154,15 @@ class Windows:
         (score,) = _scores(window, rows, _all_in_one(rows))
         self._total.merge(window)
         slices = {name: self._by_value(rows, number) for number, name in enumerate(self._slices)}
-        self._last = Window(number=self._closed, last_row=self.rows, score=score, slices=slices)
+        if score.normalized_entropy is not None:
+            self._entropies = [*self._entropies, score.normalized_entropy][-REMEMBERED:]
+        self._last = Window(
+            number=self._closed,
+            last_row=self.rows,
+            score=score,
+            slices=slices,
+            trend=trend_of(self._entropies),
+        )
         return self._last
 
     def _by_value(self, rows: Scored, number: int) -> dict[str, Score]:
@@ -166,6 +179,7 @@ class _Saved(msgspec.Struct, kw_only=True):
     with_truth: bool
     slices: dict[str, list[str]]
     last: Window | None
+    entropies: list[float] = []
 
 
 def _joined(parts: Sequence[Scored]) -> Scored:

@@ -9,6 +9,7 @@ import os
 import urllib.request
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from headrace.errors import ConfigError
@@ -37,6 +38,21 @@ def test_a_window_is_one_json_object_on_a_line() -> None:
     assert first["slices"]["site"]["x"]["logloss"] == 0.5
     assert (first["versions"], second["versions"]) == ([1, 2], [3])
     assert "optimal_logloss" not in first
+
+
+def test_a_trend_is_said_to_machines_each_time_and_to_people_once() -> None:
+    output, errors, told = io.StringIO(), io.StringIO(), Telemetry()
+    observers = (JsonReport(output), Warnings(errors), told)
+    for trend in (None, "jumped", "jumped", None, "tired"):
+        for one in observers:
+            one.closed(msgspec.structs.replace(WINDOW, trend=trend), Pace(1000.0, 0.25), PROGRESS)
+    said = [json.loads(line).get("trend") for line in output.getvalue().splitlines()]
+    assert said == [None, "jumped", "jumped", None, "tired"]
+    lines = errors.getvalue().splitlines()
+    assert [line.split(":")[1] for line in lines] == [" window 3, row 300"] * 2
+    assert "the world has jumped" in lines[0]
+    assert "does not keep up" in lines[1]
+    assert (told.values()["jumped"], told.values()["tired"]) == (0.0, 1.0)
 
 
 def test_lines_that_nobody_reads_do_not_end_a_run() -> None:
