@@ -163,6 +163,18 @@ def test_json_is_one_object_with_the_keys_that_the_guide_names(
     assert set(found) <= documented(words), set(found) - documented(words)
 
 
+def test_a_search_is_one_object_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    search = tmp_path / "search.toml"
+    search.write_text('[grid]\nkind = ["lr"]\n"linear.learning_rate" = [0.1, 0.2]\n')
+    assert main(["train", a_stream(tmp_path), "--search", str(search), "--json"]) == 0
+    said = capsys.readouterr().out
+    assert said.count("\n") == 1
+    found = json.loads(said)
+    assert set(found) <= documented("train --search")
+    assert len(found["configurations"]) == 2
+    assert set(found["configurations"][0]) <= documented("train --search")
+
+
 def served_object(place: Path) -> str:
     example.write(place / "models")
     command = [sys.executable, "-m", "headrace", "serve", str(place / "models"), "--json"]
