@@ -84,7 +84,8 @@ def packed(arrays: Sequence[Array], rows: int) -> tuple[Array, Array]:
     sizes = np.fromiter(map(len, texts), PLACE, len(texts))
     block[head::2] = np.cumsum(sizes) - sizes
     block[head + 1 :: 2] = sizes
-    return np.frombuffer(data or b"\0", np.uint8), np.frombuffer(block.data, PLACE)
+    block.flags.writeable = False  # as a batch's is: the kernel is compiled for one type of array only
+    return np.frombuffer(data or b"\0", np.uint8), block
 
 
 @cached(nogil=True)

@@ -15,6 +15,7 @@ from headrace.ctr.serving.context import GroupedScorer
 from headrace.ctr.settings import Kind, ModelSettings
 from headrace.errors import InvalidRequest, InvalidRows, LoadError
 from headrace.packed.columns import PackedColumns, PackedTensors
+from headrace.packed.hashing import place_texts
 from headrace.runtimes.ctr import PADDING, ROWS_SIGNATURE, load
 from headrace.runtimes.options import RuntimeOptions, SignatureSettings
 from headrace.stream.features import Features
@@ -59,6 +60,8 @@ def test_packed_texts_are_answered_like_objects_without_becoming_any(
     wanted = servable.predict(join(layout, [columns], 4, padded_rows))["probability"]
     with patch.object(PackedColumns, "_texts", side_effect=AssertionError):
         assert servable.predict(batch)["probability"].tolist() == wanted.tolist()
+    # Loading compiles it for objects: were packed texts of another type, the first request would wait.
+    assert len(place_texts.signatures) == 1
     for name, array in inputs.items():
         assert batch[name][:4].tolist() == array.tolist()
         assert batch[name].shape == (padded_rows, *array.shape[1:])

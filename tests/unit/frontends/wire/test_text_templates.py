@@ -9,6 +9,7 @@ import pytest
 from headrace.frontends.oip.messages import InferDecoder
 from headrace.frontends.tfserving.messages import PredictDecoder
 from headrace.frontends.wire.tensors import SPREAD_BYTES
+from headrace.packed import kernels
 from headrace.packed.columns import PackedColumns
 from tests.unit.frontends import decoding
 from tests.unit.frontends.oip.doubles import LoadedDouble
@@ -93,6 +94,16 @@ def test_another_version_is_asked_anew(protocol: str) -> None:
     assert door.recognised([b"ann"], [b"red", b"car"]) is None
     assert door.decode([b"ann"], [b"red", b"car"]).loaded is newer
     assert door.recognised([b"bob"], [b"red", b"car"]).loaded is newer
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_loading_a_version_has_compiled_what_its_messages_need(protocol: str) -> None:
+    kernels.run_once()
+    door = Door(protocol)
+    door.decode([b"ann"], [b"red", b"car"])
+    assert door.recognised([b"bob"], [b"blue", b"car"]) is not None
+    assert door.decoder.recognise(b"") is None
+    assert [len(kernel.signatures) for kernel in (kernels.outline, kernels.arrange)] == [1, 1]
 
 
 def test_ids_of_any_length_are_echoed() -> None:
