@@ -34,8 +34,8 @@ SETTINGS = ModelSettings(
     kind="deepfm",
     hidden=(64, 32),
     batch_rows=BATCH_ROWS,
-    linear=Optimizer(learning_rate=0.1),
-    embeddings=Optimizer(learning_rate=0.1),
+    linear=Optimizer(kind="adagrad", learning_rate=0.1),
+    embeddings=Optimizer(kind="adagrad", learning_rate=0.1),
 )
 
 Array = npt.NDArray[np.float32]

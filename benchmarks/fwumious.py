@@ -50,9 +50,9 @@ START_ROUNDS = 4
 PASSES = 4
 TARGET = 2.0
 
-_LINEAR = Optimizer(learning_rate=0.1, initial=1.0)
-_VECTORS = Optimizer(learning_rate=0.3, initial=1.0)
-_BATCHED_VECTORS = Optimizer(learning_rate=1.0, initial=0.1)
+_LINEAR = Optimizer(kind="adagrad", learning_rate=0.1, initial=1.0)
+_VECTORS = Optimizer(kind="adagrad", learning_rate=0.3, initial=1.0)
+_BATCHED_VECTORS = Optimizer(kind="adagrad", learning_rate=1.0, initial=0.1)
 _NETWORK = Optimizer(kind="adam", learning_rate=0.003)
 _KEPT = " ".join(f"--keep {field}" for field in FIELDS)
 _COMMON = (

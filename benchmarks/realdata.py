@@ -88,7 +88,7 @@ def run(effort: Effort) -> None:
 
 
 def _models() -> dict[str, ModelSettings]:
-    online = Optimizer(learning_rate=0.05, initial=0.1)
+    online = Optimizer(kind="adagrad", learning_rate=0.05, initial=0.1)
     kinds: tuple[Kind, ...] = ("lr", "fm", "fwfm", "ffm", "deepfm", "deepffm")
     return {
         f"headrace {kind}": ModelSettings(

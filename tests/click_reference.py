@@ -78,6 +78,7 @@ class Reference:
         free = Optimizer(
             kind=settings.linear.kind,
             learning_rate=settings.linear.learning_rate,
+            initial=settings.linear.initial,
             power=settings.linear.power,
         )
         towards, pooled = None, None
@@ -102,8 +103,8 @@ class Reference:
             move(settings.embeddings, self.arrays["pairs"][0], error * products.reshape(-1))
 
 
-def move(optimizer: Optimizer, row: Array, gradient: Array) -> None:
-    """Move a row's weights, which its optimizer's numbers lie behind, in place."""
+def move(optimizer: Optimizer, row: Array, gradient: Array, weight: float = 1.0) -> None:
+    """Move a row's weights in place; behind them lie its optimizer's numbers. A square counts ``weight``."""
     width = len(gradient)
     if not width:
         return
@@ -117,6 +118,10 @@ def move(optimizer: Optimizer, row: Array, gradient: Array) -> None:
         weights[:] = -np.sign(state[0]) * beyond / (np.sqrt(state[1]) / rate + optimizer.l2)
         return
     gradient = gradient + optimizer.l2 * weights
+    if optimizer.kind == "forgetting":
+        state[0] += weight * gradient**2
+        weights -= rate * gradient / (state[0] / weight + optimizer.initial) ** optimizer.power
+        return
     if optimizer.kind == "sgd":
         weights -= rate * gradient
     else:

@@ -20,8 +20,11 @@ from headrace.tensors import Array
 from tests.click_blocks import MANY, SINGLE, block_of
 
 SCHEMAS = {"single": SINGLE, "many": MANY}
-RATES: dict[OptimizerKind, float] = {"sgd": 0.1, "adagrad": 0.1, "ftrl": 0.2, "adam": 0.01, "lazy_adam": 0.01}
-OPTIMIZERS: tuple[OptimizerKind, ...] = ("adagrad", "lazy_adam")
+RATES: dict[OptimizerKind, float] = {
+    **{"sgd": 0.1, "adagrad": 0.1, "forgetting": 0.1},
+    **{"ftrl": 0.2, "adam": 0.01, "lazy_adam": 0.01},
+}
+OPTIMIZERS: tuple[OptimizerKind, ...] = ("forgetting", "lazy_adam")
 CASES = tuple(product(KINDS, SCHEMAS, OPTIMIZERS))
 PLAIN_CASES = tuple(product(KINDS, SCHEMAS))
 PAIR = Interaction(fields=("ad", "site"), buckets=50)

@@ -11,7 +11,7 @@ from headrace.config.checks import told
 from headrace.errors import ConfigError
 
 Kind = Literal["lr", "fm", "fwfm", "ffm", "deepfm", "deepffm"]
-OptimizerKind = Literal["sgd", "adagrad", "ftrl", "adam", "lazy_adam"]
+OptimizerKind = Literal["forgetting", "sgd", "adagrad", "ftrl", "adam", "lazy_adam"]
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 DEEP: tuple[Kind, ...] = ("deepfm", "deepffm")
@@ -22,11 +22,13 @@ class Optimizer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """How weights move against their gradients; one for each group of weights.
 
     Attributes:
-        kind: ``lazy_adam`` moves, and keeps moments, only of rows that a batch touched; ``adam`` moves all of
-            them at each batch; ``ftrl`` is for linear weights only, and makes many of them zero.
+        kind: ``forgetting`` is Adagrad whose sums of squares forget, as fast as the model's own errors say
+            that the world turns (see ``headrace.ctr.learning.pace``); ``lazy_adam`` moves, and keeps moments,
+            only of rows that a batch touched; ``adam`` moves all of them at each batch; ``ftrl`` is for
+            linear weights only, and makes many of them zero.
         learning_rate: How far.
-        initial: What Adagrad's sums of squares start from.
-        power: The power of Adagrad's sum that divides a step: 0.5 is the square root.
+        initial: What Adagrad's sums of squares start from; where they forget, what is added to them.
+        power: The power of that sum that divides a step: 0.5 is the square root.
         beta1: How much of Adam's first moment stays.
         beta2: How much of its second moment stays.
         epsilon: What Adam adds to the root of its second moment.
@@ -35,7 +37,7 @@ class Optimizer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             own l2.
     """
 
-    kind: OptimizerKind = "adagrad"
+    kind: OptimizerKind = "forgetting"
     learning_rate: float = 0.05
     initial: float = 1.0
     power: float = 0.5
@@ -77,10 +79,9 @@ class Interaction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A click model.
 
-    The defaults are those that were best on generated clicks (deepfm, 600,000 rows, the logloss of the last
-    200,000, 0.403 at best): Adagrad at 0.05 from 1.0 for the tables came to 0.440, at 0.02 to 0.441 and at
-    0.1 to 0.447, from 0.1 instead of 1.0 to 0.442; lazy Adam at 0.001 or 0.003 to 0.443, and it keeps twice
-    the state. The network's Adam was better at 0.001 than at 0.003. Batches of 512 rows came to 0.439, at 7 %
+    How tables learn by default was chosen on generated clicks that drift, and on such that do not: see
+    "learning forgets at the pace of its errors" in ``docs/decisions``. The network's Adam was better at
+    0.001 than at 0.003 (deepfm, 600,000 rows); batches of 512 rows were better by 0.001 of logloss, at 7 %
     fewer rows a second.
 
     Attributes:
@@ -93,8 +94,8 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         linear: How linear weights, those of dense features and the bias learn.
         embeddings: How embeddings, and fwfm's weights of field pairs, learn.
         network: How the network learns.
-        batch_rows: How many rows are learnt from at a time; the models without a network, with Adagrad, SGD
-            or FTRL, learn from each row before they predict the next, whatever the batch.
+        batch_rows: How many rows are learnt from at a time; the models without a network, but with Adam,
+            learn from each row before they predict the next, whatever the batch.
         initial_scale: The standard deviation of fresh embeddings.
         seed: What fresh weights are drawn from.
         threads: How many threads learn at once, without locks; more than one is not repeatable to the bit.
@@ -104,8 +105,8 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     factors: int = 8
     hidden: tuple[int, ...] = (128, 64)
     interactions: tuple[Interaction, ...] = ()
-    linear: Optimizer = msgspec.field(default_factory=Optimizer)
-    embeddings: Optimizer = msgspec.field(default_factory=Optimizer)
+    linear: Optimizer = msgspec.field(default_factory=lambda: Optimizer(learning_rate=0.2))
+    embeddings: Optimizer = msgspec.field(default_factory=lambda: Optimizer(learning_rate=0.1, initial=4.0))
     network: Optimizer = msgspec.field(default_factory=lambda: Optimizer(kind="adam", learning_rate=0.001))
     batch_rows: int = 1024
     initial_scale: float = 0.01
@@ -126,7 +127,9 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             _number("hidden", width, least=1, most=65536)
         for name in ("embeddings", "network"):
             if getattr(self, name).kind == "ftrl":
-                raise ConfigError(f"{name}.kind: ftrl is for linear weights only; take adagrad or lazy_adam")
+                raise ConfigError(
+                    f"{name}.kind: ftrl is for linear weights only; take forgetting, adagrad or lazy_adam"
+                )
 
     @property
     def online(self) -> bool:

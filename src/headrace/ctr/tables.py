@@ -18,7 +18,10 @@ from headrace.tensors import Array
 NO_SHIFT = 63
 """Shifts every row number to 0: one scale for all rows."""
 
-STATE_PER_WEIGHT: dict[OptimizerKind, int] = {"sgd": 0, "adagrad": 1, "ftrl": 2, "adam": 2, "lazy_adam": 2}
+STATE_PER_WEIGHT: dict[OptimizerKind, int] = {
+    **{"sgd": 0, "adagrad": 1, "forgetting": 1},
+    **{"ftrl": 2, "adam": 2, "lazy_adam": 2},
+}
 """How many numbers an optimizer keeps for each weight."""
 
 ONE_SCALE = np.ones(1, dtype=np.float32)
@@ -49,8 +52,8 @@ class LearningTable:
 
     Attributes:
         values: float32 ``[rows, width * (1 + state per weight)]``: a row's weights, then its optimizer's
-            numbers, one group of ``width`` after the other (Adagrad: sums of squares; FTRL: z, n; Adam: m,
-            v).
+            numbers, one group of ``width`` after the other (Adagrad: sums of squares, whether they forget or
+            not; FTRL: z, n; Adam: m, v).
         width: How many weights a row has.
         optimizer: What owns the numbers behind the weights.
     """

@@ -11,6 +11,7 @@ from headrace.cli import settings, train
 from headrace.cli.main import build_parser, main
 from headrace.ctr.settings import ModelSettings
 from headrace.errors import ConfigError
+from headrace.training.configuration import settings_of
 from headrace.training.releasing.publishing import DEFAULT_KEEP
 
 
@@ -48,6 +49,12 @@ def test_options_win_over_the_file_and_leave_the_rest_of_it(tmp_path: Path) -> N
     assert found["factors"] == 2
     assert found["interactions"] == [{"fields": ["x", "y"]}, {"fields": ["a", "b"]}]
     assert found["linear"] == {"l2": 0.5, "kind": "adagrad"}
+
+
+def test_the_default_optimizer_has_its_rates_when_it_is_named() -> None:
+    found = train.model_settings(parsed("--optimizer", "forgetting"))
+    assert settings_of(found, "x") == ModelSettings()
+    assert train.model_settings(parsed("--optimizer", "adagrad"))["linear"] == {"kind": "adagrad"}
 
 
 def test_ftrl_is_for_linear_weights_only() -> None:
@@ -151,8 +158,8 @@ def test_help_tells_the_defaults_that_hold(capsys: pytest.CaptureFixture[str]) -
     said = " ".join(capsys.readouterr().out.split())
     model = ModelSettings()
     hidden = ",".join(map(str, model.hidden))
-    rate = model.embeddings.learning_rate
     for value in (model.factors, hidden, model.embeddings.kind, model.batch_rows, model.seed):
         assert f"(default {value})" in said
-    assert f"(default {rate:g};" in said
+    for group in (model.linear, model.embeddings):
+        assert f"(default {group.learning_rate:g})" in said
     assert f"versions stay; 0 = all (default {DEFAULT_KEEP})" in said

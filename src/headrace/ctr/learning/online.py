@@ -16,6 +16,7 @@ import numpy as np
 from headrace.ctr.interfaces import LearningModel, Weights
 from headrace.ctr.kernels.memory import fixed
 from headrace.ctr.learning.online_kernels import Rules, learner
+from headrace.ctr.learning.pace import Pace
 from headrace.ctr.learning.parameter_groups import Groups
 from headrace.ctr.learning.update_rules import code_of, rule_of
 from headrace.ctr.models.arguments import NOTHING, Room, Rows, Slots, Work, shape_of
@@ -52,15 +53,25 @@ class OnlineModel(LearningModel):
         )
         self._crossing, self._slots = crossing(settings, features), Slots.of(features)
         self._groups = Groups(settings, features, self._crossing.rows)
-        self._rules = Rules(
-            rule_of(settings.linear, pulled=False), rule_of(settings.linear), rule_of(settings.embeddings)
-        )
+        forgetting = self._groups.forgetting
+        self._pace = Pace(features.rows, forgetting) if forgetting is not None else None
         self._kernel = learner(self._shape)
         self._rooms = [Room.of(self._shape) for _ in range(settings.threads)]
         self._threads = ThreadPoolExecutor(settings.threads) if settings.threads > 1 else None
 
     def learn(self, block: Block) -> Array:
         """Predict each row of a block, and learn from it before the next is predicted."""
+        if self._pace is None:
+            return self._learn(block, 1.0)
+        made = np.empty(len(block), np.float32)
+        for start, stop in self._pace.parts(len(block)):
+            part = block if stop - start == len(block) else block.part(start, stop)
+            made[start:stop] = self._learn(part, self._pace.weight)
+            if (factor := self._pace.watch(part, made[start:stop])) != 1.0:
+                self._groups.scale_squares(factor)
+        return made
+
+    def _learn(self, block: Block, weight: float) -> Array:
         rows = Rows(
             fixed(block.indices),
             fixed(self._crossing.of(block.indices)),
@@ -71,9 +82,9 @@ class OnlineModel(LearningModel):
         made = np.empty(len(block), np.float32)
         parts = min(self.settings.threads, max(1, len(block) // _LEAST_ROWS_A_THREAD))
         edges = [len(block) * part // parts for part in range(parts + 1)]
-        served = self._groups.served()
+        served, rules = self._groups.served(), self._rules(weight)
         work = [
-            (Work(rows.part(*edge), self._slots, room), served, self._rules, made[slice(*edge)])
+            (Work(rows.part(*edge), self._slots, room), served, rules, made[slice(*edge)])
             for room, edge in zip(self._rooms, pairwise(edges), strict=False)
         ]
         if self._threads is None or parts == 1:
@@ -92,10 +103,13 @@ class OnlineModel(LearningModel):
     def forget(self, rows: Array) -> None:
         """Make rows of the tables fresh; interactions of their values keep what they have learnt."""
         self._groups.forget(rows)
+        if self._pace is not None:
+            self._pace.forget(rows)
 
     def state(self) -> dict[str, Array]:
         """Everything that learning goes on from: weights with their optimizers' numbers."""
-        return {name: table.values for name, table in self._groups.tables.items()}
+        own = {} if self._pace is None else self._pace.state()
+        return {name: table.values for name, table in self._groups.tables.items()} | own
 
     def restore(self, state: Mapping[str, Array]) -> None:
         """Go on from a state.
@@ -104,6 +118,16 @@ class OnlineModel(LearningModel):
             ConfigError: An array is missing or of another shape.
         """
         self._groups.restore(state)
+        if self._pace is not None:
+            self._pace.restore(state)
+
+    def _rules(self, weight: float) -> Rules:
+        linear, embeddings = self.settings.linear, self.settings.embeddings
+        return Rules(
+            rule_of(linear, pulled=False, weight=weight),
+            rule_of(linear, weight=weight),
+            rule_of(embeddings, weight=weight),
+        )
 
     def strip(self) -> Weights:
         """A copy of what predictions depend on."""

@@ -6,7 +6,7 @@ Keras's and torch's do) or by ``flat_mover`` (one long row, such as a layer). La
 a batch did not touch, moments and all; its bias correction counts all batches, as LazyAdam of TensorFlow's
 Addons does.
 
-SGD and Adam take the gradient of the mean over a batch, as they do elsewhere. Adagrad and FTRL take the sum:
+SGD and Adam take the gradient of the mean over a batch, as they do elsewhere. The others take the sum:
 they measure steps by the sums of squares that rows have left behind, and so one learning rate fits one row at
 a time and thousands.
 """
@@ -68,7 +68,7 @@ def fresh_state(optimizer: Optimizer) -> tuple[float, ...]:
     return (0.0, 0.0) if optimizer.kind in _MOMENTS else update_rules.fresh_state(optimizer)
 
 
-def step_of(optimizer: Optimizer, step: int, rows: int, *, pulled: bool = True) -> Step:
+def step_of(optimizer: Optimizer, step: int, rows: int, *, pulled: bool = True, weight: float = 1.0) -> Step:
     """The numbers of one step.
 
     Args:
@@ -76,9 +76,10 @@ def step_of(optimizer: Optimizer, step: int, rows: int, *, pulled: bool = True) 
         step: The number of this batch, from 1.
         rows: How many rows it has.
         pulled: Whether l1 and l2 pull these weights to zero.
+        weight: What a new square counts, where sums forget.
     """
     corrected = math.sqrt(1 - optimizer.beta2**step) / (1 - optimizer.beta1**step)
-    summed = optimizer.kind in ("adagrad", "ftrl")
+    summed = optimizer.kind in ("adagrad", "forgetting", "ftrl")
     numbers = (
         1.0 if summed else 1 / max(rows, 1),
         optimizer.learning_rate * corrected,
@@ -86,7 +87,7 @@ def step_of(optimizer: Optimizer, step: int, rows: int, *, pulled: bool = True) 
         1 - optimizer.beta2,
         optimizer.epsilon,
     )
-    return Step(rule_of(optimizer, pulled=pulled), *map(np.float32, numbers))
+    return Step(rule_of(optimizer, pulled=pulled, weight=weight), *map(np.float32, numbers))
 
 
 @numba.njit(**PART)

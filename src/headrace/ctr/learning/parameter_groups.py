@@ -121,6 +121,18 @@ class Groups:
         for name, table in self.tables.items():
             table.values[:] = state[name]
 
+    @property
+    def forgetting(self) -> Optimizer | None:
+        """How groups move whose sums of squares forget, the linear ones first; None if none do."""
+        groups = (self._settings.linear, self._settings.embeddings, self._settings.network)
+        return next((one for one in groups if one.kind == "forgetting"), None)
+
+    def scale_squares(self, factor: float) -> None:
+        """Multiply the sums of squares that forget."""
+        for table in self.tables.values():
+            if table.optimizer == "forgetting":
+                table.values[:, table.width :] *= np.float32(factor)
+
     def strip(self) -> Weights:
         """A copy without the optimizers' numbers."""
         return Weights({name: self.tables[name].strip() for name in self.wide()}, self._alone())

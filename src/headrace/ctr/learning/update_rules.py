@@ -1,4 +1,4 @@
-"""How one weight moves against its gradient: SGD, Adagrad and FTRL, as functions for kernels.
+"""How one weight moves against its gradient: SGD, Adagrad (forgetting or not) and FTRL, for kernels.
 
 The rule's code is an argument that is constant where a kernel is compiled, so that only its own branch is
 left in the machine code. A row of a learning table is its weights, then the optimizer's numbers: see
@@ -17,30 +17,47 @@ from headrace.ctr.kernels.compiling import PART
 from headrace.ctr.kernels.intrinsics import read, write
 from headrace.ctr.settings import Optimizer
 
-SGD, ADAGRAD, ADAGRAD_POWER, FTRL = range(4)
-"""The codes of rules; Adagrad with the power 0.5, a square root, is one of its own."""
+SGD, ADAGRAD, ADAGRAD_POWER, FTRL, FORGETTING, FORGETTING_POWER = range(6)
+"""The codes of rules; the power 0.5, a square root, is one of its own."""
 
 _TINY = np.float32(1e-20)  # keeps 0 / sqrt(0) at 0, and is lost in any sum that matters
 _ZERO = np.float32(0)
 
 
 class Rule(NamedTuple):
-    """An optimizer's numbers, as kernels take them: float32 each."""
+    """An optimizer's numbers, as kernels take them: float32 each.
+
+    ``weight`` is what a new square counts where sums forget (see ``headrace.ctr.learning.pace``), ``scale``
+    one by that.
+    """
 
     learning_rate: np.float32
     power: np.float32
     l1: np.float32
     l2: np.float32
+    initial: np.float32
+    weight: np.float32
+    scale: np.float32
 
 
-def rule_of(optimizer: Optimizer, *, pulled: bool = True) -> Rule:
+def rule_of(optimizer: Optimizer, *, pulled: bool = True, weight: float = 1.0) -> Rule:
     """An optimizer's numbers for kernels.
 
     Args:
         optimizer: The settings.
         pulled: Whether l1 and l2 pull these weights to zero; they never pull the bias.
+        weight: What a new square counts, where sums forget.
     """
-    numbers = (optimizer.learning_rate, optimizer.power, optimizer.l1 * pulled, optimizer.l2 * pulled)
+    own = optimizer
+    numbers = (
+        own.learning_rate,
+        own.power,
+        own.l1 * pulled,
+        own.l2 * pulled,
+        own.initial,
+        weight,
+        1 / weight,
+    )
     return Rule(*map(np.float32, numbers))
 
 
@@ -48,12 +65,15 @@ def code_of(optimizer: Optimizer) -> int:
     """Which branch of ``move`` is an optimizer's."""
     if optimizer.kind == "adagrad":
         return ADAGRAD if optimizer.power == 0.5 else ADAGRAD_POWER
+    if optimizer.kind == "forgetting":
+        return FORGETTING if optimizer.power == 0.5 else FORGETTING_POWER
     return {"sgd": SGD, "ftrl": FTRL}[optimizer.kind]
 
 
 def fresh_state(optimizer: Optimizer) -> tuple[float, ...]:
     """What the optimizer's numbers behind a weight start from."""
-    return {"sgd": (), "adagrad": (optimizer.initial,), "ftrl": (0.0, optimizer.initial)}[optimizer.kind]
+    initial = optimizer.initial
+    return {"sgd": (), "adagrad": (initial,), "forgetting": (0.0,), "ftrl": (0.0, initial)}[optimizer.kind]
 
 
 @numba.njit(**PART)
@@ -76,9 +96,14 @@ def move(code, rule, values, place, gradient):  # type: ignore[no-untyped-def]
     if code == SGD:
         step = gradient
     else:
-        total = read(values, (row, width + column)) + gradient * gradient
-        write(values, (row, width + column), total)
-        if code == ADAGRAD:
+        if code in (FORGETTING, FORGETTING_POWER):
+            total = read(values, (row, width + column)) + rule.weight * gradient * gradient
+            write(values, (row, width + column), total)
+            total = total * rule.scale + rule.initial
+        else:
+            total = read(values, (row, width + column)) + gradient * gradient
+            write(values, (row, width + column), total)
+        if code in (ADAGRAD, FORGETTING):
             step = gradient / np.float32(math.sqrt(total + _TINY))
         else:
             step = gradient / (total + _TINY) ** rule.power

@@ -18,6 +18,8 @@ from headrace.errors import ConfigError
 from headrace.tensors import Array
 
 ROWS, WIDTH, BATCH = 30, 8, 100
+WEIGHT = 3.0
+"""What a new square counts where sums forget."""
 
 
 class Reference:
@@ -35,7 +37,7 @@ class Reference:
         every = range(1, len(self.weights)) if optimizer.kind == "adam" else gradients
         for row in every:
             gradient = gradients.get(row, np.zeros(self.weights.shape[1])).astype(np.float64)
-            if optimizer.kind not in ("adagrad", "ftrl"):
+            if optimizer.kind not in ("adagrad", "forgetting", "ftrl"):
                 gradient = gradient / BATCH
             if row in gradients and optimizer.kind != "ftrl":
                 gradient = gradient + optimizer.l2 * self.weights[row]
@@ -49,6 +51,11 @@ class Reference:
         self.weights[row] -= (
             self.optimizer.learning_rate * gradient / self.states[0][row] ** self.optimizer.power
         )
+
+    def _forgetting(self, row: int, gradient: Array) -> None:
+        own, squares = self.optimizer, self.states[0]
+        squares[row] += WEIGHT * gradient**2
+        self.weights[row] -= own.learning_rate * gradient / (squares[row] / WEIGHT + own.initial) ** own.power
 
     def _adam(self, row: int, gradient: Array) -> None:
         own, (first, second) = self.optimizer, self.states
@@ -112,7 +119,7 @@ def _step(optimizer: Optimizer, table: Array, number: int, gradients: dict[int, 
     width = len(next(iter(gradients.values())))
     touched = np.array([0, *gradients], np.uint32)
     sums = np.array([np.full(width, 9.0), *gradients.values()], np.float32)  # 0's is nobody's
-    given = step_of(optimizer, number, BATCH), table, touched, sums
+    given = step_of(optimizer, number, BATCH, weight=WEIGHT), table, touched, sums
     if optimizer.kind == "adam":
         positions = (
             np.random.default_rng(number).integers(0, 50, ROWS).astype(np.uint32)
@@ -134,13 +141,14 @@ def test_a_flat_array_moves_as_a_row_of_its_length(kind: OptimizerKind) -> None:
     random = np.random.default_rng(2)
     for number in range(1, 10):
         gradient = (random.normal(size=37) * 10).astype(np.float32)
-        flat_mover(code_of(optimizer))(step_of(optimizer, number, BATCH), flat, gradient)
+        flat_mover(code_of(optimizer))(step_of(optimizer, number, BATCH, weight=WEIGHT), flat, gradient)
         reference.move({1: gradient})
     np.testing.assert_allclose(flat[0, :37], reference.weights[1], rtol=2e-4, atol=2e-6)
 
 
-def test_adagrad_with_another_power_than_a_root() -> None:
-    optimizer = optimizer_of("adagrad", power=0.3)
+@pytest.mark.parametrize("kind", ["adagrad", "forgetting"])
+def test_another_power_than_a_root(kind: OptimizerKind) -> None:
+    optimizer = optimizer_of(kind, power=0.3)
     table = fresh_table(optimizer, ROWS, WIDTH)
     reference = Reference(optimizer, table[:, :WIDTH])
     for number, gradients in enumerate(batches(5, WIDTH), 1):
