@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -26,12 +28,21 @@ def answer(connection: socket.socket) -> bytes:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", SERVERS.values(), ids=SERVERS)
-def test_a_kept_connection_outlives_a_pause(models: Path, options: tuple[str, ...]) -> None:
-    with RunningServer(models, *options) as server, connect(server.http_port) as connection:
-        assert b"2.0" in answer(connection)
-        connection.settimeout(QUIET_SECONDS)
-        with pytest.raises(TimeoutError):  # and not the end of the stream
-            connection.recv(1)
-        assert b"2.0" in answer(connection)
-        does_it_still_serve(server)
+def test_kept_connections_outlive_a_pause(models: Path) -> None:
+    """One pause for both servers."""
+    with ExitStack() as stack:
+        servers = {
+            name: stack.enter_context(RunningServer(models, *options)) for name, options in SERVERS.items()
+        }
+        connections = {
+            name: stack.enter_context(connect(server.http_port)) for name, server in servers.items()
+        }
+        for name, connection in connections.items():
+            assert b"2.0" in answer(connection), name
+        time.sleep(QUIET_SECONDS)
+        for name, connection in connections.items():
+            connection.settimeout(0.1)
+            with pytest.raises(TimeoutError):  # and not the end of the stream
+                connection.recv(1)
+            assert b"2.0" in answer(connection), name
+            does_it_still_serve(servers[name])
