@@ -68,7 +68,7 @@ class BatchedModel(LearningModel):
         self._threads = ThreadPoolExecutor(settings.threads) if settings.threads > 1 else None
         self._steps = np.zeros(1, np.int64)
         forgetting = self._groups.forgetting
-        self._pace = Pace(features.rows, forgetting) if forgetting is not None else None
+        self._pace = Pace(features.rows, features.slots, forgetting) if forgetting is not None else None
         self._scorer: WeightsScorer | None = None
 
     def learn(self, block: Block) -> Array:

@@ -54,7 +54,7 @@ class OnlineModel(LearningModel):
         self._crossing, self._slots = crossing(settings, features), Slots.of(features)
         self._groups = Groups(settings, features, self._crossing.rows)
         forgetting = self._groups.forgetting
-        self._pace = Pace(features.rows, forgetting) if forgetting is not None else None
+        self._pace = Pace(features.rows, features.slots, forgetting) if forgetting is not None else None
         self._kernel = learner(self._shape)
         self._rooms = [Room.of(self._shape) for _ in range(settings.threads)]
         self._threads = ThreadPoolExecutor(settings.threads) if settings.threads > 1 else None

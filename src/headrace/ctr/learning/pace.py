@@ -5,12 +5,12 @@ the sums counts more the later it comes (``weight``, which only grows), and a st
 measured in that weight: the sum forgets, rows that are not touched stay as they are, and nobody has to keep
 when they were touched last. That is forward decay (Cormode and others, 2009), here of Adagrad's sums.
 
-How fast the weight grows is measured. For one in ``_ONE_IN`` of the tables' rows, ``Pace`` keeps by how much
-its linear weight would be off now if it had been moved ``_FASTER`` times as far at each touch, with all other
-weights as they are. Where those would have predicted better than the model did, its memory is too long, and
-the weight grows; where worse, it stays, and the memory with it. So in a world that stands still this is
-Adagrad. (An expert beside the learner, as of Herbster and Warmuth, 1998; judged on a sample, since a second
-model would cost as much as the first.)
+How fast the weight grows is measured. For a sample of the tables' rows, of which a row of the stream touches
+about one, ``Pace`` keeps by how much their linear weights would be off now if they had been moved ``_FASTER``
+times as far at each touch, with all other weights as they are. Where those would have predicted better than
+the model did, its memory is too long, and the weight grows; where worse, it stays, and the memory with it. So
+in a world that stands still this is Adagrad. (An expert beside the learner, as of Herbster and Warmuth, 1998;
+judged on a sample, since a second model would cost as much as the first.)
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ DECISION_ROWS = 1024
 SCALED = 2.0**64
 """By how much the weight is divided, and the sums with it, before it gets too large for a float32."""
 
-_ONE_IN = 8
+_LEAST_ONE_IN = 8
 _FASTER = np.float32(1.25)
 _MEMORY_ROWS = 20_000  # how long a row's evidence counts
 _DOUBT = -0.5  # how many standard deviations the evidence may be against faster steps, and still count for it
@@ -49,13 +49,14 @@ _CLOCK, _DOUBLED, _EVIDENCE, _SPREAD = range(4)
 
 
 class _Rates(NamedTuple):
-    """How the sampled weights move: float32 each."""
+    """How the sampled weights move, and which are sampled: one in ``2**shift``."""
 
     learning_rate: np.float32
     initial: np.float32
     power: np.float32
     weight: np.float32
     scale: np.float32
+    shift: np.uint64
 
 
 class _Seen(NamedTuple):
@@ -69,16 +70,18 @@ class _Seen(NamedTuple):
 class Pace:
     """The weight of new squares, and the evidence for making it grow."""
 
-    def __init__(self, rows: int, optimizer: Optimizer) -> None:
+    def __init__(self, rows: int, slots: int, optimizer: Optimizer) -> None:
         """Start with nothing forgotten.
 
         Args:
             rows: How many rows the tables have.
+            slots: How many of them a row of the stream touches.
             optimizer: How the sampled weights move.
         """
         self._optimizer = optimizer
         self._numbers = np.zeros(4)
-        self._sample = np.zeros((-(-rows // _ONE_IN), 2), np.float32)
+        self._shift = (max(_LEAST_ONE_IN, slots) - 1).bit_length()
+        self._sample = np.zeros((((rows - 1) >> self._shift) + 1, 2), np.float32)
 
     @property
     def weight(self) -> float:
@@ -107,7 +110,13 @@ class Pace:
         rates = (optimizer.learning_rate, optimizer.initial, optimizer.power, weight, 1 / weight)
         weights = _NOTHING if block.weights is None else fixed(block.weights)
         seen = _Seen(fixed(block.labels), weights, fixed(probabilities))
-        _weigh(_Rates(*map(np.float32, rates)), fixed(block.indices), seen, self._sample, numbers)
+        _weigh(
+            _Rates(*map(np.float32, rates), np.uint64(self._shift)),
+            fixed(block.indices),
+            seen,
+            self._sample,
+            numbers,
+        )
         before = numbers[_CLOCK] // DECISION_ROWS
         numbers[_CLOCK] += len(block)
         decisions = float(numbers[_CLOCK] // DECISION_ROWS - before)
@@ -123,7 +132,7 @@ class Pace:
 
     def forget(self, rows: Array) -> None:
         """Start afresh with rows of the tables."""
-        self._sample[rows[rows % _ONE_IN == 0] // _ONE_IN] = 0
+        self._sample[rows[rows % (1 << self._shift) == 0] >> self._shift] = 0
 
     def state(self) -> dict[str, Array]:
         """Everything to go on from: its own arrays, not copies."""
@@ -161,13 +170,14 @@ def doublings(evidence: float, spread: float) -> float:
 @cached(**KERNEL)
 def _weigh(rates, indices, seen, sample, numbers):  # type: ignore[no-untyped-def]
     """Add up what the sampled weights' faster steps would have saved, and make those steps."""
+    rest = (np.uint64(1) << rates.shift) - np.uint64(1)
     for row in range(indices.shape[0]):
         off, sampled = np.float32(0), False
         for slot in range(indices.shape[1]):
-            index = np.uintp(read(indices, (row, slot)))
-            if index != 0 and index % np.uintp(_ONE_IN) == 0:
+            index = np.uint64(read(indices, (row, slot)))
+            if index & rest == 0 and index != 0:
                 sampled = True
-                off += read(sample, (index // np.uintp(_ONE_IN), 1))
+                off += read(sample, (index >> rates.shift, 1))
         if not sampled:
             continue
         probability = read(seen.probabilities, row)
@@ -178,9 +188,9 @@ def _weigh(rates, indices, seen, sample, numbers):  # type: ignore[no-untyped-de
         numbers[2] -= slope + np.float64(np.float32(0.5) * curvature * off * off)
         numbers[3] += slope * slope
         for slot in range(indices.shape[1]):
-            index = np.uintp(read(indices, (row, slot)))
-            if index != 0 and index % np.uintp(_ONE_IN) == 0:
-                place = index // np.uintp(_ONE_IN)
+            index = np.uint64(read(indices, (row, slot)))
+            if index & rest == 0 and index != 0:
+                place = index >> rates.shift
                 total = read(sample, (place, 0)) + rates.weight * error * error
                 write(sample, (place, 0), total)
                 total = total * rates.scale + rates.initial + _TINY

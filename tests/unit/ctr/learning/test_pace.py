@@ -51,13 +51,13 @@ def test_the_sample_is_what_numpy_says() -> None:
     block = block_of(SINGLE, 900, weighted=True)
     random = np.random.default_rng(1)
     predicted = random.uniform(0.1, 0.9, len(block)).astype(np.float32)
-    made = Pace(FEATURES.rows, OPTIMIZER)
+    made = Pace(FEATURES.rows, FEATURES.slots, OPTIMIZER)
     assert made.watch(block, predicted) == 1.0
     assert block.weights is not None
     off, squares = np.zeros(FEATURES.rows), np.zeros(FEATURES.rows)
     saved = spread = 0.0
     for row, weight in enumerate(block.weights):
-        sampled = [int(one) for one in block.indices[row] if one and one % pace._ONE_IN == 0]
+        sampled = [int(one) for one in block.indices[row] if one and one % pace._LEAST_ONE_IN == 0]
         sum_off = off[sampled].sum()
         error = (predicted[row] - block.labels[row]) * weight
         curvature = predicted[row] * (1 - predicted[row]) * weight
@@ -70,8 +70,8 @@ def test_the_sample_is_what_numpy_says() -> None:
             off[one] += rate * (error - pace._FASTER * (error + curvature * sum_off))
     state = made.state()
     np.testing.assert_allclose(state["pace"], [900, 0, saved, spread], rtol=1e-4)
-    np.testing.assert_allclose(state["pace.sample"][:, 0], squares[:: pace._ONE_IN], rtol=1e-5)
-    np.testing.assert_allclose(state["pace.sample"][:, 1], off[:: pace._ONE_IN], rtol=1e-3, atol=1e-6)
+    np.testing.assert_allclose(state["pace.sample"][:, 0], squares[:: pace._LEAST_ONE_IN], rtol=1e-5)
+    np.testing.assert_allclose(state["pace.sample"][:, 1], off[:: pace._LEAST_ONE_IN], rtol=1e-3, atol=1e-6)
 
 
 def test_a_world_that_turns_is_followed_faster() -> None:
