@@ -24,7 +24,7 @@ RATES: dict[OptimizerKind, float] = {
     **{"sgd": 0.1, "adagrad": 0.1, "forgetting": 0.1},
     **{"ftrl": 0.2, "adam": 0.01, "lazy_adam": 0.01},
 }
-OPTIMIZERS: tuple[OptimizerKind, ...] = ("forgetting", "lazy_adam")
+OPTIMIZERS: tuple[OptimizerKind, ...] = ("adagrad", "lazy_adam")
 CASES = tuple(product(KINDS, SCHEMAS, OPTIMIZERS))
 PLAIN_CASES = tuple(product(KINDS, SCHEMAS))
 PAIR = Interaction(fields=("ad", "site"), buckets=50)

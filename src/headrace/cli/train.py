@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from headrace.cli import models, numbers, verbs
 from headrace.config import checks
 from headrace.ctr.settings import DEEP, KINDS, OPTIMIZERS, ModelSettings
@@ -81,14 +79,14 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         help="the widths of the network's layers (default 128,64)",
     )
     group.add_argument(
-        "--optimizer", choices=OPTIMIZERS, help="of linear weights and embeddings (default forgetting)"
+        "--optimizer", choices=OPTIMIZERS, help="of linear weights and embeddings (default adagrad)"
     )
     group.add_argument(
         "--learning-rate",
         type=numbers.above_zero("learning-rate", most=_HIGHEST_RATE),
         metavar="R",
-        help="of linear weights (default 0.2) and embeddings (default 0.1); if only --optimizer is said, "
-        "0.001 for adam and lazy_adam, 0.05 for others",
+        help="of linear weights and embeddings (default 0.05; 0.001 with adam and lazy_adam, 0.2 "
+        "and 0.1 with forgetting)",
     )
     group.add_argument(
         "--interaction", action="append", metavar="A*B", default=[], help="a pair of fields; may be repeated"
@@ -327,7 +325,11 @@ def _optimizer(kind: str | None, rate: float | None) -> dict[str, object]:
     groups = ("linear",) if kind == "ftrl" else ("linear", "embeddings")
     changes: dict[str, object] = {}
     if kind == "forgetting" and rate is None:
-        return {group: msgspec.to_builtins(getattr(ModelSettings(), group)) for group in groups}
+        linear, embeddings = (
+            {"kind": kind, "learning_rate": 0.2},
+            {"kind": kind, "learning_rate": 0.1, "initial": 4.0},
+        )
+        return {"linear": linear, "embeddings": embeddings}
     if kind is not None:
         changes = {f"{group}.kind": kind for group in groups}
     if rate is None and kind in ("adam", "lazy_adam"):

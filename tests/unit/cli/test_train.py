@@ -51,10 +51,12 @@ def test_options_win_over_the_file_and_leave_the_rest_of_it(tmp_path: Path) -> N
     assert found["linear"] == {"l2": 0.5, "kind": "adagrad"}
 
 
-def test_the_default_optimizer_has_its_rates_when_it_is_named() -> None:
-    found = train.model_settings(parsed("--optimizer", "forgetting"))
-    assert settings_of(found, "x") == ModelSettings()
-    assert train.model_settings(parsed("--optimizer", "adagrad"))["linear"] == {"kind": "adagrad"}
+def test_what_forgets_has_rates_of_its_own_and_learns_row_by_row() -> None:
+    found = train.model_settings(parsed("--optimizer", "forgetting", "--model", "fm"))
+    made = settings_of(found, "x")
+    assert (made.linear.learning_rate, made.embeddings.learning_rate) == (0.2, 0.1)
+    with pytest.raises(ConfigError, match="forgetting learns row by row"):
+        settings_of({**found, "kind": "deepfm"}, "x")
 
 
 def test_ftrl_is_for_linear_weights_only() -> None:
@@ -160,6 +162,5 @@ def test_help_tells_the_defaults_that_hold(capsys: pytest.CaptureFixture[str]) -
     hidden = ",".join(map(str, model.hidden))
     for value in (model.factors, hidden, model.embeddings.kind, model.batch_rows, model.seed):
         assert f"(default {value})" in said
-    for group in (model.linear, model.embeddings):
-        assert f"(default {group.learning_rate:g})" in said
+    assert f"(default {model.embeddings.learning_rate:g};" in said
     assert f"versions stay; 0 = all (default {DEFAULT_KEEP})" in said

@@ -23,7 +23,6 @@ from headrace.ctr.learning.blas_threads import use_one_thread
 from headrace.ctr.learning.first_layer import Distinct
 from headrace.ctr.learning.network import CHUNK_ROWS, Layout, Passage
 from headrace.ctr.learning.optimizers import all_mover, code_of, flat_mover, step_of, touched_mover
-from headrace.ctr.learning.pace import Pace
 from headrace.ctr.learning.parameter_groups import Groups, network_widths, pair_inputs
 from headrace.ctr.learning.touched_rows import Coalescer, Touched
 from headrace.ctr.models.arguments import NOTHING, Room, Rows, Served, Shape, Slots, Work, shape_of
@@ -67,8 +66,6 @@ class BatchedModel(LearningModel):
         self._hands = [_Hand(self._shape, self._groups, self._layout) for _ in range(settings.threads)]
         self._threads = ThreadPoolExecutor(settings.threads) if settings.threads > 1 else None
         self._steps = np.zeros(1, np.int64)
-        forgetting = self._groups.forgetting
-        self._pace = Pace(features.rows, features.slots, forgetting) if forgetting is not None else None
         self._scorer: WeightsScorer | None = None
 
     def learn(self, block: Block) -> Array:
@@ -102,8 +99,6 @@ class BatchedModel(LearningModel):
         if whole is not None:
             self._spread(whole.backward(sums["embeddings"], self._hands[0].sums["layer0.weights"]))
         self._move(touched, sums, len(block))
-        if self._pace is not None and (factor := self._pace.watch(block, probabilities)) != 1.0:
-            self._groups.scale_squares(factor)
         return probabilities
 
     def predict(self, block: Block) -> Array:
@@ -115,14 +110,10 @@ class BatchedModel(LearningModel):
     def forget(self, rows: Array) -> None:
         """Make rows of the tables fresh; interactions of their values keep what they have learnt."""
         self._groups.forget(rows)
-        if self._pace is not None:
-            self._pace.forget(rows)
 
     def state(self) -> dict[str, Array]:
         """Everything that learning goes on from: weights with their optimizers' numbers, and the batches."""
-        own = {} if self._pace is None else self._pace.state()
-        tables = {name: table.values for name, table in self._groups.tables.items()}
-        return {**tables, "steps": self._steps, **own}
+        return {name: table.values for name, table in self._groups.tables.items()} | {"steps": self._steps}
 
     def restore(self, state: Mapping[str, Array]) -> None:
         """Go on from a state.
@@ -136,8 +127,6 @@ class BatchedModel(LearningModel):
                 "state: 'steps': expected how many batches were learnt from; it is another model's"
             )
         self._groups.restore(state)
-        if self._pace is not None:
-            self._pace.restore(state)
         self._steps[:] = steps
         self._scorer = None
 
@@ -177,12 +166,12 @@ class BatchedModel(LearningModel):
     def _move(self, touched: Touched, sums: Mapping[str, Array], rows: int) -> None:
         """One step of every optimizer."""
         self._steps += 1
-        number, weight = int(self._steps[0]), 1.0 if self._pace is None else self._pace.weight
+        number = int(self._steps[0])
         calls: list[tuple[Callable[..., None], *tuple[object, ...]]] = []
         for name, table in self._groups.wide().items():
             optimizer, values = self._groups.optimizer(name), table.values
             of_table = touched.rows[: touched.embedded] if name == "embeddings" else touched.rows
-            given = step_of(optimizer, number, rows, weight=weight), values, of_table, sums[name]
+            given = step_of(optimizer, number, rows), values, of_table, sums[name]
             if optimizer.kind == "adam":
                 every, positions = all_mover(table.width), self._coalescer.positions
                 calls += [(every, *given, positions, edges) for edges in self._parts(len(values))]
@@ -193,8 +182,7 @@ class BatchedModel(LearningModel):
         for name, table in self._groups.alone().items():
             if table.width:
                 optimizer = self._groups.optimizer(name)
-                pulled = not name.endswith("bias")
-                step = step_of(optimizer, number, rows, pulled=pulled, weight=weight)
+                step = step_of(optimizer, number, rows, pulled=not name.endswith("bias"))
                 flat_mover(code_of(optimizer))(step, table.values, self._gradient(name))
 
     def _parts(self, rows: int) -> list[tuple[int, int]]:

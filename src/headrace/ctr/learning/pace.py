@@ -111,7 +111,7 @@ class Pace:
         weights = _NOTHING if block.weights is None else fixed(block.weights)
         seen = _Seen(fixed(block.labels), weights, fixed(probabilities))
         _weigh(
-            _Rates(*map(np.float32, rates), np.uint64(self._shift)),
+            _Rates._make((*map(np.float32, rates), np.uint64(self._shift))),
             fixed(block.indices),
             seen,
             self._sample,

@@ -124,7 +124,7 @@ class Groups:
     @property
     def forgetting(self) -> Optimizer | None:
         """How groups move whose sums of squares forget, the linear ones first; None if none do."""
-        groups = (self._settings.linear, self._settings.embeddings, self._settings.network)
+        groups = (self._settings.linear, self._settings.embeddings)
         return next((one for one in groups if one.kind == "forgetting"), None)
 
     def scale_squares(self, factor: float) -> None:

@@ -19,11 +19,11 @@ from headrace.tensors import Array
 from tests.click_blocks import SINGLE, block_of
 
 FEATURES = Features.of(SINGLE)
-OPTIMIZER = Optimizer(learning_rate=0.2)
+OPTIMIZER = Optimizer(kind="forgetting", learning_rate=0.2)
 
 
 def model_of(kind: Kind = "fm") -> OnlineModel:
-    return OnlineModel(ModelSettings(kind=kind, factors=4), FEATURES)
+    return OnlineModel(ModelSettings(kind=kind, factors=4, linear=OPTIMIZER, embeddings=OPTIMIZER), FEATURES)
 
 
 def turned(block: Block) -> Block:
