@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +73,24 @@ def stream(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
+@pytest.fixture(scope="module")
+def whole_of(stream: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """What an undisturbed run of a kind of model publishes; each is made once."""
+
+    @cache
+    def version(kind: str) -> Path:
+        directory = tmp_path_factory.mktemp(kind)
+        train(stream, *model_options(kind), "--publish", directory)
+        (only,) = version_directories(directory).values()
+        return only
+
+    return version
+
+
+def model_options(kind: str) -> tuple[object, ...]:
+    return ("--model", kind, "--factors", 4, *(("--hidden", "8") if kind == "deepfm" else ()))
+
+
 def train(*options: object) -> dict[str, Any]:
     """The last line of a run."""
     words = [sys.executable, "-m", "headrace", "train", *map(str, options)]
@@ -118,17 +138,14 @@ def are_the_same_model(left: Path, right: Path) -> None:
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("kind", ["fm", "deepfm"])
 def test_an_interrupted_run_ends_with_the_same_rows_for_the_same_values(
-    kind: str, stream: Path, tmp_path: Path
+    kind: str, stream: Path, whole_of: Callable[[str], Path], tmp_path: Path
 ) -> None:
     """Resumed from a checkpoint, published as patches: to the bit what an undisturbed run publishes."""
     saved = ("--checkpoint", tmp_path / "saved", "--publish", tmp_path / "patched", "--patch", "--keep", 0)
     often = ("--every-rows", 2 * BLOCK)
-    network = ("--hidden", "8") if kind == "deepfm" else ()
-    model = ("--model", kind, "--factors", 4, *network)
+    model, whole = model_options(kind), whole_of(kind)
     train(stream, *model, "--rows", HALF, *saved, *often)
     train(stream, *model, "--resume", *saved, *often)
-    train(stream, *model, "--publish", tmp_path / "whole")
-    (whole,) = version_directories(tmp_path / "whole").values()
     newest = version_directories(tmp_path / "patched")[max(version_directories(tmp_path / "patched"))]
     are_the_same_model(newest, whole)
     stored = read_description(newest).arrays["keys.user"]
@@ -141,10 +158,9 @@ def test_an_interrupted_run_ends_with_the_same_rows_for_the_same_values(
 
 
 def test_a_version_knows_users_by_name_and_answers_what_the_trainer_predicts(
-    stream: Path, tmp_path: Path
+    stream: Path, whole_of: Callable[[str], Path]
 ) -> None:
-    train(stream, "--model", "fm", "--publish", tmp_path / "whole")
-    (whole,) = version_directories(tmp_path / "whole").values()
+    whole = whole_of("fm")
     settings, features, weights = read_model(whole)
     keys = weights.keys["user"]
     assert keys[0] == 0
