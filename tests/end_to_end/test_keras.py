@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.versions.layout import version_directories
 from tests.running_server import RunningServer
 
 BUILD = """
@@ -49,7 +50,7 @@ def test_clicks_become_versions_that_a_server_answers_from(tmp_path: Path) -> No
     )
     assert generated.returncode == 0, generated.stderr
     train = ["train", rows, "--model", "keras", "--keras", f"{tmp_path / 'clicks.py'}:build"]
-    train += ["--batch-rows", "128", "--publish", tmp_path / "models/clicks", "--every-rows", "8000"]
+    train += ["--batch-rows", "128", "--publish", tmp_path / "models/clicks", "--every-rows", "16000"]
     train += ["--keep", "2", "--checkpoint", tmp_path / "saved", "--rows"]
 
     first = last_line(headrace(*train, "20000"))
@@ -58,7 +59,7 @@ def test_clicks_become_versions_that_a_server_answers_from(tmp_path: Path) -> No
     assert said["rows"] == 30000
     assert float(str(said["logloss"])) < 0.5  # saying the click rate each time answers 0.5016
     assert len(list(first["versions"])) < len(list(said["versions"]))  # type: ignore[call-overload]
-    kept = sorted(int(path.name) for path in (tmp_path / "models/clicks").iterdir())
+    kept = sorted(version_directories(tmp_path / "models/clicks"))
     assert kept == said["versions"][-2:]  # type: ignore[index]
     with RunningServer(tmp_path / "models") as server:
         row = {"c1": 9, "c2": 1, "c3": 2, "c4": 22, "c5": 2, "c6": 5, "d1": [1.0], "d2": [0.0]}
