@@ -167,7 +167,9 @@ def hash_integers(values: Array, seed: np.uint64) -> Array:
     """The hashes of integers: uint64, in the same shape."""
     flat = np.ascontiguousarray(values, dtype=values.dtype if values.dtype == np.uint64 else np.int64)
     hashes = np.empty(flat.shape, np.uint64)
-    _hash_integers(flat.reshape(-1).view(np.uint64), seed, hashes.reshape(-1))
+    given = flat.reshape(-1).view(np.uint64)
+    given.flags.writeable = False  # as a request's are: the kernel is compiled for one type of array only
+    _hash_integers(given, seed, hashes.reshape(-1))
     return hashes
 
 

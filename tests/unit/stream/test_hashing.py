@@ -9,6 +9,7 @@ import xxhash
 from headrace.errors import InvalidRequest
 from headrace.stream.hashing import (
     IntegerFields,
+    _hash_integers,
     hash_integers,
     hash_texts,
     keys_of,
@@ -100,3 +101,12 @@ def test_integers_of_many_fields_are_placed_as_one_by_one() -> None:
         assert indices[:, slots[number]].tolist() == alone.tolist()
     values[1, 7] = 50
     assert place_integers(values, IntegerFields.of(fields, starts, slots), indices) == 1
+
+
+def test_integers_that_may_and_may_not_be_written_are_hashed_by_one_kernel() -> None:
+    """A request's are read-only: a second type of array was compiled, seconds long, while others waited."""
+    values = np.arange(5)
+    locked = np.frombuffer(values.tobytes(), np.int64)
+    assert hash_integers(values, np.uint64(7)).tolist() == hash_integers(locked, np.uint64(7)).tolist()
+    assert len(_hash_integers.signatures) == 1
+    assert values.flags.writeable
