@@ -130,8 +130,8 @@ class TextTemplates(Generic[Value]):
         self.is_empty = False
 
     def _get_ready(self) -> None:
-        """Make what recognising needs, for the first message that can be."""
-        if self._known or not self.is_empty:
+        """Make what recognising needs, once, for the first message that can be."""
+        if hasattr(self, "_kernels"):
             return
         # Who takes packed texts has loaded numba; nobody else needs it.
         from headrace.packed import kernels  # noqa: PLC0415
