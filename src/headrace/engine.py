@@ -22,8 +22,8 @@ from headrace.batching.request import (
     Answer,
     AwaitedRequest,
     Call,
-    Outcome,
     Request,
+    Settlement,
     Waiter,
 )
 from headrace.clock import LoopClock
@@ -276,7 +276,7 @@ class Engine:
         self,
         loaded: LoadedVersion,
         inputs: CheckedInputs,
-        respond: Callable[[Outcome], object],
+        respond: Callable[[Settlement], object],
         *,
         deadline: float = NO_DEADLINE,
         waiter: Waiter | None = None,

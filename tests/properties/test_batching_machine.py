@@ -95,10 +95,10 @@ class BatcherMachine(RuleBasedStateMachine):
         if turn:
             self.settle()
 
-    @precondition(lambda self: any(not asked.outcomes and not asked.gone for asked in self.asked))
+    @precondition(lambda self: any(not asked.settlements and not asked.gone for asked in self.asked))
     @rule(data=st.data(), politely=st.booleans())
     def leave(self, data: st.DataObject, politely: bool) -> None:
-        waiting = [asked for asked in self.asked if not asked.outcomes and not asked.gone]
+        waiting = [asked for asked in self.asked if not asked.settlements and not asked.gone]
         asked = data.draw(st.sampled_from(waiting))
         mark = float(asked.values[0, 0])
         asked.gone = True
@@ -125,7 +125,7 @@ class BatcherMachine(RuleBasedStateMachine):
 
     @invariant()
     def nobody_is_settled_twice(self) -> None:
-        assert all(len(asked.outcomes) <= 1 for asked in self.asked)
+        assert all(len(asked.settlements) <= 1 for asked in self.asked)
 
     @invariant()
     def who_left_before_it_ran_never_runs(self) -> None:
@@ -176,20 +176,22 @@ class BatcherMachine(RuleBasedStateMachine):
 
     def check(self, asked: Asked) -> None:
         if asked.gone:
-            assert asked.outcomes == []
-        elif isinstance(asked.outcome, Answer):
+            assert asked.settlements == []
+        elif isinstance(asked.settlement, Answer):
             assert POISON not in asked.values
             assert asked.answered_right
-        elif isinstance(asked.outcome, ModelError):
+        elif isinstance(asked.settlement, ModelError):
             assert POISON in asked.values
-        elif isinstance(asked.outcome, DeadlineExceeded):
+        elif isinstance(asked.settlement, DeadlineExceeded):
             assert asked.request.deadline <= self.stage.clock.now()
         else:
-            assert isinstance(asked.outcome, TooLarge if len(asked.values) > 30 else Overloaded)
+            assert isinstance(asked.settlement, TooLarge if len(asked.values) > 30 else Overloaded)
 
     def check_statistics(self) -> None:
         counted = self.stage.batcher.statistics
-        refused = [asked for asked in self.asked if asked.outcomes and isinstance(asked.outcome, Overloaded)]
+        refused = [
+            asked for asked in self.asked if asked.settlements and isinstance(asked.settlement, Overloaded)
+        ]
         assert counted.refused >= len(refused)
         assert sum(counted.latency_counts) == counted.requests
         assert sum(counted.releases.values()) == counted.batches

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from headrace import example
-from headrace.batching.request import Answer, Outcome
+from headrace.batching.request import Answer, Settlement
 from headrace.config import BatchingPolicy
 from headrace.engine import Engine, ModelSpec
 from headrace.errors import (
@@ -122,18 +122,18 @@ def test_the_cheapest_form_answers_by_callback_exactly_once() -> None:
         async with Engine.from_objects({"m": Doubling()}) as engine:
             loaded = engine.loaded("m")
             checked = signature_named(loaded.signatures, "").check({"x": ROW})
-            outcomes: list[Outcome] = []
+            settlements: list[Settlement] = []
             answered = asyncio.Event()
 
-            def respond(outcome: Outcome) -> None:
-                outcomes.append(outcome)
+            def respond(settlement: Settlement) -> None:
+                settlements.append(settlement)
                 answered.set()
 
             engine.submit(loaded, checked, respond)
             await answered.wait()
-            (outcome,) = outcomes
-            assert isinstance(outcome, Answer)
-            assert outcome.tensor("y").tolist() == [[2.0, 4.0]]
+            (settlement,) = settlements
+            assert isinstance(settlement, Answer)
+            assert settlement.tensor("y").tolist() == [[2.0, 4.0]]
 
     run(scenario())
 

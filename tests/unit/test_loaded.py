@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.batching.request import Outcome, Request
+from headrace.batching.request import Request, Settlement
 from headrace.config import ModelConfig
 from headrace.lifecycle.handle import Lease
 from headrace.loaded import LoadedVersion
@@ -14,9 +14,9 @@ def loaded(clock: VirtualClock) -> LoadedVersion:
     return LoadedVersion("m", 1, Doubling(), ModelConfig(), clock)
 
 
-def submit(version: LoadedVersion, outcomes: list[Outcome]) -> None:
+def submit(version: LoadedVersion, settlements: list[Settlement]) -> None:
     (signature,) = version.signatures.values()
-    version.predictor.submit(Request(*signature.check({"x": [[1, 2]]}), outcomes.append))
+    version.predictor.submit(Request(*signature.check({"x": [[1, 2]]}), settlements.append))
 
 
 def test_a_lease_keeps_a_version_until_it_is_released() -> None:

@@ -11,7 +11,7 @@ from functools import partial
 from headrace.batching.cost import BatchCost
 from headrace.batching.joining import FilledRoom, padded_size
 from headrace.batching.plan import Plan, Release, Room
-from headrace.batching.request import BatchOutputs, Outcome, Request, Timings
+from headrace.batching.request import BatchOutputs, Request, Settlement, Timings
 from headrace.batching.splitting import parts_within, split
 from headrace.batching.texts import MOST_BYTES, TextRoom, bytes_of, row_counts, text_inputs
 from headrace.config import BatchingPolicy
@@ -156,7 +156,7 @@ class Batch:
         layouts: How each request's rows lie in memory.
         columns: Each request's inputs.
         timings: Where its time went.
-        outcomes: What came of it: for all together, or for each request.
+        settlements: What came of it: for all together, or for each request.
     """
 
     __slots__ = (
@@ -164,11 +164,11 @@ class Batch:
         "columns",
         "lane",
         "layouts",
-        "outcomes",
         "padded_rows",
         "release",
         "requests",
         "rows",
+        "settlements",
         "signature",
         "timings",
     )
@@ -187,7 +187,7 @@ class Batch:
         self.layouts = [request.layout for request in made.run]
         self.columns = [request.columns for request in made.run]
         self.timings = Timings(now, made.rows, len(made.run))
-        self.outcomes: BatchOutputs | list[Outcome] = []
+        self.settlements: BatchOutputs | list[Settlement] = []
 
 
 def declared_outputs(signature: Signature, outputs: Tensors, rows: int) -> Tensors:

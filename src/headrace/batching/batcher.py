@@ -33,8 +33,8 @@ from headrace.batching.request import (
     Answer,
     BatchOutputs,
     Origin,
-    Outcome,
     Request,
+    Settlement,
     Timings,
 )
 from headrace.batching.statistics import VersionStatistics
@@ -302,12 +302,12 @@ class Batcher:
         timings = batch.timings
         timings.started = self._now()
         try:
-            batch.outcomes = self._call(batch, range(len(batch.requests)), batch.rows)
+            batch.settlements = self._call(batch, range(len(batch.requests)), batch.rows)
         except BaseException as error:  # noqa: BLE001 - a model's own code: let through, it would end the thread
-            batch.outcomes = self._compute_rest(batch, error)
+            batch.settlements = self._compute_rest(batch, error)
         timings.finished = self._now()
 
-    def _compute_rest(self, batch: Batch, error: BaseException) -> list[Outcome]:
+    def _compute_rest(self, batch: Batch, error: BaseException) -> list[Settlement]:
         """After a batch failed: leave out the requests that are to blame, or call for each request alone."""
         if len(batch.requests) == 1:
             return [headrace_error(error)]
@@ -324,7 +324,7 @@ class Batcher:
         answers = dict(zip(good, self._compute_good(batch, good), strict=True))
         return [guilty.get(index) or answers[index] for index in range(len(batch.requests))]
 
-    def _compute_good(self, batch: Batch, good: list[int]) -> list[Outcome]:
+    def _compute_good(self, batch: Batch, good: list[int]) -> list[Settlement]:
         """Call the Servable for some requests of a batch, together; if it fails, for each of them alone."""
         if not good:
             return []
@@ -339,7 +339,7 @@ class Batcher:
         stops = list(accumulate(rows))
         return [Answer(outputs, stop - count, stop, timings) for count, stop in zip(rows, stops, strict=True)]
 
-    def _compute_alone(self, batch: Batch, index: int) -> Outcome:
+    def _compute_alone(self, batch: Batch, index: int) -> Settlement:
         """Call the Servable for one request of a batch that failed, if somebody still waits for it.
 
         Asking whether somebody does only reads, so it may be asked from an instance's thread; what is decided
@@ -394,33 +394,33 @@ class Batcher:
         self._finish(batch)
 
     def _finish(self, batch: Batch) -> None:
-        timings, outcomes, now = batch.timings, batch.outcomes, self._now()
-        if isinstance(outcomes, BatchOutputs):
+        timings, settlements, now = batch.timings, batch.settlements, self._now()
+        if isinstance(settlements, BatchOutputs):
             self._count_call(batch.padded_rows, timings, batch.release)
             answered, start = [], 0
             for request in batch.requests:
                 stop = start + request.rows
-                if request.settle(Answer(outcomes, start, stop, timings)):
+                if request.settle(Answer(settlements, start, stop, timings)):
                     answered.append(request)
                 else:
                     self._count_unanswered(request, now)
                 start = stop
         else:
-            answered = self._finish_singly(batch, outcomes, now)
+            answered = self._finish_singly(batch, settlements, now)
         if answered:
             self.statistics.count_answered(answered, timings, self._now())
         self._let_go(len(batch.requests))
 
-    def _finish_singly(self, batch: Batch, outcomes: list[Outcome], now: float) -> list[Request]:
+    def _finish_singly(self, batch: Batch, settlements: list[Settlement], now: float) -> list[Request]:
         answered = []
         counted = None
-        for request, outcome in zip(batch.requests, outcomes, strict=True):
-            if isinstance(outcome, Answer) and outcome.timings is not counted:
-                counted = outcome.timings
+        for request, settlement in zip(batch.requests, settlements, strict=True):
+            if isinstance(settlement, Answer) and settlement.timings is not counted:
+                counted = settlement.timings
                 self._count_call(padded_size(counted.rows, batch.allowed), counted, batch.release)
-            if not request.settle(outcome):
+            if not request.settle(settlement):
                 self._count_unanswered(request, now)
-            elif isinstance(outcome, Answer):
+            elif isinstance(settlement, Answer):
                 answered.append(request)
             else:
                 self.statistics.count_failed(request, now)

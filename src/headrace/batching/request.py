@@ -127,7 +127,7 @@ class Answer:
         return self.outputs.raw(name)[self.start * row_bytes : self.stop * row_bytes]
 
 
-Outcome = Answer | HeadraceError
+Settlement = Answer | HeadraceError
 """What a request ends with: an Answer, or the error why there is none."""
 
 
@@ -184,7 +184,7 @@ class Request:
         layout: RowLayout,
         columns: Sequence[Buffer],
         rows: int,
-        respond: Callable[[Outcome], object],
+        respond: Callable[[Settlement], object],
         *,
         deadline: float = NO_DEADLINE,
         waiter: Waiter | None = None,
@@ -216,8 +216,8 @@ class Request:
         """Whether somebody still waits for the answer."""
         return not self.settled and (self._waiter is None or not self._waiter.done())
 
-    def settle(self, outcome: Outcome) -> bool:
-        """Answer, once: a second outcome, or one that nobody waits for, is dropped.
+    def settle(self, settlement: Settlement) -> bool:
+        """Answer, once: a second settlement, or one that nobody waits for, is dropped.
 
         What ``respond`` raises is logged, and goes no further.
 
@@ -230,7 +230,7 @@ class Request:
         self.columns = ()
         if wanted:
             try:
-                self._respond(outcome)
+                self._respond(settlement)
             except Exception:  # noqa: BLE001 - the caller's own code: its failure stays its own
                 _log.exception("a request's respond callback failed")
         return wanted
@@ -242,7 +242,7 @@ class Request:
 
 
 class AwaitedRequest(Request):
-    """A Request whose outcome is awaited, as a future's result or exception: the commonest kind."""
+    """A Request whose settlement is awaited, as a future's result or exception: the commonest kind."""
 
     __slots__ = ("_future",)
 
@@ -273,14 +273,14 @@ class AwaitedRequest(Request):
         """Whether somebody still waits for the answer."""
         return not self.settled and not self._future.done()
 
-    def settle(self, outcome: Outcome) -> bool:
+    def settle(self, settlement: Settlement) -> bool:
         """Answer, once; see ``Request.settle``."""
         wanted = not self.settled and not self._future.done()
         self.settled = True
         self.columns = ()
         if wanted:
-            if type(outcome) is Answer:
-                self._future.set_result(outcome)
+            if type(settlement) is Answer:
+                self._future.set_result(settlement)
             else:
-                self._future.set_exception(cast("HeadraceError", outcome))
+                self._future.set_exception(cast("HeadraceError", settlement))
         return wanted

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from headrace.batching.joining import MOST_FILLED_BYTES, MOST_FILLED_TIMES, cut
-from headrace.batching.request import Answer, BatchOutputs, Outcome, Request
+from headrace.batching.request import Answer, BatchOutputs, Request, Settlement
 from headrace.errors import ModelError, TooLarge
 from headrace.servable import Shape
 from headrace.tensors import STRING, Array
@@ -64,12 +64,12 @@ class _Collector:
     def done(self) -> bool:
         return not self._request.wanted
 
-    def answer_of(self, index: int) -> Callable[[Outcome], None]:
-        def answer(outcome: Outcome) -> None:
-            if not isinstance(outcome, Answer):
-                self._request.settle(outcome)
+    def answer_of(self, index: int) -> Callable[[Settlement], None]:
+        def answer(settlement: Settlement) -> None:
+            if not isinstance(settlement, Answer):
+                self._request.settle(settlement)
                 return
-            self._answers[index] = outcome
+            self._answers[index] = settlement
             if len(self._answers) == self._parts:
                 answers = [self._answers[part] for part in range(self._parts)]
                 self._request.settle(_joined(answers, fill=self._fill))
@@ -77,7 +77,7 @@ class _Collector:
         return answer
 
 
-def _joined(answers: list[Answer], *, fill: bool) -> Outcome:
+def _joined(answers: list[Answer], *, fill: bool) -> Settlement:
     outputs = {}
     for name in answers[0].outputs.tensors:
         parts = [answer.tensor(name) for answer in answers]

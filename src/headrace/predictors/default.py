@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from headrace.batching.request import Answer, BatchOutputs, Origin, Outcome, Request, Timings
+from headrace.batching.request import Answer, BatchOutputs, Origin, Request, Settlement, Timings
 from headrace.batching.statistics import VersionStatistics
 from headrace.clock import Clock
 from headrace.errors import DeadlineExceeded, HeadraceError, InvalidRequest, NotLoadable, Refused
@@ -48,16 +48,16 @@ class Attempt(Request):
         """Whether somebody still waits for the model's own answer."""
         return not self.settled and self._asked.wanted
 
-    def settle(self, outcome: Outcome) -> bool:
+    def settle(self, settlement: Settlement) -> bool:
         """Answer, once; see ``Request.settle``."""
         wanted = self.wanted
         self.settled = True
         self.columns = ()
         if wanted:
-            if isinstance(outcome, DeadlineExceeded | Refused):
-                self._refused(outcome)
+            if isinstance(settlement, DeadlineExceeded | Refused):
+                self._refused(settlement)
             else:
-                self._asked.settle(outcome)
+                self._asked.settle(settlement)
         return wanted
 
 

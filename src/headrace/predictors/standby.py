@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from headrace.batching.batcher import Batcher
-from headrace.batching.request import Answer, Origin, Outcome, Request
+from headrace.batching.request import Answer, Origin, Request, Settlement
 from headrace.batching.statistics import VersionStatistics
 from headrace.clock import Clock, Timer
 from headrace.config import DefaultPolicy
@@ -142,10 +142,10 @@ class _First(Attempt):
         super().__init__(asked, deadline, second.needed)
         self._second = second
 
-    def settle(self, outcome: Outcome) -> bool:
-        if not self.settled and (isinstance(outcome, Answer) or not self.wanted):
+    def settle(self, settlement: Settlement) -> bool:
+        if not self.settled and (isinstance(settlement, Answer) or not self.wanted):
             self._second.forget()
-        return super().settle(outcome)
+        return super().settle(settlement)
 
 
 class _Second:
@@ -209,12 +209,12 @@ class _Second:
         )  # fmt: skip
         standby.batcher.submit(again)
 
-    def _come(self, outcome: Outcome) -> None:
-        if isinstance(outcome, Answer):
-            self._answer = outcome
+    def _come(self, settlement: Settlement) -> None:
+        if isinstance(settlement, Answer):
+            self._answer = settlement
         else:
             self._over = True
-            self._default.complain(outcome)
+            self._default.complain(settlement)
         self._look()
 
     def _look(self) -> None:

@@ -55,6 +55,6 @@ def train(options: TrainOptions, output: TextIO, errors: TextIO) -> int:
         trainer = Trainer(learner, plan, reports.observers)
         if checkpoint is not None:
             trainer.resume(checkpoint, continued=options.continued)
-        outcome = trainer.run(Continued(reader, learner.position.rows if options.continued else 0))
-        error = reports.end(outcome.summary, outcome.error)
-    return outcome.exit_code or int(error is not None)
+        result = trainer.run(Continued(reader, learner.position.rows if options.continued else 0))
+        error = reports.end(result.summary, result.error)
+    return result.exit_code or int(error is not None)

@@ -1,4 +1,4 @@
-"""A Batcher on a stage: a clock turned by hand, a scripted Servable, and every outcome written down.
+"""A Batcher on a stage: a clock turned by hand, a scripted Servable, and every settlement written down.
 
 Batches run in real threads, but each waits within the Servable until the test lets it pass: what runs when is
 the test's to say, and every wait is bounded.
@@ -16,7 +16,7 @@ import numpy as np
 
 from headrace.batching.batch import Lane
 from headrace.batching.batcher import Batcher
-from headrace.batching.request import NO_DEADLINE, Answer, Origin, Outcome, Request
+from headrace.batching.request import NO_DEADLINE, Answer, Origin, Request, Settlement
 from headrace.config import BatchingPolicy
 from headrace.errors import HeadraceError
 from headrace.servable import DEFAULT_SIGNATURE, RowLayout, Signature, TensorSpec
@@ -106,7 +106,7 @@ class Asked:
     """One request, and what became of it; a Waiter that can leave."""
 
     values: Array
-    outcomes: list[Outcome] = field(default_factory=list)
+    settlements: list[Settlement] = field(default_factory=list)
     gone: bool = False
     then: Callable[[], object] = lambda: None
     request: Request | None = None
@@ -114,25 +114,25 @@ class Asked:
     def done(self) -> bool:
         return self.gone
 
-    def respond(self, outcome: Outcome) -> None:
-        self.outcomes.append(outcome)
+    def respond(self, settlement: Settlement) -> None:
+        self.settlements.append(settlement)
         self.then()
 
     @property
-    def outcome(self) -> Outcome:
-        """The one and only outcome."""
-        (outcome,) = self.outcomes
-        return outcome
+    def settlement(self) -> Settlement:
+        """The one and only settlement."""
+        (settlement,) = self.settlements
+        return settlement
 
     @property
     def sums(self) -> list[float]:
-        assert isinstance(self.outcome, Answer), self.outcome
-        return self.outcome.tensor("y").tolist()
+        assert isinstance(self.settlement, Answer), self.settlement
+        return self.settlement.tensor("y").tolist()
 
     @property
     def error(self) -> HeadraceError:
-        assert isinstance(self.outcome, HeadraceError), self.outcome
-        return self.outcome
+        assert isinstance(self.settlement, HeadraceError), self.settlement
+        return self.settlement
 
     @property
     def answered_right(self) -> bool:

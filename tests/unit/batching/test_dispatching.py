@@ -17,7 +17,7 @@ def test_a_lone_request_goes_at_once() -> None:
         stage.turn(enter=1)
         stage.finish()
         assert lone.sums == [1.0]
-        assert lone.outcome.timings.formed == lone.request.enqueued
+        assert lone.settlement.timings.formed == lone.request.enqueued
         assert stage.batcher.statistics.releases[Release.IDLE] == 1
 
 
@@ -28,7 +28,7 @@ def test_requests_that_arrived_together_share_a_batch() -> None:
         stage.finish()
         assert all(one.answered_right for one in together)
         assert stage.model.rows == [3]
-        assert {one.outcome.timings.requests for one in together} == {3}
+        assert {one.settlement.timings.requests for one in together} == {3}
 
 
 def test_the_batch_grows_while_the_instance_is_busy_and_goes_when_it_is_free() -> None:
@@ -98,7 +98,7 @@ def test_a_request_larger_than_the_limit_is_split_over_the_instances_and_joined(
         stage.turn(enter=2)
         assert stage.batcher.outstanding == 4
         stage.finish(2, enter=2)
-        assert large.outcomes == []
+        assert large.settlements == []
         stage.finish(2)
         assert large.answered_right
         assert small.sums == [50.0]
@@ -116,7 +116,7 @@ def test_others_are_let_in_between_the_parts_of_a_large_request() -> None:
         stage.finish(enter=1)
         stage.finish(enter=1)
         assert [one.sums for one in small] == [[50.0], [51.0]]
-        assert large.outcomes == []
+        assert large.settlements == []
         stage.finish(enter=1)
         stage.finish(enter=1)
         assert late.sums == [52.0]
@@ -137,7 +137,7 @@ def test_requests_of_another_layout_are_let_in_between_them_as_well() -> None:
         stage.finish(enter=1)
         stage.finish(enter=1)
         assert other.sums == [3.0]
-        assert large.outcomes == []
+        assert large.settlements == []
         stage.finish(enter=1)
         stage.finish()
         assert large.answered_right
@@ -169,7 +169,7 @@ def test_a_split_request_that_is_abandoned_halfway_costs_no_more() -> None:
         large.gone = True
         stage.finish()
         assert stage.model.rows == [4]
-        assert large.outcomes == []
+        assert large.settlements == []
         assert stage.idle()
 
 
@@ -302,7 +302,7 @@ def test_of_two_layouts_that_wait_each_is_looked_at_in_its_own_time() -> None:
         late = stage.ask([[1.0, 1.0, 1.0]])
         stage.clock.advance(0.0021)
         assert early.sums == [2.0]
-        assert late.outcomes == []
+        assert late.settlements == []
         stage.clock.advance(0.008)
         assert late.sums == [3.0]
 
@@ -314,8 +314,8 @@ def test_a_younger_layout_with_a_deadline_is_looked_at_before_an_older_one_witho
         stage.turn()
         assert stage.clock.timers == 2  # the one for the wait, and the one for the deadline
         stage.clock.advance(0.0021)
-        assert hasty.outcomes
-        assert patient.outcomes == []
+        assert hasty.settlements
+        assert patient.settlements == []
         stage.clock.advance(0.008)
         assert patient.sums == [2.0]
 

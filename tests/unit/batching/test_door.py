@@ -61,7 +61,7 @@ def test_the_rest_of_a_large_request_holds_up_large_ones_but_no_small_one() -> N
         assert stage.batcher.queued_rows == 21
         stage.finish(enter=1)
         stage.finish(enter=1)
-        assert small.outcomes == []
+        assert small.settlements == []
         for enter in (1, 1, 1, 1, 0):
             stage.finish(enter=enter)
         assert small.sums == [4.0]
@@ -78,7 +78,7 @@ def test_a_wait_longer_than_the_deadline_is_refused_at_once() -> None:
         assert "31.0 ms" in refusal(stage.ask([2.0], within=0.030)).message
         assert refusal(stage.ask([2.0], within=0.021)).retry_after_seconds == pytest.approx(0.010)
         in_time = stage.ask([3.0], within=0.032)
-        assert in_time.outcomes == []
+        assert in_time.settlements == []
         assert not stage.model.ran(2.0)
         stage.finish(enter=1)
         stage.finish()
@@ -94,7 +94,7 @@ def test_rows_that_have_been_answered_are_not_ahead_any_more() -> None:
         stage.batcher.cost.a, stage.batcher.cost.b = 0.010, 0.001
         stage.occupy()
         # One row ahead costs 11 ms, this one itself 11 ms.
-        assert stage.ask([2.0], within=0.023).outcomes == []
+        assert stage.ask([2.0], within=0.023).settlements == []
 
 
 def test_more_instances_mean_shorter_waits() -> None:
@@ -104,7 +104,7 @@ def test_more_instances_mean_shorter_waits() -> None:
         stage.ask([1.0] * 8)
         # Ten rows ahead cost 20 ms on one instance, 10 on two, and this one 11 ms.
         assert isinstance(stage.ask([2.0], within=0.020).error, Overloaded)
-        assert stage.ask([2.0], within=0.022).outcomes == []
+        assert stage.ask([2.0], within=0.022).settlements == []
         stage.finish(2, enter=1)
 
 
@@ -138,7 +138,7 @@ def test_a_model_that_takes_few_rows_at_once_is_predicted_to_need_many_calls() -
         for _ in range(9):
             stage.ask([1.0])
         assert isinstance(stage.ask([2.0], within=0.100).error, Overloaded)
-        assert stage.ask([2.0], within=0.120).outcomes == []
+        assert stage.ask([2.0], within=0.120).settlements == []
 
 
 def test_so_is_one_whose_batches_are_kept_short() -> None:
@@ -170,7 +170,7 @@ def test_one_timer_watches_all_deadlines() -> None:
         asked = [stage.ask([1.0], within=within) for within in (0.030, 0.010, 0.020, 0.0102)]
         assert stage.clock.timers == 1
         stage.clock.advance(0.0109)
-        assert [isinstance(one.outcomes and one.error, DeadlineExceeded) for one in asked] == [
+        assert [isinstance(one.settlements and one.error, DeadlineExceeded) for one in asked] == [
             False, True, False, True,
         ]  # fmt: skip
         assert stage.clock.timers == 1

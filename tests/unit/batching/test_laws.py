@@ -36,10 +36,10 @@ def test_a_deadline_that_passes_while_the_batch_runs_is_answered_then_and_the_re
         patient = stage.ask([2.0])
         stage.turn(enter=1)
         stage.clock.advance(0.009)
-        assert late.outcomes == []
+        assert late.settlements == []
         stage.clock.advance(0.002)
         assert isinstance(late.error, DeadlineExceeded)
-        assert patient.outcomes == []
+        assert patient.settlements == []
         stage.finish()
         assert isinstance(late.error, DeadlineExceeded)
         assert patient.sums == [2.0]
@@ -54,7 +54,7 @@ def test_closing_settles_what_waits_and_lets_what_runs_be_answered() -> None:
         stage.batcher.close()
         assert isinstance(waiting.error, Unavailable)
         assert isinstance(stage.ask([2.0]).error, Unavailable)
-        assert running.outcomes == []
+        assert running.settlements == []
         stage.finish()
         assert running.sums == [-1.0]
         assert stage.idle()
@@ -113,7 +113,7 @@ def test_who_leaves_while_waiting_is_never_computed(leave: str) -> None:
         stage.finish(enter=1)
         stage.finish()
         assert stays.sums == [2.0]
-        assert gone.outcomes == []
+        assert gone.settlements == []
         assert not stage.model.ran(1.0)
         assert stage.batcher.statistics.cancelled == 1
         assert stage.idle()
@@ -166,7 +166,7 @@ def test_a_retry_leaves_out_who_is_gone_by_then() -> None:
         stage.finish()
         assert [call[:, 0].tolist() for call in stage.model.calls] == [[666.0, 1.0, 2.0, 3.0], [666.0], [3.0]]
         assert isinstance(bad.error, ModelError)
-        assert gone.outcomes == []
+        assert gone.settlements == []
         assert isinstance(late.error, DeadlineExceeded)
         assert stays.sums == [3.0]
         counted = stage.batcher.statistics
@@ -233,7 +233,7 @@ def test_a_neighbour_that_leaves_while_the_batch_runs_is_not_noticed() -> None:
         gone.gone = True
         stage.finish()
         assert (first.sums, last.sums) == ([1.0], [3.0])
-        assert gone.outcomes == []
+        assert gone.settlements == []
         assert stage.batcher.statistics.cancelled == 1
         assert stage.idle()
 
@@ -364,4 +364,4 @@ def test_what_the_signature_does_not_declare_goes_no_further() -> None:
         asked = stage.ask([1.0, 2.0, 3.0])
         stage.turn()
         assert asked.sums == [1.0, 2.0, 3.0]
-        assert list(asked.outcome.tensors()) == ["y"]
+        assert list(asked.settlement.tensors()) == ["y"]

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from headrace.batching.request import Answer, AwaitedRequest, BatchOutputs, Outcome, Request, Timings
+from headrace.batching.request import Answer, AwaitedRequest, BatchOutputs, Request, Settlement, Timings
 from headrace.config import BatchingPolicy
 from headrace.errors import DeadlineExceeded, HeadraceError
 from tests.unit.batching.stage import SUMS, Asked, Stage
@@ -32,7 +32,7 @@ def test_only_the_first_outcome_counts(asked: Asked) -> None:
     assert request.wanted
     assert request.settle(LATE) is True
     assert request.settle(HeadraceError("again")) is False
-    assert asked.outcome is LATE
+    assert asked.settlement is LATE
     assert not request.wanted
     assert request.columns == ()
 
@@ -42,7 +42,7 @@ def test_who_has_left_is_not_answered(asked: Asked) -> None:
     asked.gone = True
     assert not request.wanted
     assert request.settle(LATE) is False
-    assert asked.outcomes == []
+    assert asked.settlements == []
     assert request.settled
 
 
@@ -51,14 +51,14 @@ def test_an_abandoned_request_is_never_answered_and_lets_go_of_its_inputs(asked:
     request.abandon()
     assert request.columns == ()
     assert request.settle(LATE) is False
-    assert asked.outcomes == []
+    assert asked.settlements == []
 
 
 def test_who_is_answered_may_abandon_or_settle_in_turn(asked: Asked) -> None:
     request = made(asked)
     asked.then = lambda: (request.settle(LATE), request.abandon())
     request.settle(LATE)
-    assert asked.outcome is LATE
+    assert asked.settlement is LATE
 
 
 def test_a_respond_callback_that_raises_harms_nobody_and_is_logged(
@@ -144,6 +144,6 @@ def test_an_answer_is_a_view_of_its_rows() -> None:
 
 def test_raw_bytes_are_in_c_order_whatever_order_the_model_gave() -> None:
     y = np.asfortranarray(np.arange(12, dtype=np.int16).reshape(6, 2))
-    answer: Outcome = Answer(BatchOutputs({"y": y}), 1, 3, Timings(0.0, 6, 1))
+    answer: Settlement = Answer(BatchOutputs({"y": y}), 1, 3, Timings(0.0, 6, 1))
     assert isinstance(answer, Answer)
     assert answer.raw("y", 4) == np.array([[2, 3], [4, 5]], np.int16).tobytes()

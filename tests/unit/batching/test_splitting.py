@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from headrace.batching.request import NO_DEADLINE, Answer, BatchOutputs, Outcome, Request, Timings
+from headrace.batching.request import NO_DEADLINE, Answer, BatchOutputs, Request, Settlement, Timings
 from headrace.batching.splitting import parts_within, split
 from headrace.errors import DeadlineExceeded, ModelError, TooLarge
 from headrace.tensors import Array
@@ -18,15 +18,15 @@ class Whole:
     """A request of the rows 0, 1, 2, …, and what it was answered with."""
 
     def __init__(self, rows: int, deadline: float = NO_DEADLINE) -> None:
-        self.outcomes: list[Outcome] = []
+        self.settlements: list[Settlement] = []
         self.values = np.arange(rows, dtype=np.float32).reshape(-1, 1)
         layout, columns, _ = SUMS.check({"x": self.values})
-        self.request = Request(layout, columns, rows, self.outcomes.append, deadline=deadline)
+        self.request = Request(layout, columns, rows, self.settlements.append, deadline=deadline)
 
     @property
-    def outcome(self) -> Outcome:
-        (outcome,) = self.outcomes
-        return outcome
+    def settlement(self) -> Settlement:
+        (settlement,) = self.settlements
+        return settlement
 
 
 def answer(part: Request, outputs: Mapping[str, Array] | None = None) -> Answer:
@@ -49,12 +49,12 @@ def test_the_answer_is_joined_in_the_order_of_rows_not_of_answers() -> None:
     parts = split(whole.request, parts_within(whole.request.rows, 4))
     for part in (parts[2], parts[0]):
         part.settle(answer(part))
-        assert whole.outcomes == []
+        assert whole.settlements == []
     parts[1].settle(answer(parts[1]))
-    assert isinstance(whole.outcome, Answer)
-    assert whole.outcome.rows == 10
-    assert whole.outcome.tensor("y").tolist() == list(range(10))
-    assert whole.outcome.raw("y", 4) == whole.values.tobytes()
+    assert isinstance(whole.settlement, Answer)
+    assert whole.settlement.rows == 10
+    assert whole.settlement.tensor("y").tolist() == list(range(10))
+    assert whole.settlement.raw("y", 4) == whole.values.tobytes()
 
 
 def test_an_answer_that_neighbours_would_make_enormous_is_refused() -> None:
@@ -62,8 +62,8 @@ def test_an_answer_that_neighbours_would_make_enormous_is_refused() -> None:
     parts = split(whole.request, parts_within(whole.request.rows, 999), fill=True)
     parts[0].settle(answer(parts[0], {"y": np.zeros((999, 1), np.float32)}))
     parts[1].settle(answer(parts[1], {"y": np.zeros((1, 1 << 15), np.float32)}))
-    assert isinstance(whole.outcome, TooLarge)
-    assert "131072000 bytes as 'y'; send fewer rows at once" in str(whole.outcome)
+    assert isinstance(whole.settlement, TooLarge)
+    assert "131072000 bytes as 'y'; send fewer rows at once" in str(whole.settlement)
 
 
 def test_the_first_error_is_the_answer_and_the_other_parts_are_not_wanted_any_more() -> None:
@@ -71,7 +71,7 @@ def test_the_first_error_is_the_answer_and_the_other_parts_are_not_wanted_any_mo
     first, second, third = split(whole.request, parts_within(whole.request.rows, 4))
     first.settle(answer(first))
     second.settle(DeadlineExceeded("too late"))
-    assert isinstance(whole.outcome, DeadlineExceeded)
+    assert isinstance(whole.settlement, DeadlineExceeded)
     assert not third.wanted
     assert third.settle(answer(third)) is False
 
@@ -95,9 +95,9 @@ def settle_with_lengths(whole: Whole, *, fill: bool, shapes: list[tuple[int, ...
 def test_parts_answered_with_different_lengths_are_filled_up_where_the_policy_fills() -> None:
     whole = Whole(2)
     settle_with_lengths(whole, fill=True, shapes=[(1, 2), (2, 1)])
-    assert isinstance(whole.outcome, Answer)
-    assert whole.outcome.tensor("y").tolist() == [[[1, 1], [0, 0]], [[1, 0], [1, 0]]]
-    assert whole.outcome.tensor("t").tolist() == [[[b"t", b"t"], [b"", b""]], [[b"t", b""], [b"t", b""]]]
+    assert isinstance(whole.settlement, Answer)
+    assert whole.settlement.tensor("y").tolist() == [[[1, 1], [0, 0]], [[1, 0], [1, 0]]]
+    assert whole.settlement.tensor("t").tolist() == [[[b"t", b"t"], [b"", b""]], [[b"t", b""], [b"t", b""]]]
 
 
 @pytest.mark.parametrize(
@@ -108,6 +108,6 @@ def test_parts_whose_answers_do_not_fit_together_are_an_error_not_an_exception(
 ) -> None:
     whole = Whole(2)
     settle_with_lengths(whole, fill=fill, shapes=shapes)
-    assert isinstance(whole.outcome, ModelError)
-    assert "'y'" in whole.outcome.message
-    assert "fewer rows" in whole.outcome.message
+    assert isinstance(whole.settlement, ModelError)
+    assert "'y'" in whole.settlement.message
+    assert "fewer rows" in whole.settlement.message

@@ -27,10 +27,10 @@ def test_time_is_counted_where_it_was_spent() -> None:
         assert counted.batch_rows == {1: [1, pytest.approx(0.006)], 2: [1, pytest.approx(0.010)]}
         assert sum(counted.releases.values()) == counted.batches
         assert sum(counted.latency_counts) == counted.requests
-        timings = second.outcome.timings
-        assert timings is third.outcome.timings
+        timings = second.settlement.timings
+        assert timings is third.settlement.timings
         assert timings.finished - timings.started == pytest.approx(0.010)
-        assert first.outcome.timings.requests == 1
+        assert first.settlement.timings.requests == 1
 
 
 def test_the_parts_of_a_split_request_have_waited_since_it_came() -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from headrace.batching.request import Answer, BatchOutputs, Origin, Outcome, Request, Timings
+from headrace.batching.request import Answer, BatchOutputs, Origin, Request, Settlement, Timings
 from headrace.servable import DEFAULT_SIGNATURE, Signature, TensorSpec
 
 FLOAT = np.dtype(np.float32)
@@ -39,9 +39,9 @@ class Told:
         self.origins.append(origin)
 
 
-def asked(outcomes: list[Outcome], rows: int = 3, deadline: float = 1001.0) -> Request:
+def asked(settlements: list[Settlement], rows: int = 3, deadline: float = 1001.0) -> Request:
     inputs = ONE.check({"x": np.zeros((rows, 2))})
-    request = Request(*inputs, outcomes.append, deadline=deadline)
+    request = Request(*inputs, settlements.append, deadline=deadline)
     request.call = Told()
     return request
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from headrace.batching.request import Answer, Origin, Outcome
+from headrace.batching.request import Answer, Origin, Settlement
 from headrace.batching.statistics import VersionStatistics
 from headrace.errors import DeadlineExceeded, InvalidRequest, ModelError, NotFound, NotLoadable, Overloaded
 from headrace.predictors.default import DefaultValues, default_rows
@@ -26,10 +26,10 @@ def values(around: Predictor, clock: VirtualClock, after_seconds: float = 0.0) -
 
 @pytest.mark.parametrize("refusal", [Overloaded("full", retry_after_seconds=1.0), DeadlineExceeded("late")])
 def test_a_refusal_is_answered_with_the_values_for_each_row(refusal: Exception) -> None:
-    outcomes: list[Outcome] = []
-    default, request = values(Around(refusal), VirtualClock()), asked(outcomes)
+    settlements: list[Settlement] = []
+    default, request = values(Around(refusal), VirtualClock()), asked(settlements)
     default.submit(request)
-    (answer,) = outcomes
+    (answer,) = settlements
     assert isinstance(answer, Answer)
     assert answer.tensor("y").tolist() == [0.5, 0.5, 0.5]
     assert answer.tensor("y").dtype == FLOAT
@@ -39,40 +39,40 @@ def test_a_refusal_is_answered_with_the_values_for_each_row(refusal: Exception) 
 
 
 def test_the_models_own_answer_is_passed_on_and_not_flagged() -> None:
-    outcomes: list[Outcome] = []
-    around, request = Around(), asked(outcomes)
+    settlements: list[Settlement] = []
+    around, request = Around(), asked(settlements)
     default = values(around, VirtualClock())
     default.submit(request)
     (passed,) = around.requests
     answer = answer_of(passed, 2.0)
     assert passed.settle(answer)
-    assert outcomes == [answer]
+    assert settlements == [answer]
     assert request.call == Told([])
     assert default._statistics.defaults == 0
 
 
 @pytest.mark.parametrize("error", [ModelError("it is broken"), InvalidRequest("wrong"), NotFound("gone")])
 def test_mistakes_are_not_covered(error: Exception) -> None:
-    outcomes: list[Outcome] = []
-    values(Around(error), VirtualClock()).submit(asked(outcomes))
-    assert outcomes == [error]
+    settlements: list[Settlement] = []
+    values(Around(error), VirtualClock()).submit(asked(settlements))
+    assert settlements == [error]
 
 
 def test_an_answer_that_comes_after_the_default_is_thrown_away() -> None:
-    outcomes: list[Outcome] = []
+    settlements: list[Settlement] = []
     around = Around()
-    values(around, VirtualClock()).submit(asked(outcomes))
+    values(around, VirtualClock()).submit(asked(settlements))
     (passed,) = around.requests
     assert passed.settle(DeadlineExceeded("late"))
     assert not passed.settle(answer_of(passed, 2.0))
-    (answer,) = outcomes
+    (answer,) = settlements
     assert isinstance(answer, Answer)
     assert answer.origin == DEFAULT
 
 
 def test_what_nobody_waits_for_is_not_wanted_and_not_answered() -> None:
-    outcomes: list[Outcome] = []
-    around, request = Around(), asked(outcomes)
+    settlements: list[Settlement] = []
+    around, request = Around(), asked(settlements)
     default = values(around, VirtualClock())
     default.submit(request)
     (passed,) = around.requests
@@ -80,7 +80,7 @@ def test_what_nobody_waits_for_is_not_wanted_and_not_answered() -> None:
     request.abandon()
     assert not passed.wanted
     assert not passed.settle(DeadlineExceeded("late"))
-    assert outcomes == []
+    assert settlements == []
     assert default._statistics.defaults == 0
 
 

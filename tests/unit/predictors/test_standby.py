@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from headrace.batching.request import Answer, Origin, Outcome, Request
+from headrace.batching.request import Answer, Origin, Request, Settlement
 from headrace.batching.statistics import VersionStatistics
 from headrace.config import DefaultPolicy
 from headrace.errors import DeadlineExceeded, NotFound, Overloaded
@@ -44,9 +44,9 @@ def standing_by(around: Predictor, other: Standby, clock: VirtualClock, after: f
 
 
 def test_the_other_model_is_asked_in_time_and_its_answer_kept_until_it_is_needed() -> None:
-    clock, outcomes = VirtualClock(1000.0), list[Outcome]()
+    clock, settlements = VirtualClock(1000.0), list[Settlement]()
     around, other = Around(), Other()
-    default, request = standing_by(around, other, clock), asked(outcomes)  # type: ignore[arg-type]
+    default, request = standing_by(around, other, clock), asked(settlements)  # type: ignore[arg-type]
     default.submit(request)
     clock.advance(0.87)
     assert other.requests == []
@@ -54,9 +54,9 @@ def test_the_other_model_is_asked_in_time_and_its_answer_kept_until_it_is_needed
     (second,) = other.requests
     assert second.rows == 3
     second.settle(answer_of(second, 4.0))
-    assert outcomes == []
+    assert settlements == []
     around.requests[0].settle(DeadlineExceeded("late"))
-    (answer,) = outcomes
+    (answer,) = settlements
     assert isinstance(answer, Answer)
     assert answer.tensor("y").tolist() == [4.0, 4.0, 4.0]
     assert answer.origin == Origin("m", 3, is_default=True)
@@ -65,38 +65,38 @@ def test_the_other_model_is_asked_in_time_and_its_answer_kept_until_it_is_needed
 
 
 def test_a_refusal_asks_the_other_model_at_once() -> None:
-    clock, outcomes = VirtualClock(1000.0), list[Outcome]()
+    clock, settlements = VirtualClock(1000.0), list[Settlement]()
     other = Other()
     full = Around(Overloaded("full", retry_after_seconds=1.0))
-    standing_by(full, other, clock).submit(asked(outcomes))  # type: ignore[arg-type]
+    standing_by(full, other, clock).submit(asked(settlements))  # type: ignore[arg-type]
     (second,) = other.requests
     assert clock.timers == 0
     second.settle(answer_of(second, 4.0))
-    (answer,) = outcomes
+    (answer,) = settlements
     assert isinstance(answer, Answer)
 
 
 def test_a_model_that_answers_in_time_leaves_no_timer_and_no_second_question() -> None:
-    clock, outcomes = VirtualClock(1000.0), list[Outcome]()
+    clock, settlements = VirtualClock(1000.0), list[Settlement]()
     around, other = Around(), Other()
-    standing_by(around, other, clock).submit(asked(outcomes))  # type: ignore[arg-type]
+    standing_by(around, other, clock).submit(asked(settlements))  # type: ignore[arg-type]
     assert clock.timers == 1
     (first,) = around.requests
     answer = answer_of(first, 2.0)
     first.settle(answer)
-    assert outcomes == [answer]
+    assert settlements == [answer]
     assert clock.timers == 0
 
 
 def test_the_first_model_wins_after_the_other_one_was_asked() -> None:
-    clock, outcomes = VirtualClock(1000.0), list[Outcome]()
+    clock, settlements = VirtualClock(1000.0), list[Settlement]()
     around, other = Around(), Other()
-    standing_by(around, other, clock).submit(asked(outcomes))  # type: ignore[arg-type]
+    standing_by(around, other, clock).submit(asked(settlements))  # type: ignore[arg-type]
     clock.advance(0.95)
     (second,) = other.requests
     first = answer_of(around.requests[0], 2.0)
     around.requests[0].settle(first)
-    assert outcomes == [first]
+    assert settlements == [first]
     assert not second.wanted
 
 
@@ -111,44 +111,44 @@ def test_the_first_model_wins_after_the_other_one_was_asked() -> None:
 def test_another_model_that_cannot_take_the_request_leaves_the_refusal(
     signature: Signature, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    clock, outcomes = VirtualClock(1000.0), list[Outcome]()
+    clock, settlements = VirtualClock(1000.0), list[Settlement]()
     refusal = Overloaded("full", retry_after_seconds=1.0)
     default = standing_by(Around(refusal), Other(signature), clock)  # type: ignore[arg-type]
     for _ in range(2):
-        default.submit(asked(outcomes))
-    assert outcomes == [refusal, refusal]
+        default.submit(asked(settlements))
+    assert settlements == [refusal, refusal]
     assert default.statistics.defaults == 0
     (logged,) = caplog.messages  # once, not with each request
     assert said in logged
 
 
 def test_another_model_that_gives_other_outputs_leaves_the_refusal(caplog: pytest.LogCaptureFixture) -> None:
-    outcomes: list[Outcome] = []
+    settlements: list[Settlement] = []
     refusal, other = Overloaded("full", retry_after_seconds=1.0), Other()
-    standing_by(Around(refusal), other, VirtualClock()).submit(asked(outcomes))  # type: ignore[arg-type]
+    standing_by(Around(refusal), other, VirtualClock()).submit(asked(settlements))  # type: ignore[arg-type]
     answer = answer_of(other.requests[0], 1.0)
     answer.outputs.tensors = {"p": np.zeros(3, FLOAT)}
     other.requests[0].settle(answer)
-    assert outcomes == [refusal]
+    assert settlements == [refusal]
     assert "it does not give y" in caplog.text
 
 
 def test_both_refuse() -> None:
-    outcomes: list[Outcome] = []
+    settlements: list[Settlement] = []
     refusal, other = Overloaded("full", retry_after_seconds=1.0), Other()
-    standing_by(Around(refusal), other, VirtualClock()).submit(asked(outcomes))  # type: ignore[arg-type]
+    standing_by(Around(refusal), other, VirtualClock()).submit(asked(settlements))  # type: ignore[arg-type]
     other.requests[0].settle(DeadlineExceeded("late"))
-    assert outcomes == [refusal]
+    assert settlements == [refusal]
 
 
 def test_inputs_that_the_other_model_does_not_take_are_left_out() -> None:
-    outcomes: list[Outcome] = []
+    settlements: list[Settlement] = []
     wide = Signature(DEFAULT_SIGNATURE, (TensorSpec("a", FLOAT, ()), *ONE.inputs), ONE.outputs)
     other = Other()
     refusal = Overloaded("full", retry_after_seconds=1.0)
     default = standing_by(Around(refusal), other, VirtualClock())  # type: ignore[arg-type]
     inputs: CheckedInputs = wide.check({"a": [1.0], "x": [[5.0, 6.0]]})
-    default.submit(Request(*inputs, outcomes.append))
+    default.submit(Request(*inputs, settlements.append))
     (second,) = other.requests
     assert [np.asarray(column).tolist() for column in second.columns] == [[[5.0, 6.0]]]
     assert second.layout is ONE.layout(((2,),))

@@ -53,7 +53,7 @@ class Plan:
     identity: Mapping[str, object]
 
 
-class Outcome(NamedTuple):
+class RunResult(NamedTuple):
     """How a run ended.
 
     Attributes:
@@ -162,7 +162,7 @@ class Trainer:
         self._save_asked = self._checkpointed = Mark(self._learner.position.rows, self._before.seconds)
         self._windowed = self.progress
 
-    def run(self, blocks: Blocks) -> Outcome:
+    def run(self, blocks: Blocks) -> RunResult:
         """Learn until the stream ends, or the run is ended.
 
         Args:
@@ -183,7 +183,7 @@ class Trainer:
             error, code = error or failure, code or 1
         if error is not None:
             said["error"] = error
-        return Outcome(said, code, error)
+        return RunResult(said, code, error)
 
     def take(self, block: Block) -> None:
         """Learn from a block; then report, publish and save what is due. Called by the loop."""

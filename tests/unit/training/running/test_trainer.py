@@ -96,17 +96,17 @@ def plan(**settings: object) -> Plan:
 def test_versions_appear_every_so_many_rows_and_at_the_end() -> None:
     versions, listener = Versions(), Listener()
     one = trainer(plan(release=versions, publish_every=Every(rows=100)), listener=listener)
-    outcome = one.run(Rows(make_blocks(350, 40)))
+    result = one.run(Rows(make_blocks(350, 40)))
     assert [training.rows for training in versions.published] == [120, 200, 320, 350]
     assert listener.versions == [(1, 120), (2, 200), (3, 320), (4, 350)]
     assert [row for row, _ in listener.windows] == [100, 200, 300, 350]
     assert versions.published[-1].stream_bytes == 3500
     assert versions.published[-1].newest_timestamp == 349_000_000
     assert versions.published[-1].metrics["rows"] == 100
-    assert (outcome.exit_code, outcome.error) == (0, None)
-    assert outcome.summary["rows"] == 350
-    assert outcome.summary["versions"] == [1, 2, 3, 4]
-    assert outcome.summary["stopped"] == "end"
+    assert (result.exit_code, result.error) == (0, None)
+    assert result.summary["rows"] == 350
+    assert result.summary["versions"] == [1, 2, 3, 4]
+    assert result.summary["stopped"] == "end"
 
 
 def test_nothing_new_is_not_published_twice() -> None:
@@ -117,15 +117,15 @@ def test_nothing_new_is_not_published_twice() -> None:
 
 def test_a_stream_without_rows_publishes_nothing(tmp_path: Path) -> None:
     versions = Versions()
-    outcome = trainer(plan(release=versions, checkpoint=tmp_path / "saved")).run(Rows([]))
+    result = trainer(plan(release=versions, checkpoint=tmp_path / "saved")).run(Rows([]))
     assert versions.published == []
     assert not (tmp_path / "saved").exists()
-    assert (outcome.summary["rows"], outcome.summary["logloss"], outcome.exit_code) == (0, None, 0)
+    assert (result.summary["rows"], result.summary["logloss"], result.exit_code) == (0, None, 0)
 
 
 def test_a_run_stops_at_the_row_it_is_told_to() -> None:
-    outcome = trainer(plan(most_rows=130)).run(Rows(make_blocks(350, 40)))
-    assert (outcome.summary["rows"], outcome.summary["stopped"]) == (130, "rows")
+    result = trainer(plan(most_rows=130)).run(Rows(make_blocks(350, 40)))
+    assert (result.summary["rows"], result.summary["stopped"]) == (130, "rows")
 
 
 def test_a_stream_error_keeps_what_was_learnt_before_it(tmp_path: Path) -> None:
@@ -134,10 +134,10 @@ def test_a_stream_error_keeps_what_was_learnt_before_it(tmp_path: Path) -> None:
 
     versions = Versions()
     one = trainer(plan(release=versions, checkpoint=tmp_path))
-    outcome = one.run(Rows(make_blocks(120, 40), broken))
-    assert (outcome.exit_code, outcome.error) == (1, "stream, row 120: it is cut")
-    assert outcome.summary["stopped"] == "error"
-    assert outcome.summary["error"] == outcome.error
+    result = one.run(Rows(make_blocks(120, 40), broken))
+    assert (result.exit_code, result.error) == (1, "stream, row 120: it is cut")
+    assert result.summary["stopped"] == "error"
+    assert result.summary["error"] == result.error
     assert [training.rows for training in versions.published] == [120]
     saved = load_checkpoint(tmp_path)
     assert saved is not None
@@ -154,8 +154,8 @@ def test_a_signal_ends_the_run_and_keeps_what_was_learnt(
     before = signal.getsignal(number)
     versions = Versions()
     one = trainer(plan(release=versions, checkpoint=tmp_path))
-    outcome = one.run(Rows(make_blocks(120, 40), lambda: os.kill(os.getpid(), number)))
-    assert (outcome.exit_code, outcome.summary["stopped"], outcome.error) == (code, stopped, None)
+    result = one.run(Rows(make_blocks(120, 40), lambda: os.kill(os.getpid(), number)))
+    assert (result.exit_code, result.summary["stopped"], result.error) == (code, stopped, None)
     assert [training.rows for training in versions.published] == [120]
     assert load_checkpoint(tmp_path) is not None
     assert signal.getsignal(number) is before
@@ -167,8 +167,8 @@ def test_a_signal_while_a_block_is_learnt_lets_it_be_learnt_to_the_end() -> None
             os.kill(os.getpid(), signal.SIGINT)
             return super().learn(block)
 
-    outcome = trainer(plan(), model=Interrupting()).run(Rows(make_blocks(120, 40)))
-    assert (outcome.summary["rows"], outcome.summary["stopped"]) == (40, "interrupt")
+    result = trainer(plan(), model=Interrupting()).run(Rows(make_blocks(120, 40)))
+    assert (result.summary["rows"], result.summary["stopped"]) == (40, "interrupt")
 
 
 def test_a_model_that_diverged_is_neither_published_nor_saved(tmp_path: Path) -> None:
@@ -177,12 +177,12 @@ def test_a_model_that_diverged_is_neither_published_nor_saved(tmp_path: Path) ->
         plan(release=versions, publish_every=Every(rows=40), checkpoint=tmp_path / "saved"),
         model=DivergingModel(80),
     )
-    outcome = one.run(Rows(make_blocks(400, 40)))
+    result = one.run(Rows(make_blocks(400, 40)))
     assert [training.rows for training in versions.published] == [40, 80]
     assert not (tmp_path / "saved").exists()
-    assert (outcome.exit_code, outcome.summary["stopped"]) == (1, "diverged")
-    assert outcome.error is not None
-    assert "diverged" in outcome.error
+    assert (result.exit_code, result.summary["stopped"]) == (1, "diverged")
+    assert result.error is not None
+    assert "diverged" in result.error
 
 
 def test_a_model_that_diverges_by_the_labels_that_come_last_ends_the_run_as_any_other() -> None:
@@ -192,25 +192,25 @@ def test_a_model_that_diverges_by_the_labels_that_come_last_ends_the_run_as_any_
             return learnt if block.first_row < 80 else np.full_like(learnt, np.nan)
 
     versions = Versions()
-    outcome = trainer(plan(release=versions), model=Late(), delay=55.0).run(Rows(make_blocks(100, 10)))
-    assert (outcome.exit_code, outcome.summary["stopped"], versions.published) == (1, "diverged", [])
+    result = trainer(plan(release=versions), model=Late(), delay=55.0).run(Rows(make_blocks(100, 10)))
+    assert (result.exit_code, result.summary["stopped"], versions.published) == (1, "diverged", [])
 
 
 def test_a_version_that_cannot_be_written_is_said_and_tried_again() -> None:
     versions, listener = Versions(failing=[1]), Listener()
     one = trainer(plan(release=versions, publish_every=Every(rows=100)), listener=listener)
-    outcome = one.run(Rows(make_blocks(200, 50)))
+    result = one.run(Rows(make_blocks(200, 50)))
     assert listener.failures == ["not published: the disk is full"]
     assert [training.rows for training in versions.published] == [200]
-    assert (outcome.exit_code, outcome.error) == (0, None)
+    assert (result.exit_code, result.error) == (0, None)
 
 
 def test_a_last_version_that_cannot_be_written_is_an_error() -> None:
     versions = Versions(failing=[2])
     one = trainer(plan(release=versions, publish_every=Every(rows=100)))
-    outcome = one.run(Rows(make_blocks(150, 50)))
-    assert (outcome.exit_code, outcome.error) == (1, "not published: the disk is full")
-    assert outcome.summary["versions"] == [1]
+    result = one.run(Rows(make_blocks(150, 50)))
+    assert (result.exit_code, result.error) == (1, "not published: the disk is full")
+    assert result.summary["versions"] == [1]
 
 
 def test_a_checkpoint_that_cannot_be_written_is_an_error_at_the_end(tmp_path: Path) -> None:
@@ -218,11 +218,11 @@ def test_a_checkpoint_that_cannot_be_written_is_an_error_at_the_end(tmp_path: Pa
     blocked.write_text("not a directory")
     listener = Listener()
     one = trainer(plan(checkpoint=blocked, checkpoint_every=Every(rows=100)), listener=listener)
-    outcome = one.run(Rows(make_blocks(150, 50)))
+    result = one.run(Rows(make_blocks(150, 50)))
     assert len(listener.failures) == 2
-    assert outcome.exit_code == 1
-    assert outcome.error is not None
-    assert outcome.error.startswith("not saved: ")
+    assert result.exit_code == 1
+    assert result.error is not None
+    assert result.error.startswith("not saved: ")
 
 
 @pytest.mark.parametrize("delay", [0.0, 55.0])
@@ -266,9 +266,9 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
 def test_rows_that_wait_for_their_labels_are_not_counted_as_learnt() -> None:
     versions = Versions()
     one = trainer(plan(release=versions, publish_every=Every(rows=300)), delay=60.0)
-    outcome = one.run(Rows(make_blocks(600, 30)))
+    result = one.run(Rows(make_blocks(600, 30)))
     assert [training.rows for training in versions.published] == [210, 510, 600]
-    assert outcome.summary["pending_rows"] == 0
+    assert result.summary["pending_rows"] == 0
 
 
 class FailingModel(RateModel):
@@ -291,10 +291,10 @@ def test_rows_that_cannot_be_learnt_end_the_run_and_the_checkpoint_says_what_it_
 ) -> None:
     versions = Versions()
     settings = {"checkpoint": tmp_path, "checkpoint_every": Every(rows=40), "release": versions}
-    outcome = trainer(plan(**settings), model=FailingModel(120, error)).run(Rows(make_blocks(200, 40)))
-    assert (outcome.exit_code, outcome.summary["stopped"], outcome.summary["rows"]) == (1, "error", 120)
-    assert outcome.error is not None
-    assert outcome.error.startswith(f"rows 120 to 160 cannot be learnt: {type(error).__name__}")
+    result = trainer(plan(**settings), model=FailingModel(120, error)).run(Rows(make_blocks(200, 40)))
+    assert (result.exit_code, result.summary["stopped"], result.summary["rows"]) == (1, "error", 120)
+    assert result.error is not None
+    assert result.error.startswith(f"rows 120 to 160 cannot be learnt: {type(error).__name__}")
     assert versions.published == []  # A model of half a block is nothing to serve.
     saved = load_checkpoint(tmp_path)
     assert saved is not None
@@ -318,8 +318,8 @@ def test_a_reader_that_fails_unexpectedly_keeps_what_was_learnt_before(
 
     versions = Versions()
     settings = {"checkpoint": tmp_path, "release": versions}
-    outcome = trainer(plan(**settings)).run(Rows(make_blocks(120, 40), broken))
-    assert (outcome.exit_code, outcome.error, outcome.summary["rows"]) == (1, "MemoryError", 120)
+    result = trainer(plan(**settings)).run(Rows(make_blocks(120, 40), broken))
+    assert (result.exit_code, result.error, result.summary["rows"]) == (1, "MemoryError", 120)
     assert [training.rows for training in versions.published] == [120]
     saved = load_checkpoint(tmp_path)
     assert saved is not None
@@ -345,8 +345,8 @@ def test_a_publisher_that_fails_unexpectedly_ends_no_learning(tmp_path: Path) ->
 
     listener = Listener()
     settings = {"release": Broken(), "publish_every": Every(rows=40), "checkpoint": tmp_path}
-    outcome = trainer(plan(**settings), listener=listener).run(Rows(make_blocks(160, 40)))
-    assert (outcome.exit_code, outcome.summary["rows"]) == (0, 160)
+    result = trainer(plan(**settings), listener=listener).run(Rows(make_blocks(160, 40)))
+    assert (result.exit_code, result.summary["rows"]) == (0, 160)
     assert listener.failures == [
         "not published: IndexError: list index out of range",
         "not published: MemoryError",
