@@ -21,20 +21,21 @@ from headrace.batching.request import (
     NO_DEADLINE,
     Answer,
     AwaitedRequest,
-    Call,
+    Origin,
     Request,
     Settlement,
     Waiter,
 )
 from headrace.clock import LoopClock
 from headrace.config import BatchingPolicy, ModelConfig, ServerConfig
-from headrace.errors import ConfigError, FailedPrecondition
+from headrace.errors import ConfigError, FailedPrecondition, HeadraceError
 from headrace.lifecycle.background import LoaderThreads
 from headrace.lifecycle.manager import Manager
 from headrace.lifecycle.source import DirectorySource
 from headrace.lifecycle.state import State, VersionStatus
 from headrace.lifecycle.wanted import Wanted
 from headrace.loaded import LoadedVersion, VersionLoader
+from headrace.outcomes import LEFT, Call, Door, InProcessCall, Outcome, Outcomes
 from headrace.servable import CheckedInputs, Servable, signature_named
 from headrace.tensors import Array
 
@@ -73,6 +74,7 @@ class Engine:
         config: The settings.
         manager: Which versions are loaded.
         totals: What each model's versions have done together.
+        outcomes: Where calls end, and whoever wants to know of each observes.
     """
 
     def __init__(
@@ -114,6 +116,7 @@ class Engine:
             objects={(name, 1): servable for name, servable in self._objects.items()},
         )
         self.totals = loader.totals
+        self.outcomes = Outcomes()
         self.manager: Manager[LoadedVersion] = Manager(
             loader,
             self._clock,
@@ -283,6 +286,8 @@ class Engine:
     ) -> Request:
         """Predict at the lowest cost: answered by a callback, once. Serving thread only.
 
+        That is a call of its own: it ends when the callback is called, or when nobody waits any more.
+
         Args:
             loaded: From ``loaded``, got in the same turn of the event loop.
             inputs: From ``Signature.check``, or made by a codec.
@@ -293,9 +298,10 @@ class Engine:
         Returns:
             The request, which can be abandoned.
         """
-        request = Request(
+        request = _Submitted(
             inputs.layout, inputs.columns, inputs.rows, respond, deadline=deadline, waiter=waiter
         )
+        request.begin(self._in_process_call(), self.outcomes, loaded.origin)
         loaded.predictor.submit(request)
         return request
 
@@ -308,16 +314,20 @@ class Engine:
     ) -> asyncio.Future[Answer]:
         """Predict; await the future for the Answer. Cancelling it means that it is not computed.
 
+        What it is for is the caller's call, which ends there: see ``headrace.outcomes``.
+
         Args:
             loaded: From ``loaded``, got in the same turn of the event loop.
             inputs: Checked inputs.
             deadline: On the monotonic clock, in seconds.
-            call: What the request came with; told who answered, if that is not the model.
+            call: What the request came with; told who answered, if that is not the model. Not ended here.
 
         Returns:
             A future of this engine's loop; its exception is the HeadraceError why there is no answer.
         """
         future: asyncio.Future[Answer] = self._loop.create_future()
+        if call is not None and call.outcome is not None:
+            call.outcome.handed_to(loaded.origin, future)
         loaded.predictor.submit(AwaitedRequest(inputs, future, deadline, call))
         return future
 
@@ -344,14 +354,21 @@ class Engine:
         Raises:
             HeadraceError: Why there is no answer.
         """
-        spec = ModelSpec(model) if isinstance(model, str) else model
-        loaded = self.loaded(spec.name, spec.version, spec.label)
-        found = signature_named(loaded.signatures, spec.signature)
-        chosen = found.check_outputs(outputs)
-        checked = found.check(inputs)
-        deadline = NO_DEADLINE if timeout_seconds is None else self._now() + timeout_seconds
-        answer = await self.answer(loaded, checked, deadline)
-        return answer.tensors(chosen or found.output_names)
+        call = self._in_process_call()
+        try:
+            spec = ModelSpec(model) if isinstance(model, str) else model
+            loaded = self.loaded(spec.name, spec.version, spec.label)
+            found = signature_named(loaded.signatures, spec.signature)
+            chosen = found.check_outputs(outputs)
+            checked = found.check(inputs)
+            deadline = NO_DEADLINE if timeout_seconds is None else self._now() + timeout_seconds
+            answer = await self.answer(loaded, checked, deadline, call)
+            given = answer.tensors(chosen or found.output_names)
+        except BaseException as error:
+            self.outcomes.failed(call, error)
+            raise
+        self.outcomes.answered(call)
+        return given
 
     def predict_blocking(
         self,
@@ -378,8 +395,50 @@ class Engine:
             self._loop, self.predict(model, inputs, outputs=outputs, timeout_seconds=timeout_seconds)
         )
 
+    def _in_process_call(self) -> InProcessCall:
+        return InProcessCall(Outcome(Door.IN_PROCESS) if self.outcomes.observed else None)
+
     def _now(self) -> float:
         return self._clock.now()
+
+
+class _Submitted(Request):
+    """A Request that is a call: how it ends is how the call does."""
+
+    __slots__ = ("_call", "_outcomes")
+
+    def begin(self, call: InProcessCall, outcomes: Outcomes, origin: Origin) -> None:
+        """Say which call it is.
+
+        Args:
+            call: The call.
+            outcomes: Where it ends.
+            origin: What is asked.
+        """
+        self.call = self._call = call
+        self._outcomes = outcomes
+        if call.outcome is not None:
+            call.outcome.handed_to(origin)
+
+    def settle(self, settlement: Settlement) -> bool:
+        was_settled = self.settled
+        wanted = super().settle(settlement)
+        if was_settled:
+            return wanted
+        if not wanted:
+            self._outcomes.failed(self._call, LEFT)
+        elif isinstance(settlement, HeadraceError):
+            self._outcomes.failed(self._call, settlement)
+        else:
+            if self._call.outcome is not None:
+                self._call.outcome.given(settlement)
+            self._outcomes.answered(self._call)
+        return wanted
+
+    def abandon(self) -> None:
+        if not self.settled:
+            self._outcomes.failed(self._call, LEFT)
+        super().abandon()
 
 
 def _run_in(loop: asyncio.AbstractEventLoop, work: Coroutine[object, object, ResultT]) -> ResultT:

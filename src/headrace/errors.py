@@ -21,7 +21,7 @@ The tree, named for what the caller can do about it::
       x ConfigError             a setting is wrong; the server does not start
       x StreamError             a row of a stream cannot be learnt from; what came before it was
 
-Protocol codes live at the edge, in ``headrace.frontends.status``: no class here knows HTTP or gRPC.
+Protocol codes live at the edge, in ``headrace.status``: no class here knows HTTP or gRPC.
 Messages reach clients, so they hold what the client sent and what the model wants, never paths or tracebacks
 (``LoadError`` and ``ConfigError`` are for operators and may name files). They repeat texts from outside as
 they came, so every message is cut to ``LONGEST_MESSAGE`` characters here, and what is no Unicode text in it

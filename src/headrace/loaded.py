@@ -52,11 +52,12 @@ class LoadedVersion:
         predictor: Where requests are submitted: the Batcher itself, or what stands around it.
         codec_cache: What codecs have learnt about requests to this very version; dies with it.
         published: When it was published, as its manifest says; None without one.
+        origin: What its answers say who gave them.
     """
 
     __slots__ = (
-        "__weakref__", "_clock", "_leases", "_on_idle", "batcher", "codec_cache", "config", "name", "path",
-        "platform", "predictor", "published", "servable", "signatures", "version",
+        "__weakref__", "_clock", "_leases", "_on_idle", "batcher", "codec_cache", "config", "name", "origin",
+        "path", "platform", "predictor", "published", "servable", "signatures", "version",
     )  # fmt: skip
 
     def __init__(
@@ -87,6 +88,7 @@ class LoadedVersion:
         self.path = path
         self.published = None if path is None else published(path)
         self.codec_cache: dict[object, object] = {}
+        self.origin = Origin(name, version)
         policy = config.batching
         self.batcher = Batcher(
             servable,
@@ -94,7 +96,7 @@ class LoadedVersion:
             clock,
             instances=instances(policy),
             inline_seconds=_inline_seconds(policy, servable),
-            origin=Origin(name, version),
+            origin=self.origin,
         )
         self.predictor: Predictor = self.batcher
         self._clock = clock

@@ -80,7 +80,7 @@ def application(engine: Engine) -> Application:
     """
     service = Service(engine)
     return Application(
-        http_routes(service), grpc_methods(service), engine.config.limits, service.errors, service.lane
+        http_routes(service), grpc_methods(service), engine.config.limits, engine.outcomes, service.lane
     )
 
 
@@ -123,7 +123,7 @@ class Server:
         self._service = Service(self.engine)
         methods = grpc_methods(self._service)
         self._application = Application(
-            http_routes(self._service), methods, config.limits, self._service.errors, self._service.lane
+            http_routes(self._service), methods, config.limits, self.engine.outcomes, self._service.lane
         )
         self._transports = _transports(self._application, methods, self._sockets, config)
         for transport in self._transports:

@@ -13,7 +13,7 @@ from headrace.cli.main import main
 from headrace.config import MODEL_CONFIG_FILE, parse_model_config
 from headrace.errors import HeadraceError, StreamError
 from headrace.frontends.metrics import METRICS
-from headrace.frontends.status import codes
+from headrace.status import codes
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])

@@ -36,7 +36,7 @@ def split(request: Request, counts: Iterable[int], *, fill: bool = False) -> lis
     stop = 0
     for count in counts:
         start, stop = stop, stop + count
-        part = Request(
+        part = _Part(
             request.layout,
             cut(request.layout, request.columns, start, stop),
             count,
@@ -44,9 +44,24 @@ def split(request: Request, counts: Iterable[int], *, fill: bool = False) -> lis
             deadline=request.deadline,
             waiter=collector,
         )
+        part.whole = request
         parts.append(part)
     collector.expect(len(parts))
     return parts
+
+
+class _Part(Request):
+    """A part of a request."""
+
+    __slots__ = ("whole",)
+
+    whole: Request
+
+    def settle(self, settlement: Settlement) -> bool:
+        wanted = super().settle(settlement)
+        if not wanted and not self.whole.settled:
+            self.whole.settle(settlement)  # nobody waits for it: it hears that it is over
+        return wanted
 
 
 class _Collector:

@@ -2,7 +2,7 @@
 
 A codec package offers ``http_routes(service)`` and ``grpc_methods(service)``; a transport serves them. A
 handler raises ``HeadraceError`` for what goes wrong; the transport answers it with the codes of
-``headrace.frontends.status``.
+``headrace.status``.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from headrace.batching.request import NO_DEADLINE, Origin
+from headrace.outcomes import Door, Outcome
 
 Headers = Iterable[tuple[bytes, bytes]]
 
@@ -65,15 +66,19 @@ class Call:
             not counted.
         budget: The byte budget of all calls; None where nothing is counted.
         notes: What is said with an answer of its own accord: HTTP headers, or gRPC's trailing metadata.
+        door: Where it came in.
+        outcome: The record of how it ends; None where nobody wants one.
     """
 
-    __slots__ = ("account", "budget", "deadline", "headers", "notes")
+    __slots__ = ("account", "budget", "deadline", "headers", "notes", "outcome")
 
+    door: Door
     headers: Headers
     deadline: float
     account: Account | None
     budget: Budget | None
     notes: tuple[tuple[bytes, bytes], ...]
+    outcome: Outcome | None
 
     def header(self, name: bytes) -> bytes | None:
         """The first value of a header.
@@ -113,6 +118,8 @@ class HttpCall(Call):
 
     __slots__ = ("body", "method", "parameters", "path", "query")
 
+    door = Door.REST
+
     def __init__(
         self,
         method: str,
@@ -132,6 +139,7 @@ class HttpCall(Call):
         self.account: Account | None = None
         self.budget: Budget | None = None
         self.notes = ()
+        self.outcome = None
 
     def counted(self) -> Account | None:
         """The account of this call, opened when it is first asked for; the transport settles it."""
@@ -192,6 +200,8 @@ class GrpcCall(Call):
 
     __slots__ = ()
 
+    door = Door.GRPC
+
     def __init__(
         self,
         deadline: float = NO_DEADLINE,
@@ -205,10 +215,15 @@ class GrpcCall(Call):
         self.budget = budget
         self.headers = headers
         self.notes = ()
+        self.outcome = None
 
     def counted(self) -> Account | None:
         """The account of this call, if it has one."""
         return self.account
+
+    def of_message(self) -> GrpcCall:
+        """The call that one message of a stream is: what comes with the stream comes with each."""
+        return GrpcCall(self.deadline, self.account, self.budget, self.headers)
 
 
 UnaryHandler = Callable[[bytes, GrpcCall], Awaitable[bytes]]

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from headrace.batching.statistics import LATENCY_BUCKETS_SECONDS, VersionStatistics
 from headrace.engine import Engine
-from headrace.frontends.error_counts import ErrorCounts
 from headrace.loaded import LoadedVersion
+from headrace.outcomes import Tally, said
+from headrace.status import OK
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family
@@ -117,10 +118,16 @@ MODEL_REQUEST_SECONDS = Metric(
     "Time from a request's arrival to its answer.",
     ("model",),
 )
+CALLS = Metric(
+    "headrace_calls",
+    "counter",
+    "Calls, by how they ended: answered (200, OK), with an error, or left by their caller (499, CANCELLED).",
+    ("protocol", "code"),
+)
 ERRORS = Metric(
     "headrace_errors",
     "counter",
-    "Requests answered with an error, those that no model has seen (400, 404, 413, …) included.",
+    "Calls that ended without an answer, those that no model has seen (400, 404, 413, …) included.",
     ("protocol", "code"),
 )
 READY = Metric("headrace_ready", "gauge", "1 when the server says that it is ready.", ())
@@ -129,18 +136,17 @@ METRICS = (
     REQUESTS, ROWS, FAILURES, REFUSED, CANCELLED, DEFAULT_ANSWERS, REQUEST_SECONDS, QUEUE_SECONDS,
     COMPUTE_SECONDS, BATCHES, BATCH_ROWS, QUEUED_ROWS, OUTSTANDING, VERSION_STATE, LOAD_ATTEMPTS,
     DEFAULT_VERSION, AGE, MAX_AGE, STALE, MODEL_REQUESTS, MODEL_ROWS, MODEL_FAILURES, MODEL_REFUSED,
-    MODEL_CANCELLED, MODEL_DEFAULT_ANSWERS, MODEL_REQUEST_SECONDS, ERRORS, READY,
+    MODEL_CANCELLED, MODEL_DEFAULT_ANSWERS, MODEL_REQUEST_SECONDS, CALLS, ERRORS, READY,
 )  # fmt: skip
 
 _BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
-def exposition(engine: Engine, errors: ErrorCounts, *, ready: bool) -> bytes:
+def exposition(engine: Engine, *, ready: bool) -> bytes:
     """The metrics in Prometheus' text format.
 
     Args:
         engine: What they are read from.
-        errors: What the front ends have refused.
         ready: Whether the server says that it is ready.
     """
     # Imported at the first scrape: a server that nobody scrapes starts without it.
@@ -148,16 +154,15 @@ def exposition(engine: Engine, errors: ErrorCounts, *, ready: bool) -> bytes:
 
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
-    registry.register(_Snapshot(engine, errors, ready))
+    registry.register(_Snapshot(engine, ready))
     return generate_latest(registry)
 
 
 class _Snapshot:
-    """A Prometheus collector over the engine's counters and the front ends'."""
+    """A Prometheus collector over the engine's counters."""
 
-    def __init__(self, engine: Engine, errors: ErrorCounts, ready: bool) -> None:
+    def __init__(self, engine: Engine, ready: bool) -> None:
         self._engine = engine
-        self._errors = errors
         self._ready = ready
 
     def collect(self) -> Iterator[Family]:
@@ -180,12 +185,9 @@ class _Snapshot:
                 attempts.add_metric([model, number], status.attempts)
             if (version := manager.default_version(model)) is not None:
                 default.add_metric([model], version)
-        ready, errors = _family(READY), _family(ERRORS)
+        ready = _family(READY)
         ready.add_metric([], int(self._ready))
-        for protocol, counts in (("REST", self._errors.rest), ("gRPC", self._errors.grpc)):
-            for code, count in counts.items():
-                errors.add_metric([protocol, str(code)], count)
-        yield from (state, attempts, default, errors, ready)
+        yield from (state, attempts, default, *_calls(self._engine.outcomes.tally), ready)
 
     def _ages(self, versions: Iterable[LoadedVersion]) -> Iterator[Family]:
         age, objective, stale = _family(AGE), _family(MAX_AGE), _family(STALE)
@@ -210,6 +212,17 @@ def _family(metric: Metric) -> Any:  # prometheus_client's families share no typ
         "histogram": core.HistogramMetricFamily,
     }
     return kinds[metric.kind](metric.name, metric.help, labels=metric.labels)
+
+
+def _calls(tally: Tally) -> Iterator[Family]:
+    calls, errors = _family(CALLS), _family(ERRORS)
+    for door, count in tally.answered.items():
+        calls.add_metric([door.value, said(door, OK)], count)
+    for door, counts in tally.failed.items():
+        for code, count in counts.items():
+            calls.add_metric([door.value, code], count)
+            errors.add_metric([door.value, code], count)
+    yield from (calls, errors)
 
 
 def _counters(versions: Iterable[LoadedVersion]) -> Iterator[Family]:

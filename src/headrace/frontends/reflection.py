@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from headrace.errors import NotFound, Unsupported
 from headrace.frontends.calls import GrpcCall, GrpcMethod, StreamHandler
-from headrace.frontends.status import codes
 from headrace.frontends.wire import protos
+from headrace.status import codes
 
 if TYPE_CHECKING:
     from headrace.frontends.service import Service

@@ -7,7 +7,6 @@ from importlib.metadata import version as installed_version
 
 from headrace.engine import Engine
 from headrace.errors import FailedPrecondition, NotFound
-from headrace.frontends.error_counts import ErrorCounts
 from headrace.frontends.metrics import exposition
 from headrace.frontends.tensorflow_metrics import TensorFlowMetrics
 from headrace.frontends.wire.json_cost import at_once_bytes
@@ -26,7 +25,7 @@ class Service:
         at_once_bytes: Up to how many bytes JSON is decoded at once.
         loaded: The loaded version that a request means, by model, version and label; see ``Engine.loaded``.
         predict: Predicts and is awaited; see ``Engine.answer``.
-        errors: Counts the requests that were answered with an error.
+        outcomes: Where calls end.
         tensorflow_metrics: Counts as TensorFlow Serving does; None where nobody asks for it.
     """
 
@@ -36,7 +35,7 @@ class Service:
         """Put a door before an engine."""
         self._engine = engine
         self._draining = False
-        self.errors = ErrorCounts()
+        self.outcomes = engine.outcomes
         wanted = engine.config.tensorflow_metrics
         self.tensorflow_metrics = TensorFlowMetrics(engine.manager.knows) if wanted else None
         self.version = installed_version("headrace")
@@ -118,7 +117,7 @@ class Service:
 
     def metrics(self) -> bytes:
         """The metrics in Prometheus' text format."""
-        text = exposition(self._engine, self.errors, ready=self.ready())
+        text = exposition(self._engine, ready=self.ready())
         return text if self.tensorflow_metrics is None else text + self.tensorflow_metrics.text().encode()
 
     # --- administration ---

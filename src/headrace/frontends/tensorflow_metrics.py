@@ -16,13 +16,14 @@ from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from headrace.batching.request import NO_DEADLINE, Answer, Call
+from headrace.batching.request import NO_DEADLINE, Answer
 from headrace.errors import HeadraceError
-from headrace.frontends.status import OK, codes
+from headrace.status import OK, codes
 
 if TYPE_CHECKING:
     from headrace.frontends.service import Service
     from headrace.loaded import LoadedVersion
+    from headrace.outcomes import Call
     from headrace.servable import CheckedInputs
 
 ReplyT = TypeVar("ReplyT")

@@ -50,14 +50,13 @@ class Attempt(Request):
 
     def settle(self, settlement: Settlement) -> bool:
         """Answer, once; see ``Request.settle``."""
-        wanted = self.wanted
+        was_settled, wanted = self.settled, self.wanted
         self.settled = True
         self.columns = ()
-        if wanted:
-            if isinstance(settlement, DeadlineExceeded | Refused):
-                self._refused(settlement)
-            else:
-                self._asked.settle(settlement)
+        if wanted and isinstance(settlement, DeadlineExceeded | Refused):
+            self._refused(settlement)
+        elif not was_settled:
+            self._asked.settle(settlement)  # also where nobody waits: then it hears that it is over
         return wanted
 
 

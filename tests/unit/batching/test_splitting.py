@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import Future
 
 import numpy as np
 import pytest
@@ -64,6 +65,16 @@ def test_an_answer_that_neighbours_would_make_enormous_is_refused() -> None:
     parts[1].settle(answer(parts[1], {"y": np.zeros((1, 1 << 15), np.float32)}))
     assert isinstance(whole.settlement, TooLarge)
     assert "131072000 bytes as 'y'; send fewer rows at once" in str(whole.settlement)
+
+
+def test_a_request_whose_caller_has_left_hears_that_it_is_over() -> None:
+    whole, left = Whole(10), Future[None]()
+    whole.request._waiter = left
+    parts = split(whole.request, parts_within(whole.request.rows, 4))
+    left.cancel()
+    assert not parts[0].settle(DeadlineExceeded("late"))
+    assert whole.request.settled
+    assert whole.settlements == []
 
 
 def test_the_first_error_is_the_answer_and_the_other_parts_are_not_wanted_any_more() -> None:

@@ -11,7 +11,6 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from headrace.engine import Engine
-from headrace.frontends.error_counts import ErrorCounts
 from headrace.frontends.metrics import exposition
 from headrace.versions.layout import MANIFEST_FILE
 from headrace.versions.manifest import publish, read_manifest
@@ -36,7 +35,7 @@ def published(directory: Path, hours_ago: float, settings: str = "") -> Path:
 def scrape(directory: Path) -> Scraped:
     async def scenario() -> bytes:
         async with Engine(directory) as engine:
-            return exposition(engine, ErrorCounts(), ready=True)
+            return exposition(engine, ready=True)
 
     text = asyncio.run(asyncio.wait_for(scenario(), 30)).decode()
     return {

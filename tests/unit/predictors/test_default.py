@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+
 import numpy as np
 import pytest
 
@@ -56,6 +58,17 @@ def test_mistakes_are_not_covered(error: Exception) -> None:
     settlements: list[Settlement] = []
     values(Around(error), VirtualClock()).submit(asked(settlements))
     assert settlements == [error]
+
+
+def test_a_request_whose_caller_has_left_hears_that_it_is_over() -> None:
+    around, request = Around(), asked([])
+    left = Future[None]()
+    request._waiter = left
+    values(around, VirtualClock()).submit(request)
+    left.cancel()
+    (passed,) = around.requests
+    assert not passed.settle(DeadlineExceeded("late"))
+    assert request.settled
 
 
 def test_an_answer_that_comes_after_the_default_is_thrown_away() -> None:

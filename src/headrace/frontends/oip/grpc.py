@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from headrace.batching.request import Answer
 from headrace.errors import HeadraceError, NotFound
 from headrace.frontends.calls import GrpcCall, GrpcMethod, StreamHandler, UnaryHandler
-from headrace.frontends.error_counts import ErrorCounts
 from headrace.frontends.oip import descriptions
 from headrace.frontends.oip.messages import InferDecoder, Inference, InferRequest, origin_field
 from headrace.frontends.oip.parameters import version_number
@@ -20,6 +19,7 @@ from headrace.frontends.wire.protobuf_cost import form_of
 from headrace.frontends.wire.protobuf_fields import LENGTH_DELIMITED, fields, length_prefix
 from headrace.frontends.wire.steps import in_steps
 from headrace.frontends.wire.templates import MOST_FIELDS
+from headrace.outcomes import Outcome, Outcomes
 
 if TYPE_CHECKING:
     from headrace.frontends.service import Service
@@ -45,7 +45,7 @@ def grpc_methods(service: Service) -> list[GrpcMethod]:
     infer = _inferring(service)
     return [
         GrpcMethod(f"{_SERVICE}ModelInfer", unary=infer),
-        GrpcMethod(f"{_SERVICE}ModelStreamInfer", stream=_streaming(infer, service.errors)),
+        GrpcMethod(f"{_SERVICE}ModelStreamInfer", stream=_streaming(infer, service.outcomes)),
         *(
             GrpcMethod(f"{_SERVICE}{name}", unary=_describing(service, name, how))
             for name, how in _PLAIN.items()
@@ -88,13 +88,20 @@ def _inferring(service: Service) -> UnaryHandler:
 # ---- Streams ----
 
 
-def _streaming(infer: UnaryHandler, errors: ErrorCounts) -> StreamHandler:
-    async def answer(message: bytes, call: GrpcCall) -> bytes:
+def _streaming(infer: UnaryHandler, outcomes: Outcomes) -> StreamHandler:
+    async def answer(message: bytes, of_stream: GrpcCall) -> bytes:
+        call = of_stream.of_message()
+        if of_stream.outcome is not None:
+            call.outcome = Outcome(call.door, of_stream.outcome.caller)
         try:
             response = await infer(message, call)
         except HeadraceError as error:
-            errors.count_grpc(error)
+            outcomes.failed(call, error)
             return stream_error(message, error)
+        except BaseException as error:
+            outcomes.failed(call, error)
+            raise
+        outcomes.answered(call)
         return length_prefix(_INFER_RESPONSE, len(response)) + response
 
     async def stream(messages: AsyncIterator[bytes], call: GrpcCall) -> AsyncIterator[bytes]:

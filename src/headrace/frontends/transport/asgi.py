@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, MutableMapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -34,8 +34,6 @@ from headrace.frontends.calls import (
     StreamHandler,
     UnaryHandler,
 )
-from headrace.frontends.error_counts import METHOD_NOT_ALLOWED, ErrorCounts
-from headrace.frontends.status import codes
 from headrace.frontends.transport.bodies import Bodies, Receive, announced_bytes
 from headrace.frontends.transport.grpc_framing import (
     MessageReader,
@@ -49,11 +47,14 @@ from headrace.frontends.transport.grpc_framing import (
 from headrace.frontends.transport.routing import Router
 from headrace.frontends.wire.compression import Opening, gzipped, opening
 from headrace.frontends.wire.lane import Lane
+from headrace.outcomes import Outcome, Outcomes
+from headrace.status import WRONG_METHOD, codes
 
 _log = logging.getLogger(__name__)
 
 Scope = MutableMapping[str, Any]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+CallT = TypeVar("CallT", HttpCall, GrpcCall)
 
 _GRPC_HEADERS = [(b"content-type", b"application/grpc")]
 _GRPC_ENCODINGS = (b"grpc-accept-encoding", b"identity,gzip,deflate")
@@ -76,7 +77,7 @@ class Application:
 
     Attributes:
         bodies: Reads bodies, under limits for all of them together.
-        errors: Counts what is answered with an error.
+        outcomes: Where calls end.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class Application:
         routes: Iterable[HttpRoute],
         methods: Iterable[GrpcMethod],
         limits: Limits | None = None,
-        errors: ErrorCounts | None = None,
+        outcomes: Outcomes | None = None,
         lane: Lane | None = None,
     ) -> None:
         """Serve these routes and methods.
@@ -93,7 +94,7 @@ class Application:
             routes: The REST APIs; the first that matches answers.
             methods: The gRPC services' methods.
             limits: What bodies may cost.
-            errors: Counts what is answered with an error.
+            outcomes: Where calls end: the engine's.
             lane: Where large bodies are opened, and large answers compressed; the codecs' own.
         """
         self._router = Router(routes)
@@ -101,7 +102,7 @@ class Application:
         self._unary_methods = {method.path: method.unary for method in served if method.unary is not None}
         self._stream_methods = {method.path: method.stream for method in served if method.stream is not None}
         self.bodies = Bodies(limits or Limits())
-        self.errors = errors or ErrorCounts()
+        self.outcomes = outcomes or Outcomes()
         self._lane = lane or Lane()
         self._closing: tuple[tuple[bytes, bytes], ...] = ()
         self._holding: asyncio.Event | None = None
@@ -148,27 +149,35 @@ class Application:
             path = scope["path"]
             unary = self._unary_methods.get(path)
             if unary is not None:
-                return self._unary(unary, scope["headers"], receive, send)
+                return self._unary(unary, scope, receive, send)
             stream = self._stream_methods.get(path)
             if stream is not None:
-                return self._stream(stream, scope["headers"], receive, send)
+                return self._stream(stream, scope, receive, send)
             return self._http(scope, receive, send)
         if scope["type"] == "lifespan":
             return _live(receive, send)
         raise NotImplementedError(f"headrace answers http, not {scope['type']}")
 
+    def _recorded(self, call: CallT, scope: Scope) -> CallT:
+        """A call with the record of it begun, if somebody observes."""
+        if self.outcomes.observed:
+            call.outcome = Outcome(call.door, _caller(scope))
+        return call
+
     # --- gRPC ---
 
-    async def _unary(self, handler: UnaryHandler, headers: Headers, receive: Receive, send: Send) -> None:
-        bodies = self.bodies
+    async def _unary(self, handler: UnaryHandler, scope: Scope, receive: Receive, send: Send) -> None:
+        bodies, outcomes = self.bodies, self.outcomes
         held = 0
         account = None
         failed: HeadraceError | None = None
+        call = GrpcCall(NO_DEADLINE, None, bodies, scope["headers"])
+        if outcomes.observed:
+            self._recorded(call, scope)
         if not bodies.open():
-            await self._send_grpc_error(send, bodies.full())
+            await self._send_grpc_error(send, call, bodies.full())
             return
         try:
-            call = GrpcCall(NO_DEADLINE, None, bodies, headers)
             encoding = _encoding_of(call)
             event = await bodies.silent.coming(receive)
             message = plain_message(event.get("body", b""))
@@ -188,12 +197,16 @@ class Application:
         except Exception:  # noqa: BLE001 - the boundary to the network: a bug fails its own call only
             _log.exception("a gRPC call failed unexpectedly")
             failed = HeadraceError(_INTERNAL)
+        except BaseException as error:
+            outcomes.failed(call, error)
+            raise
         finally:
             bodies.close(held if account is None else held + account.held)
         if failed is not None:
             # Only now: what a refused call held must not refuse the next one while the error is being sent.
-            await self._send_grpc_error(send, failed)
+            await self._send_grpc_error(send, call, failed)
             return
+        outcomes.answered(call)
         if self._holding is not None:
             await self._holding.wait()
         await send(_GRPC_START)
@@ -204,15 +217,16 @@ class Application:
             await send({"type": "http.response.body", "body": frame(reply), "more_body": False})
         await send(_grpc_ok(call.notes) if call.notes else _GRPC_OK)
 
-    async def _stream(self, handler: StreamHandler, headers: Headers, receive: Receive, send: Send) -> None:
+    async def _stream(self, handler: StreamHandler, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
-        trailers = [(b"grpc-status", b"0")]
+        failed: HeadraceError | None = None
         unanswered: deque[Account] = deque()
+        call = GrpcCall(NO_DEADLINE, None, self.bodies, scope["headers"])
+        self._recorded(call, scope)
         if not self.bodies.open():
-            await self._send_grpc_error(send, self.bodies.full())
+            await self._send_grpc_error(send, call, self.bodies.full())
             return
         try:
-            call = GrpcCall(NO_DEADLINE, None, self.bodies, headers)
             messages = self._messages(receive, _encoding_of(call), unanswered)
             async for reply in handler(messages, call):
                 if unanswered:
@@ -222,12 +236,18 @@ class Application:
                     started = True
                 await send({"type": "http.response.body", "body": frame(reply), "more_body": True})
         except HeadraceError as error:
-            trailers = self._error_trailers(error)
+            failed = error.with_traceback(None)
         except Exception:  # noqa: BLE001 - the same boundary
             _log.exception("a gRPC stream failed unexpectedly")
-            trailers = self._error_trailers(HeadraceError(_INTERNAL))
+            failed = HeadraceError(_INTERNAL)
+        except BaseException as error:
+            self.outcomes.failed(call, error)
+            raise
         finally:
             self.bodies.close(sum(account.held for account in unanswered))
+        trailers = self._error_trailers(call, failed) if failed else [(b"grpc-status", b"0")]
+        if not failed:
+            self.outcomes.answered(call)
         if not started:
             await send(_GRPC_START)
         await send(_NO_BODY)
@@ -274,14 +294,14 @@ class Application:
             bodies.grow(account, len(opened))
             return opened
 
-    async def _send_grpc_error(self, send: Send, error: HeadraceError) -> None:
+    async def _send_grpc_error(self, send: Send, call: GrpcCall, error: HeadraceError) -> None:
         """Answer with an error only: what gRPC calls a trailers-only response."""
-        headers = [*_GRPC_HEADERS, _GRPC_ENCODINGS, *self._error_trailers(error)]
+        headers = [*_GRPC_HEADERS, _GRPC_ENCODINGS, *self._error_trailers(call, error)]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send(_NO_BODY)
 
-    def _error_trailers(self, error: HeadraceError) -> list[tuple[bytes, bytes]]:
-        self.errors.count_grpc(error)
+    def _error_trailers(self, call: GrpcCall, error: HeadraceError) -> list[tuple[bytes, bytes]]:
+        self.outcomes.failed(call, error)
         return error_headers(error)
 
     # --- REST ---
@@ -295,39 +315,56 @@ class Application:
             path = path.removeprefix(root)
         match = self._router.match(method, path)
         if match.handler is None and method == "POST" and _is_grpc(scope["headers"]):
-            await self._send_grpc_error(send, Unsupported(f"method {path} is not served here"))
+            unknown = self._recorded(GrpcCall(headers=scope["headers"]), scope)
+            await self._send_grpc_error(send, unknown, Unsupported(f"method {path} is not served here"))
             return
-        bodies, held = self.bodies, 0
+        bodies, outcomes, held = self.bodies, self.outcomes, 0
         call = HttpCall(method, path, match.parameters, scope["headers"])
         call.budget = bodies
         call.query = scope["query_string"]
+        if outcomes.observed:
+            self._recorded(call, scope)
         if not bodies.open():
-            reply = error_reply(bodies.full())
-            self.errors.count_rest(reply.status)
-            await self._send_reply(reply, scope, send)
+            await self._send_reply(self._refusal(call, bodies.full()), scope, send)
             return
         try:
             if match.handler is None:
-                reply = _no_route(path, method, match.allowed)
-                self.errors.count_rest(reply.status)
+                reply = self._no_route(call, match.allowed)
             else:
                 if method == "POST":
                     held = await self._read_body(call, receive)
                 reply = await match.handler(call)
                 if call.notes:
                     reply.headers += call.notes
+                outcomes.answered(call)
         except HeadraceError as error:
-            reply = error_reply(error)
-            self.errors.count_rest(reply.status)
+            reply = self._refusal(call, error)
         except Exception:  # noqa: BLE001 - the boundary to the network: a bug fails its own request only
             _log.exception("an HTTP request failed unexpectedly", extra={"path": path})
-            reply = error_reply(HeadraceError(_INTERNAL))
-            self.errors.count_rest(reply.status)
+            reply = self._refusal(call, HeadraceError(_INTERNAL))
+        except BaseException as error:
+            outcomes.failed(call, error)
+            raise
         finally:
             bodies.close(held if call.account is None else call.account.held)
         if self._holding is not None:
             await self._holding.wait()
         await self._send_reply(reply, scope, send)
+
+    def _refusal(self, call: HttpCall, error: HeadraceError) -> HttpReply:
+        self.outcomes.failed(call, error)
+        return error_reply(error)
+
+    def _no_route(self, call: HttpCall, allowed: tuple[str, ...]) -> HttpReply:
+        path = f"{call.path:.200}"
+        if not allowed:
+            return self._refusal(call, NotFound(f"no such path: {path}"))
+        error = InvalidRequest(f"{path} takes {', '.join(allowed)}, not {call.method:.20}")
+        self.outcomes.failed(call, error, WRONG_METHOD)
+        reply = error_reply(error)
+        reply.status = WRONG_METHOD.http
+        reply.headers = (*reply.headers, (b"allow", ", ".join(allowed).encode()))
+        return reply
 
     async def _read_body(self, call: HttpCall, receive: Receive) -> int:
         """Read a call's body, and open it.
@@ -381,6 +418,11 @@ def _read_headers(call: HttpCall) -> tuple[bool, int]:
         elif name == _TIMEOUT_HEADER:
             call.deadline = _deadline(_milliseconds(value))
     return compressed, length
+
+
+def _caller(scope: Scope) -> str:
+    host, port = scope.get("client") or ("", 0)
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}" if host else ""
 
 
 def _is_grpc(headers: Headers) -> bool:
@@ -446,15 +488,6 @@ def error_reply(error: HeadraceError) -> HttpReply:
             (b"retry-after", str(max(1, math.ceil(error.retry_after_seconds))).encode()),
         )
     return HttpReply(msgspec.json.encode({"error": error.message}), status=codes(error).http, headers=headers)
-
-
-def _no_route(path: str, method: str, allowed: tuple[str, ...]) -> HttpReply:
-    if not allowed:
-        return error_reply(NotFound(f"no such path: {path:.200}"))
-    reply = error_reply(InvalidRequest(f"{path:.200} takes {', '.join(allowed)}, not {method:.20}"))
-    reply.status = METHOD_NOT_ALLOWED
-    reply.headers = (*reply.headers, (b"allow", ", ".join(allowed).encode()))
-    return reply
 
 
 async def _live(receive: Receive, send: Send) -> None:

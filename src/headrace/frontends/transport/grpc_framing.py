@@ -13,8 +13,8 @@ from urllib.parse import quote
 
 from headrace.config import Limits
 from headrace.errors import HeadraceError, InvalidRequest, TooLarge, Unsupported
-from headrace.frontends.status import codes
 from headrace.frontends.wire.compression import Opening, opening
+from headrace.status import codes
 
 PREFIX_BYTES = 5
 _PREFIX = struct.Struct(">BI")

@@ -9,17 +9,18 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
 from functools import partial
+from urllib.parse import unquote
 
 from headrace.batching.request import NO_DEADLINE
 from headrace.config import ServerConfig
-from headrace.errors import ConfigError, DeadlineExceeded, HeadraceError, InvalidRequest
+from headrace.errors import ConfigError, DeadlineExceeded, HeadraceError, InvalidRequest, Unsupported
 from headrace.frontends.calls import Account, Budget, GrpcCall, GrpcMethod, UnaryHandler
-from headrace.frontends.error_counts import ErrorCounts
-from headrace.frontends.status import codes
 from headrace.frontends.transport.asgi import Application
 from headrace.frontends.transport.bodies import Bodies
 from headrace.frontends.transport.grpc_framing import short_message
 from headrace.frontends.transport.waiting import Pauses
+from headrace.outcomes import Outcome, Outcomes
+from headrace.status import codes
 
 try:
     import grpc
@@ -53,7 +54,7 @@ class GrpcioTransport:
         """Prepare to serve.
 
         Args:
-            application: What answers REST; its budget of bytes and its counts of errors are for both.
+            application: What answers REST; its budget of bytes, and where calls end, are for both.
             methods: What answers.
             listener: Bound and listening; its port is taken over, because grpcio opens its own sockets.
             config: The server's settings.
@@ -124,7 +125,7 @@ class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has no t
         self._calls += 1
         method = self._methods.get(details.method)
         if method is None:
-            return None
+            return grpc.stream_stream_rpc_method_handler(_unknown(details.method, self._application.outcomes))
         if method.unary is not None:
             # As a stream of one message: only so there is a moment in which it has not arrived yet.
             unary = _Unary(method.path, method.unary, self._application, self.answering)
@@ -146,29 +147,35 @@ class _Unary:
     async def answer(self, messages: AsyncIterator[bytes], context: aio.ServicerContext) -> bytes:
         bodies = self._application.bodies
         account = Account(bodies.hold_of_stream)
+        outcomes = self._application.outcomes
+        call = _call(context, outcomes, account)
         if not bodies.open():
-            await _abort(context, bodies.full(), self._application.errors)
+            await _abort(context, call, bodies.full(), outcomes)
         failed: HeadraceError
         try:
             message = await self._arrived(messages, bodies)
             account.hold(len(message))
-            call = _call(context, account)
             reply = await self._handler(message, call)
+        except HeadraceError as error:
+            failed = error
+        except Exception:  # noqa: BLE001 - the boundary to the network: a bug fails its own call only
+            _log.exception("a gRPC call failed unexpectedly", extra={"path": self._path})
+            failed = _INTERNAL
+        except BaseException as error:
+            outcomes.failed(call, error)
+            raise
+        else:
+            outcomes.answered(call)
             await self._answering.wait()
             if call.notes:
                 context.set_trailing_metadata(
                     tuple((name.decode(), value.decode()) for name, value in call.notes)
                 )
             return reply
-        except HeadraceError as error:
-            failed = error
-        except Exception:  # noqa: BLE001 - the boundary to the network: a bug fails its own call only
-            _log.exception("a gRPC call failed unexpectedly", extra={"path": self._path})
-            failed = _INTERNAL
         finally:
             bodies.close(account.held)
         # Only now: what a refused call held must not refuse the next one while the error is being sent.
-        await _abort(context, failed, self._application.errors)
+        await _abort(context, call, failed, outcomes)
         raise AssertionError("abort always raises")
 
     @staticmethod
@@ -184,7 +191,7 @@ class _Unary:
 
 
 def _stream(method: GrpcMethod, application: Application, pauses: Pauses) -> object:
-    bodies, errors = application.bodies, application.errors
+    bodies, outcomes = application.bodies, application.outcomes
 
     async def answer(messages: AsyncIterator[bytes], context: aio.ServicerContext) -> AsyncIterator[bytes]:
         unanswered: deque[int] = deque()
@@ -195,18 +202,24 @@ def _stream(method: GrpcMethod, application: Application, pauses: Pauses) -> obj
                 unanswered.append(len(message))
                 yield message
 
+        call = _call(context, outcomes, budget=bodies)
         if not bodies.open():
-            await _abort(context, bodies.full(), errors)
+            await _abort(context, call, bodies.full(), outcomes)
         try:
-            async for reply in method.stream(counted(), _call(context, budget=bodies)):  # type: ignore[misc]  # the caller has checked
+            async for reply in method.stream(counted(), call):  # type: ignore[misc]  # the caller has checked
                 if unanswered:
                     bodies.release(unanswered.popleft())
                 yield reply
         except HeadraceError as error:
-            await _abort(context, error, errors)
+            await _abort(context, call, error, outcomes)
         except Exception:  # noqa: BLE001 - the same boundary
             _log.exception("a gRPC stream failed unexpectedly", extra={"path": method.path})
-            await _abort(context, _INTERNAL, errors)
+            await _abort(context, call, _INTERNAL, outcomes)
+        except BaseException as error:
+            outcomes.failed(call, error)
+            raise
+        else:
+            outcomes.answered(call)
         finally:
             bodies.close(sum(unanswered))
 
@@ -237,11 +250,32 @@ async def _in_time(messages: AsyncIterator[bytes], bodies: Bodies, pauses: Pause
 
 
 def _call(
-    context: aio.ServicerContext, account: Account | None = None, budget: Budget | None = None
+    context: aio.ServicerContext,
+    outcomes: Outcomes,
+    account: Account | None = None,
+    budget: Budget | None = None,
 ) -> GrpcCall:
     left = context.time_remaining()
     deadline = NO_DEADLINE if left is None else time.monotonic() + left * 0.98
-    return GrpcCall(deadline, account, budget, _Metadata(context))
+    call = GrpcCall(deadline, account, budget, _Metadata(context))
+    if outcomes.observed:
+        call.outcome = Outcome(call.door, _caller(context.peer()))
+    return call
+
+
+def _caller(peer: str) -> str:
+    """The other end as ASGI's servers have it, of ``ipv4:127.0.0.1:5000`` or ``ipv6:%5B::1%5D:5000``."""
+    family, _, address = unquote(peer).partition(":")
+    return address if family in {"ipv4", "ipv6"} else ""
+
+
+def _unknown(path: str, outcomes: Outcomes) -> object:
+    async def answer(messages: AsyncIterator[bytes], context: aio.ServicerContext) -> AsyncIterator[bytes]:
+        error = Unsupported(f"method {path} is not served here")
+        await _abort(context, _call(context, outcomes), error, outcomes)
+        yield b""  # makes it a stream; never reached
+
+    return answer
 
 
 class _Metadata:
@@ -255,7 +289,9 @@ class _Metadata:
             yield name.encode(), value if isinstance(value, bytes) else value.encode()
 
 
-async def _abort(context: aio.ServicerContext, error: HeadraceError, errors: ErrorCounts) -> None:
-    errors.count_grpc(error)
+async def _abort(
+    context: aio.ServicerContext, call: GrpcCall, error: HeadraceError, outcomes: Outcomes
+) -> None:
+    outcomes.failed(call, error)
     message = short_message(error).encode("utf-8", "replace").decode()
     await context.abort(_STATUS[codes(error).grpc], message)

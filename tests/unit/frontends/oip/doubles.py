@@ -13,11 +13,11 @@ from headrace.batching.request import NO_DEADLINE, Answer, BatchOutputs, Call, T
 from headrace.batching.statistics import VersionStatistics
 from headrace.config import Limits, ModelConfig
 from headrace.errors import FailedPrecondition, NotFound
-from headrace.frontends.error_counts import ErrorCounts
 from headrace.frontends.tensorflow_metrics import TensorFlowMetrics
 from headrace.frontends.wire.json_cost import at_once_bytes
 from headrace.frontends.wire.lane import Lane
 from headrace.lifecycle.state import State, VersionStatus
+from headrace.outcomes import Outcomes
 from headrace.servable import CheckedInputs, Signature, TensorSpec
 from headrace.tensors import BY_OIP, Tensors
 
@@ -67,7 +67,7 @@ class ServiceDouble:
         self.admin = admin
         self.at_once_bytes = at_once_bytes(self.limits)
         self.is_ready = True
-        self.errors = ErrorCounts()
+        self.outcomes = Outcomes()
         self.lane = Lane()
         self.tensorflow_metrics: TensorFlowMetrics | None = None
         self.deadlines: list[float] = []

@@ -15,6 +15,7 @@ from headrace.frontends.calls import GrpcCall, GrpcMethod
 from headrace.frontends.oip.grpc import grpc_methods
 from headrace.frontends.oip.messages import InferRequest, InferResponse
 from headrace.frontends.wire import protos
+from headrace.outcomes import Door
 from headrace.servable import CheckedInputs, Signature
 from headrace.tensors import BY_OIP
 from tests.unit.frontends.oip.doubles import LoadedDouble, ServiceDouble, ctr, echo, run, spec
@@ -221,7 +222,8 @@ def test_a_stream_answers_every_request_in_order_and_survives_errors() -> None:
     failed = [index for index, one in enumerate(responses) if one.error_message]
     assert failed == [7, 9]
     assert "model 'other'" in responses[7].error_message
-    assert (service.errors.grpc["NOT_FOUND"], service.errors.grpc["INVALID_ARGUMENT"]) == (1, 1)
+    failed = service.outcomes.tally.failed[Door.GRPC]
+    assert (failed["NOT_FOUND"], failed["INVALID_ARGUMENT"]) == (1, 1)
     assert responses[8].infer_response.raw_output_contents[0] == np.float32(8).tobytes()
 
 

@@ -37,6 +37,7 @@ class Codes:
 
 
 OK = Codes(200, 0, "OK")
+WRONG_METHOD = Codes(405, 12, "UNIMPLEMENTED")
 
 # HTTP's column is TensorFlow Serving's. A full queue is UNAVAILABLE there too: gRPC clients retry that by
 # themselves.

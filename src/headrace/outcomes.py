@@ -1,0 +1,221 @@
+"""How calls end: one Outcome for each, answered or refused, given once to whoever observes.
+
+The metrics are the first observer, and always there: they count in the same place, without a record. The
+record, and its id, is made only where somebody else observes, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Protocol
+
+from headrace.batching.request import Answer, Origin, Timings
+from headrace.batching.request import Call as CallOfRequest
+from headrace.errors import Cancelled, HeadraceError
+from headrace.status import CODES, OK, WRONG_METHOD, Codes, codes
+
+_log = logging.getLogger(__name__)
+
+_ID_BYTES = 16
+LEFT = Cancelled("the caller left before there was an answer")
+"""Why a call ends whose caller does not wait any more."""
+
+_BROKEN = HeadraceError("internal error; the server's log says more")
+
+
+class Door(StrEnum):
+    """Where a call came in; the values are what metrics call it."""
+
+    REST = "REST"
+    GRPC = "gRPC"
+    IN_PROCESS = "in process"
+
+
+class Outcome:
+    """How one call ended. Complete, and not to be changed, from when observers are given it.
+
+    Attributes:
+        id: 128 bits that this process has drawn; whatever else is said about the call can name it.
+        door: Where the call came in.
+        caller: The other end of its connection, as ``host:port``; "" in process.
+        asked: The model and version that it was handed to; None if it did not come so far. The last one,
+            where one call asks several times.
+        source: Who gave the answer; None without one, also where no model was asked for one.
+        code: The codes it was answered with.
+        error: What was said about an error; "" without one.
+        arrived: When it came, on the monotonic clock.
+        ended: When it was known what is answered. Sending it takes longer, and is not in here.
+        timings: Of the batch that gave the answer; None without one.
+    """
+
+    __slots__ = (
+        "_answer", "arrived", "asked", "caller", "code", "door", "ended", "error", "id", "source", "timings",
+    )  # fmt: skip
+
+    def __init__(self, door: Door, caller: str = "") -> None:
+        """Begin the record of a call that has come just now."""
+        self.id = os.urandom(_ID_BYTES)
+        self.door = door
+        self.caller = caller
+        self.asked: Origin | None = None
+        self.source: Origin | None = None
+        self.code = OK
+        self.error = ""
+        self.arrived = self.ended = time.monotonic()
+        self.timings: Timings | None = None
+        self._answer: asyncio.Future[Answer] | None = None
+
+    def handed_to(self, origin: Origin, answer: asyncio.Future[Answer] | None = None) -> None:
+        """Note what was asked.
+
+        Args:
+            origin: The model and the version.
+            answer: Has the answer when the call ends, if there is one; None where it is ``given``.
+        """
+        self.asked = origin
+        self._answer = answer
+
+    def given(self, answer: Answer) -> None:
+        """Note the answer."""
+        self.source, self.timings = answer.origin, answer.timings
+
+    def end(self, code: Codes, error: str) -> None:
+        """Complete it."""
+        self.ended = time.monotonic()
+        self.code = code
+        self.error = error
+        answer, self._answer = self._answer, None
+        if code is OK and answer is not None and answer.done():
+            self.given(answer.result())
+
+
+class Call(CallOfRequest, Protocol):
+    """What ends in an Outcome.
+
+    Attributes:
+        door: Where it came in.
+        outcome: The record of it, begun when it came; None where only the metrics observe.
+    """
+
+    door: Door
+    outcome: Outcome | None
+
+
+class InProcessCall:
+    """A call that nothing came with.
+
+    Attributes:
+        door: ``IN_PROCESS``.
+        outcome: See ``Call``.
+    """
+
+    __slots__ = ("outcome",)
+
+    door = Door.IN_PROCESS
+
+    def __init__(self, outcome: Outcome | None) -> None:
+        """Begin."""
+        self.outcome = outcome
+
+    def header(self, name: bytes) -> None:
+        """There are none."""
+
+    def answered_by(self, origin: Origin) -> None:
+        """Nobody is told: the answer itself says it."""
+
+
+Observer = Callable[[Outcome], object]
+"""Gets each Outcome once, in the serving thread, before the answer is sent: it must not take long."""
+
+
+class Tally:
+    """The first observer: how many calls ended how. The metrics read it.
+
+    Attributes:
+        answered: By door.
+        failed: By door and code: HTTP's status for REST, the name of gRPC's for the others. All that can be
+            are there from the start, so that a rate sees the first error, too.
+    """
+
+    def __init__(self) -> None:
+        """Start at nothing."""
+        known = (*CODES.values(), WRONG_METHOD)
+        self.answered = dict.fromkeys(Door, 0)
+        self.failed = {door: dict.fromkeys(sorted({said(door, one) for one in known}), 0) for door in Door}
+
+    def count_failed(self, door: Door, code: Codes) -> None:
+        """Count a call that was not answered."""
+        self.failed[door][said(door, code)] += 1
+
+
+def said(door: Door, code: Codes) -> str:
+    """A code as a door says it: HTTP's status for REST, the name of gRPC's for the others."""
+    return str(code.http) if door is Door.REST else code.name
+
+
+class Outcomes:
+    """Where every call ends, once. Serving thread only.
+
+    Whoever takes a call in (a transport, the engine's in-process forms) begins its record if ``observed``,
+    and says how it ended with ``answered`` or ``failed``: one of them, once.
+
+    Attributes:
+        tally: Counts them all.
+        observed: Whether anybody observes beside the tally.
+    """
+
+    def __init__(self) -> None:
+        """Begin with the metrics alone."""
+        self.tally = Tally()
+        self.observed = False
+        self._answered = self.tally.answered
+        self._observers: list[Observer] = []
+        self._failing: set[Observer] = set()
+
+    def observe(self, observer: Observer) -> None:
+        """Give an observer the Outcome of every call that begins from now on."""
+        self._observers.append(observer)
+        self.observed = True
+
+    def answered(self, call: Call) -> None:
+        """A call ends with an answer."""
+        self._answered[call.door] += 1
+        if call.outcome is not None:
+            self._give(call.outcome, OK, "")
+
+    def failed(self, call: Call, error: BaseException, code: Codes | None = None) -> None:
+        """A call ends without an answer.
+
+        Args:
+            call: The call.
+            error: Why: what is no HeadraceError is a caller who left, or a bug.
+            code: What it is answered with, if that is not the error's own.
+        """
+        known = _as_headrace_error(error)
+        code = code or codes(known)
+        self.tally.count_failed(call.door, code)
+        if call.outcome is not None:
+            self._give(call.outcome, code, known.message)
+
+    def _give(self, outcome: Outcome, code: Codes, error: str) -> None:
+        outcome.end(code, error)
+        for observer in self._observers:
+            try:
+                observer(outcome)
+            except Exception:  # noqa: BLE001 - an observer's own code: no call suffers for it
+                if observer not in self._failing:  # else every call would fill the log
+                    self._failing.add(observer)
+                    _log.exception("an observer of outcomes failed; it is told of calls all the same")
+            else:
+                self._failing.discard(observer)
+
+
+def _as_headrace_error(error: BaseException) -> HeadraceError:
+    if isinstance(error, HeadraceError):
+        return error
+    return _BROKEN if isinstance(error, Exception) else LEFT

@@ -1,0 +1,264 @@
+"""Each way in which a call can end is one Outcome with the right codes, by whichever door it came in."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from types import EllipsisType
+from typing import NamedTuple
+
+import pytest
+
+from headrace.batching.request import Origin
+from headrace.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    HeadraceError,
+    InvalidRequest,
+    ModelError,
+    NotFound,
+    Overloaded,
+    TooLarge,
+    Unsupported,
+)
+from headrace.outcomes import Door, Outcome, said
+from headrace.status import OK, WRONG_METHOD, codes
+from tests.outcome_doors import ASGI_DOORS, CLIENT, DOORS, Ask, World, world
+from tests.unit.frontends.transport.wire import GRPC, LEFT, body, message, part, until
+
+BROKEN = Ask(is_broken=True)
+
+
+class Way(NamedTuple):
+    """One way to end, and the error that it is; None for an answer.
+
+    Attributes:
+        asked: What the call is handed to at every door; ``...`` where some find out earlier.
+    """
+
+    ask: Ask
+    error: HeadraceError | None
+    asked: Origin | EllipsisType | None = Origin("m", 1)
+    source: Origin | None = None
+
+
+WAYS = {
+    "answered": Way(Ask(), None, source=Origin("m", 1)),
+    "bad bytes": Way(BROKEN, InvalidRequest(""), None),
+    "unknown model": Way(Ask("other"), NotFound(""), None),
+    "too many rows": Way(Ask(rows=2), TooLarge(""), ...),
+    "the model fails": Way(Ask(value=-1.0), ModelError("")),
+    "too late": Way(Ask("slow", seconds=0.05), DeadlineExceeded(""), Origin("slow", 1)),
+}
+
+
+def run(
+    scenario: Callable[[World], Coroutine[object, object, None]],
+    *,
+    by_grpcio: bool = False,
+    is_observed: bool = True,
+) -> None:
+    async def within() -> None:
+        async with asyncio.timeout(20), world(by_grpcio=by_grpcio, is_observed=is_observed) as made:
+            await scenario(made)
+            assert made.codes() == (made.tally() if is_observed else Counter())
+            assert len({one.id for one in made.given}) == len(made.given)
+
+    asyncio.run(within())
+
+
+def of(how: str, error: HeadraceError | None) -> tuple[Door, str]:
+    return DOORS[how], said(DOORS[how], OK if error is None else codes(error))
+
+
+def expected(how: str, *ends: HeadraceError | None) -> Counter[tuple[Door, str]]:
+    """How the calls end, and the streams that they came in: those are answered unless their caller leaves."""
+    found = Counter(of(how, end) for end in ends)
+    if how == "gRPC stream":
+        found.update(of(how, end if isinstance(end, Cancelled) else None) for end in ends)
+    return found
+
+
+@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize("how", DOORS)
+def test_each_way_to_end_is_one_outcome(how: str, name: str) -> None:
+    way = WAYS[name]
+    if how == "callback" and way.asked is None:
+        pytest.skip("what is not submitted is no call")
+
+    async def scenario(made: World) -> None:
+        began = time.monotonic()
+        await made.ask(how, way.ask)
+        await until(lambda: made.given)  # grpcio's caller may give up a moment before its server does
+        assert made.codes() == expected(how, way.error), made.given
+        outcome = made.given[0]
+        assert len(outcome.id) == 16
+        assert way.asked in {outcome.asked, ...}
+        assert outcome.source == way.source
+        assert bool(outcome.error) == (way.error is not None)
+        assert (outcome.timings is not None) == (way.error is None)
+        assert began <= outcome.arrived <= outcome.ended <= time.monotonic()
+        host = outcome.caller.rpartition(":")[0]
+        assert host == {"grpcio": "127.0.0.1"}.get(how, CLIENT[0] if how in ASGI_DOORS else "")
+
+    run(scenario, by_grpcio=how == "grpcio")
+
+
+@pytest.mark.parametrize("how", DOORS)
+def test_a_caller_who_leaves_is_one_outcome(how: str) -> None:
+    async def scenario(made: World) -> None:
+        asking = asyncio.create_task(made.ask(how, Ask("slow")))
+        await made.until_taken(1)
+        assert made.given == []
+        asking.cancel()
+        await asyncio.wait([asking])
+        await until(lambda: made.given)
+        assert made.codes() == expected(how, Cancelled(""))
+        made.gate.set()
+        await made.until_taken(0)
+
+    run(scenario, by_grpcio=how == "grpcio")
+
+
+@pytest.mark.parametrize("how", DOORS)
+def test_a_full_queue_is_one_outcome(how: str) -> None:
+    async def scenario(made: World) -> None:
+        waiting = []
+        for taken in (1, 2):
+            waiting.append(asyncio.create_task(made.ask(how, Ask("slow"))))
+            await made.until_taken(taken)
+        await made.ask(how, Ask("slow"))
+        assert made.codes() == expected(how, Overloaded(""))
+        made.gate.set()
+        await asyncio.wait(waiting)
+        assert made.codes() == expected(how, Overloaded(""), None, None)
+
+    run(scenario, by_grpcio=how == "grpcio")
+
+
+def test_a_callback_whose_waiter_leaves_is_one_outcome() -> None:
+    async def scenario(made: World) -> None:
+        waiting = asyncio.create_task(made.ask("callback", Ask("slow")))
+        await made.until_taken(1)
+        loaded, left = made.engine.loaded("slow"), asyncio.get_running_loop().create_future()
+        checked = loaded.signatures["serving_default"].check({"x": [[1, 2]]})
+        made.engine.submit(loaded, checked, lambda _: None, waiter=left)
+        left.cancel()
+        made.gate.set()
+        await asyncio.wait([waiting])
+        await made.until_taken(0)
+        assert made.codes() == expected("callback", None, Cancelled(""))
+
+    run(scenario)
+
+
+# --- at the transport's door ---
+
+
+@pytest.mark.parametrize("how", ["REST", "gRPC"])
+def test_a_body_over_the_budget_is_one_outcome(how: str) -> None:
+    async def scenario(made: World) -> None:
+        bodies = made.application.bodies
+        bodies.held_bytes = bodies.limits.max_inflight_bytes
+        await made.ask(how, Ask())
+        bodies.held_bytes = 0
+        assert made.codes() == expected(how, Overloaded(""))
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("how", ["REST", "gRPC", "gRPC stream", "grpcio"])
+def test_one_call_too_many_is_one_outcome(how: str) -> None:
+    async def scenario(made: World) -> None:
+        made.application.bodies.call_bytes = made.application.bodies.limits.max_inflight_bytes + 1
+        made.application.bodies.held_bytes = 1
+        await made.ask(how, Ask())
+        made.application.bodies.held_bytes = 0
+        assert made.codes() == Counter([of(how, Overloaded(""))])
+
+    run(scenario, by_grpcio=how == "grpcio")
+
+
+@pytest.mark.parametrize(
+    ("path", "method", "headers", "code"),
+    [
+        ("/v1/nothing", "GET", [], (Door.REST, "404")),
+        ("/v2/models/m/infer", "GET", [], (Door.REST, str(WRONG_METHOD.http))),
+        ("/v2/health/live", "GET", [], (Door.REST, "200")),
+        ("/x.Y/Z", "POST", GRPC, of("gRPC", Unsupported(""))),
+    ],
+)
+def test_what_no_model_sees_is_one_outcome(
+    path: str, method: str, headers: list[tuple[bytes, bytes]], code: tuple[Door, str]
+) -> None:
+    async def scenario(made: World) -> None:
+        await made.send(path, body(b""), headers, method)
+        assert made.codes() == Counter([code])
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("how", ["REST", "gRPC", "gRPC stream"])
+def test_a_body_that_never_comes_whole_is_one_outcome(how: str) -> None:
+    paths = {"REST": "/v1/models/m:predict", "gRPC": "/inference.GRPCInferenceService/ModelInfer"}
+    path = paths.get(how, "/inference.GRPCInferenceService/ModelStreamInfer")
+
+    async def scenario(made: World) -> None:
+        headers = [] if how == "REST" else GRPC
+        await made.send(path, [part(message(b"begun")[:3]), LEFT], headers)
+        assert made.codes() == Counter([of(how, Cancelled(""))])
+
+    run(scenario)
+
+
+def test_each_message_of_a_stream_is_a_call_and_so_is_the_stream() -> None:
+    async def scenario(made: World) -> None:
+        await made.ask("gRPC stream", Ask())
+        first, stream = made.given
+        assert (first.asked, stream.asked) == (Origin("m", 1), None)
+        assert first.caller == stream.caller
+
+    run(scenario)
+
+
+# --- observers ---
+
+
+def test_an_observer_that_fails_hurts_no_answer_and_no_other_observer(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    told: list[Outcome] = []
+
+    def failing(outcome: Outcome) -> None:
+        told.append(outcome)
+        raise ValueError("full disk")
+
+    async def scenario(made: World) -> None:
+        made.engine.outcomes.observe(failing)
+        after: list[Outcome] = []
+        made.engine.outcomes.observe(after.append)
+        with caplog.at_level(logging.ERROR):
+            wire = await made.send("/v1/models/m:predict", body(b'{"instances": [[1, 2]]}'), [])
+            await made.ask("gRPC", Ask())
+            await made.ask("in process", Ask(value=-1.0))
+        assert wire.sent[0]["status"] == 200
+        assert told == after == made.given
+        assert len(told) == 3
+        assert [record.message for record in caplog.records if "observer" in record.message] == [
+            "an observer of outcomes failed; it is told of calls all the same"
+        ], "once, and not at each call"
+
+    run(scenario)
+
+
+def test_without_observers_no_record_is_made_and_all_is_counted() -> None:
+    async def scenario(made: World) -> None:
+        await made.ask("REST", Ask())
+        await made.ask("gRPC", Ask("other"))
+        await made.ask("in process", Ask())
+        assert made.tally() == Counter([of("REST", None), of("gRPC", NotFound("")), of("in process", None)])
+
+    run(scenario, is_observed=False)
