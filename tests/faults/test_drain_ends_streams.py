@@ -21,8 +21,8 @@ from tests.faults.test_silent_streams import INFER, STREAM, opened
 from tests.model_directories import SLOW, write
 from tests.running_server import RunningServer
 
-DRAIN_SECONDS = 20
-REQUESTS = 100
+DRAIN_SECONDS = 40
+REQUESTS = 200
 """More than are under way together: the others have arrived, too."""
 Response = protos.message("inference.ModelStreamInferResponse")
 
@@ -33,7 +33,7 @@ class Stream:
     def __init__(self, channel: grpc.Channel) -> None:
         self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         call = channel.stream_stream(f"{INFER}{STREAM}")
-        self.answers = call(iter(self._requests.get, None), timeout=60)
+        self.answers = call(iter(self._requests.get, None), timeout=100)
 
     def send(self, *messages: bytes) -> None:
         for message in messages:
@@ -82,7 +82,7 @@ def test_a_server_that_stops_ends_its_streams_and_answers_what_it_owes(
         for _ in range(REQUESTS):
             assert owed.answer().size == 1
         assert owed.end().code() is grpc.StatusCode.UNAVAILABLE
-        assert server.wait_until_ended(DRAIN_SECONDS * 2) == 0
+        assert server.wait_until_ended(DRAIN_SECONDS) == 0
         seconds = time.monotonic() - began
         print(f"[ended in {seconds:.2f} s]", end=" ")
         assert seconds < DRAIN_SECONDS / 2
@@ -100,7 +100,7 @@ def test_a_stream_that_goes_on_sending_keeps_no_server(models: Path, options: tu
         RunningServer(models, *options) as server,
         grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel,
     ):
-        answers = channel.stream_stream(f"{INFER}{STREAM}")(messages(), timeout=60)
+        answers = channel.stream_stream(f"{INFER}{STREAM}")(messages(), timeout=100)
         try:
             next(answers)
             server.process.send_signal(signal.SIGTERM)
@@ -109,7 +109,7 @@ def test_a_stream_that_goes_on_sending_keeps_no_server(models: Path, options: tu
                 for _ in answers:
                     pass
             assert "the server is stopping" in caught.value.details()
-            assert server.wait_until_ended(DRAIN_SECONDS * 2) == 0
+            assert server.wait_until_ended(DRAIN_SECONDS) == 0
             assert time.monotonic() - began < DRAIN_SECONDS / 2
         finally:
             stopped.set()

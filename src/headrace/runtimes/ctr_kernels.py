@@ -12,11 +12,13 @@ import os
 import subprocess
 import sys
 import threading
+import traceback
 from pathlib import Path
 
 import numpy as np
 
 from headrace.compiled import NotKept, kept_where, only_kept
+from headrace.errors import HeadraceError
 from headrace.packed import kernels
 from headrace.servable import Servable
 from headrace.tensors import STRING
@@ -85,8 +87,17 @@ def main() -> None:
     from headrace.runtimes import ctr  # noqa: PLC0415  # It imports this module.
 
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    run_once(ctr.servable_of(Path(sys.argv[1])))
-    os._exit(0)  # nothing is to be freed in order
+    code = 1
+    try:
+        run_once(ctr.servable_of(Path(sys.argv[1])))
+        code = 0
+    except HeadraceError as error:  # a trainer may have removed the version meanwhile
+        print(error.message, file=sys.stderr)
+    except BaseException:  # noqa: BLE001  # Said as Python would say it.
+        traceback.print_exc()
+    # Ended in order, Python would abort: the thread above holds standard input's lock.
+    sys.stderr.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":

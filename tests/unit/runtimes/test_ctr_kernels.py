@@ -95,3 +95,14 @@ def test_a_load_that_compiles_holds_up_no_other(
     (said,) = caplog.records
     assert {"model": "ctr", "version": "3"}.items() <= vars(said).items()
     assert compiling.predict({"x": np.zeros(1, FLOAT)})["y"] == [3.0]
+
+
+def test_a_child_says_why_it_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A trainer that keeps few versions may have removed the one whose kernels are to be compiled."""
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "kernels"))
+    make_ready(OneKernel(tmp_path / "kernel", 4), tmp_path / "ctr" / "3")
+    assert caplog.messages == [
+        "the process that compiles kernels failed (1): model.ctr cannot be read: No such file or directory"
+    ]
