@@ -8,17 +8,13 @@ for the first version that needs a kernel which is not kept.
 from __future__ import annotations
 
 import logging
-import os
 import subprocess
 import sys
-import threading
-import traceback
 from pathlib import Path
 
 import numpy as np
 
 from headrace.compiled import NotKept, kept_where, only_kept
-from headrace.errors import HeadraceError
 from headrace.packed import kernels
 from headrace.servable import Servable
 from headrace.tensors import STRING
@@ -62,7 +58,7 @@ def _compile_elsewhere(version: Path) -> None:
     """Let a child process compile and keep them; without it, they are compiled here."""
     about = {"model": version.parent.name, "version": version.name}
     _log.info("compiling kernels in a process of their own, once", extra=about)
-    command = [sys.executable, "-m", "headrace.runtimes.ctr_kernels", str(version)]
+    command = [sys.executable, "-m", "headrace.runtimes.ctr_compiling", str(version)]
     try:
         # It ends when its standard input does: with this process, at the latest.
         with subprocess.Popen(
@@ -75,30 +71,3 @@ def _compile_elsewhere(version: Path) -> None:
     if child.returncode:
         last = said.decode(errors="replace").strip().rpartition("\n")[2]
         _log.warning("the process that compiles kernels failed (%d): %s", child.returncode, last)
-
-
-def _end_with_parent() -> None:
-    sys.stdin.buffer.read()
-    os._exit(1)
-
-
-def main() -> None:
-    """Compile and keep what a version needs; the child's own program."""
-    from headrace.runtimes import ctr  # noqa: PLC0415  # It imports this module.
-
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    code = 1
-    try:
-        run_once(ctr.servable_of(Path(sys.argv[1])))
-        code = 0
-    except HeadraceError as error:  # a trainer may have removed the version meanwhile
-        print(error.message, file=sys.stderr)
-    except BaseException:  # noqa: BLE001  # Said as Python would say it.
-        traceback.print_exc()
-    # Ended in order, Python would abort: the thread above holds standard input's lock.
-    sys.stderr.flush()
-    os._exit(code)
-
-
-if __name__ == "__main__":
-    main()
