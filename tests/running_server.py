@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Self
 
 START_SECONDS = 90.0
-"""Longer than a crowded machine needs that compiles kernels meanwhile; benchmarks tell how fast starts are."""
+"""More than a crowded machine needs that compiles kernels meanwhile; benchmarks tell how fast starts are."""
 
 
 class RunningServer:
