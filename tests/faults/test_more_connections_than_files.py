@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import socket
+import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -71,3 +72,14 @@ def test_a_server_that_can_accept_nothing_more_ends_and_says_why(models: Path) -
             for connection in connections:
                 connection.close()
         assert "no requests can be taken any more: Too many open files" in "".join(server.errors)
+
+
+def test_a_server_that_may_have_too_few_files_says_so(models: Path) -> None:
+    """It ended with one of several tracebacks, or with none and no connection."""
+    command = ["prlimit", "--nofile=24:24", sys.executable, "-m", "headrace", "serve", str(models)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr == (
+        "headrace: the process may have 24 files open; expected at least 96, for ports, models and connections: "
+        "raise its limit (ulimit -n)\n"
+    )

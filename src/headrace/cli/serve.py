@@ -6,6 +6,7 @@ import argparse
 import functools
 import json
 import os
+import resource
 import sys
 import time
 from collections.abc import Callable
@@ -60,6 +61,7 @@ _SETTINGS: dict[str, tuple[_Kind, str]] = {
     "limits.max_expansion": ("N", "how many times its size a compressed message may open to"),
     "limits.max_streams_per_connection": ("N", "how many requests one HTTP/2 connection may have open"),
 }
+_LEAST_FILES = 96
 _SETTLE_SECONDS = 10.0
 
 
@@ -105,6 +107,7 @@ def run(options: argparse.Namespace) -> int:
     """Serve until told to stop."""
     started = time.monotonic()
     config = _config(options)
+    _expect_open_files()
     _ask_for_huge_pages()
     logs.set_up(config.log_format, config.log_level)
     _schedule_as_batch()
@@ -139,6 +142,15 @@ def _config(options: argparse.Namespace) -> ServerConfig:
     if options.models is not None:
         models.expect_no_version(options.models)
     return with_flags(config, **{key: getattr(options, key) for key in _SETTINGS})
+
+
+def _expect_open_files() -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most < _LEAST_FILES:
+        raise ConfigError(
+            f"the process may have {most} files open; expected at least {_LEAST_FILES}, for ports, models "
+            "and connections: raise its limit (ulimit -n)"
+        )
 
 
 def _ask_for_huge_pages() -> None:
