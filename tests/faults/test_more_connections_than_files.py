@@ -80,6 +80,6 @@ def test_a_server_that_may_have_too_few_files_says_so(models: Path) -> None:
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 2
     assert ended.stderr == (
-        "headrace: the process may have 24 files open; expected at least 96, for ports, models and connections: "
-        "raise its limit (ulimit -n)\n"
+        "headrace: the process may have 24 files open; expected at least 96, for ports, models and "
+        "connections: raise its limit (ulimit -n)\n"
     )
