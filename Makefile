@@ -47,7 +47,7 @@ serve: install ## serve a small example model on ports 8501 (HTTP) and 8500 (gRP
 
 test: install clients check ## checks, then all tests
 	@tools/system_packages.sh curl
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2
 
 test-python: ## the same with another Python, in .venvs/3.x: `make test-python PYTHON=python3.13`
 	@series=$$($(PYTHON) $(print_series)) && $(MAKE) test VENV=".venvs/$$series"

@@ -6,9 +6,11 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadScopeScheduling
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -21,6 +23,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add what makes the test of draining as long as the proof asks for."""
     parser.addoption("--drain-requests", type=int, default=3000, help="answers before SIGTERM")
     parser.addoption("--drain-runs", type=int, default=1, help="servers stopped for each way to ask")
+
+
+class TwoLanes(LoadScopeScheduling):
+    """Tests that start processes follow one another in one, and other files run in the rest.
+
+    Two servers that are overloaded at once would test the machine.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return "processes" if file.startswith(("tests/end_to_end/", "tests/faults/")) else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    """Give workers whole files, so that what a module's fixtures make is made once."""
+    return TwoLanes(config, log)
 
 
 def children() -> list[str]:

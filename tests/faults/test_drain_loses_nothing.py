@@ -85,11 +85,11 @@ def test_every_answer_says_from_the_signal_on_that_its_connection_ends(models: P
 
 
 def test_at_a_terminal_nobody_waits_for_callers(models: Path) -> None:
-    with RunningServer(models, "--drain-lead-seconds", "10") as server:
+    with RunningServer(models, "--drain-lead-seconds", "30") as server:
         server.process.send_signal(signal.SIGINT)
         began = time.monotonic()
         assert server.wait_until_ended() == 0
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 15
 
 
 def _ask(connection: socket.socket) -> bytes:
