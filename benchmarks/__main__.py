@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from importlib import import_module
+from pathlib import Path
 
 from benchmarks.processes import require
 from benchmarks.rounds import Effort, print_machine
@@ -29,12 +30,14 @@ NAMES = (
     "training",
     "door",
     "texts",
+    "seam",
 )
 ALONE = {
     "door": ("taskset",),
     "arrivals": ("taskset", "h2load"),
     "swap": ("taskset", "h2load"),
     "texts": ("taskset", "h2load", "wrk"),
+    "seam": ("taskset", "h2load", "wrk"),
 }
 """What those need that compare headrace with no other server; all others need more, and the peers."""
 
@@ -47,6 +50,14 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=Effort.rounds, help="turns of each side")
     parser.add_argument("--seconds", type=float, default=Effort.seconds, help="length of a turn")
+    parser.add_argument(
+        "--against",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="DIR/src",
+        help="the sources of another tree, for seam; may be repeated",
+    )
     options = parser.parse_args()
     if unknown := set(options.names) - set(NAMES):
         parser.error(f"no benchmark {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
@@ -60,7 +71,7 @@ def main() -> None:
         module = import_module(f"benchmarks.{name}")
         print(f"\n{name}: {(module.__doc__ or '').strip()}", flush=True)
         with told():
-            module.run(Effort(options.rounds, options.seconds))
+            module.run(Effort(options.rounds, options.seconds, tuple(options.against)))
 
 
 if __name__ == "__main__":

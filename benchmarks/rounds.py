@@ -24,10 +24,12 @@ class Effort:
     Attributes:
         rounds: How many times each side has its turn.
         seconds: How long a turn is.
+        against: The sources of other trees of headrace, for what compares them.
     """
 
     rounds: int = 7
     seconds: float = 3.0
+    against: tuple[Path, ...] = ()
 
 
 def interleaved(measures: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[Any]]:
