@@ -37,7 +37,7 @@ ALONE = {
     "arrivals": ("taskset", "h2load"),
     "swap": ("taskset", "h2load"),
     "texts": ("taskset", "h2load", "wrk"),
-    "seam": ("taskset", "h2load", "wrk"),
+    "seam": ("taskset",),
 }
 """What those need that compare headrace with no other server; all others need more, and the peers."""
 

@@ -1,78 +1,148 @@
-"""What the seams (Lease, Predictor, Outcome) cost a plain request of 1 row, 64 in flight, by CPU?
+"""What the seams (Lease, Predictor, Outcome) cost a plain request of 1 row, beside 63 others: processor time.
 
 `--against DIR/src` names another tree, as often as there are trees. Beside them the same model is served with
 a `[default]` around it: what one wrapper costs.
+
+A request is measured from ASGI's events to ASGI's events, without the server and the network under it, which
+are the same for all: those take about as long again, and differ more from round to round than the seams cost.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
-from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import replace
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from benchmarks.models import CACHE, ROOT, model_file
-from benchmarks.rounds import Effort, interleaved, loaded, middle, ratios, spread, table
-from benchmarks.sides import Side, Wire, contenders, headrace
+from benchmarks.load import GRPC_BODIES, HTTP_BODIES
+from benchmarks.models import CACHE, ROOT, model_directory, model_file
+from benchmarks.processes import cores, on_core
+from benchmarks.rounds import Effort, middle, print_lines, ratios, spread
+from benchmarks.rows import grpc_body, json_body, rows_of_request
 
 THIS = "this tree"
 DEFAULTED = "this tree, [default]"
-WIRES: tuple[tuple[Wire, str], ...] = (("grpc", "gRPC"), ("json", "REST"))
-ROUNDS_OF_A_START = 2
-"""After so many rounds all servers are started anew, in another order.
-
-Two processes of the same tree differ by more than what is measured, for as long as they live (where the model's
-64 MB lie in memory, say). The seed of Python's hashes is the same for all.
-"""
+WIRES = {"grpc": "gRPC", "json": "REST"}
+STARTS = 4
+"""How often all sides are started anew: two processes of one tree differ, too, for as long as they live."""
+ROUND_SECONDS = 0.05
+"""How long a turn is: the machine's speed drifts, and what is compared must lie close together."""
 
 
 def run(effort: Effort) -> None:
-    """Measure all sides in turns, over gRPC and then over REST.
+    """Measure all sides in turns.
 
     Args:
-        effort: How much measuring is done, and which other trees there are. Many short rounds say more about
-            small differences than few long ones.
+        effort: How much measuring is done: its rounds and seconds together, cut into short turns. Which other
+            trees there are.
     """
-    for wire, name in WIRES:
-        sides = _sides(wire, effort.against)
-        measured = defaultdict(list)
-        for start in range(-(-effort.rounds // ROUNDS_OF_A_START)):
-            first = start % len(sides)
-            turned = [_seeded(side, start) for side in (*sides[first:], *sides[:first])]
-            with contenders(turned, 1) as running:
-                measures = {one: loaded(side, effort) for one, side in running.items()}
-                for one, rounds in interleaved(measures, ROUNDS_OF_A_START).items():
-                    measured[one] += rounds
-        print(f"over {name}:")
-        table({side.name: measured[side.name] for side in sides}, 1)
-        cpu = {one: [sample.cpu_microseconds for sample in rounds] for one, rounds in measured.items()}
-        for other in sides[2:]:
-            _compare(THIS, other.name, cpu[THIS], cpu[other.name])
-        _compare(DEFAULTED, THIS, cpu[DEFAULTED], cpu[THIS])
+    sides = {
+        THIS: (ROOT / "src", model_directory()),
+        DEFAULTED: (ROOT / "src", defaulted()),
+        **{tree_name(tree): (tree, model_directory()) for tree in effort.against},
+    }
+    rounds = max(8, round(effort.rounds * effort.seconds / ROUND_SECONDS / STARTS))
+    measured: dict[str, list[list[dict[str, float]]]] = {wire: [] for wire in WIRES}
+    with tempfile.TemporaryDirectory() as bodies:
+        _write_bodies(Path(bodies))
+        for start in range(STARTS):
+            with _started(sides, bodies, start) as running:
+                for wire in WIRES:
+                    measured[wire].append(_in_turns(running, wire, rounds))
+    for wire, name in WIRES.items():
+        _report(name, list(sides), measured[wire])
 
 
-def _sides(wire: Wire, trees: Sequence[Path]) -> list[Side]:
+def _write_bodies(directory: Path) -> None:
+    for number in range(GRPC_BODIES):
+        (directory / f"grpc-{number}").write_bytes(grpc_body(rows_of_request(1, number)))
+    for number in range(HTTP_BODIES):
+        (directory / f"json-{number}").write_bytes(json_body(rows_of_request(1, number)))
+
+
+class _Running:
+    """A side's process."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        if self._line() != "ready":
+            raise RuntimeError("a side said something else than that it is ready")
+
+    def microseconds(self, wire: str, requests: int) -> float:
+        """The processor time of a request."""
+        self.process.stdin.write(f"{wire} {requests}\n")  # type: ignore[union-attr]  # it has pipes
+        self.process.stdin.flush()  # type: ignore[union-attr]
+        return int(self._line()) / 1000
+
+    def _line(self) -> str:
+        line: str = self.process.stdout.readline()  # type: ignore[union-attr]
+        if not line:
+            raise RuntimeError(f"a side ended with {self.process.wait()}; what it said is above")
+        return line.strip()
+
+
+@contextmanager
+def _started(
+    sides: Mapping[str, tuple[Path, Path]], bodies: str, start: int
+) -> Iterator[dict[str, _Running]]:
+    """All sides, on one core, in another order each time, with the same seed of Python's hashes."""
+    with ExitStack() as stack:
+        running = {}
+        for name in _turned(list(sides), start):
+            tree, models = sides[name]
+            command = [sys.executable, "-m", "benchmarks.seam_side", str(models), bodies]
+            added = {"PYTHONPATH": str(tree.resolve()), "PYTHONHASHSEED": str(start)}
+            process = subprocess.Popen(
+                on_core(cores()[0], command),
+                cwd=ROOT,
+                env=os.environ | added,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            stack.callback(process.wait)
+            stack.callback(process.terminate)
+            running[name] = _Running(stack.enter_context(process))
+        yield running
+
+
+def _turned(names: list[str], start: int) -> list[str]:
+    first = start % len(names)
+    return [*names[first:], *names[:first]]
+
+
+def _in_turns(running: Mapping[str, _Running], wire: str, rounds: int) -> list[dict[str, float]]:
+    """Rounds of all sides, each in another order."""
+    some = next(iter(running.values())).microseconds(wire, 640)
+    requests = max(64, round(ROUND_SECONDS * 1e6 / some / 64) * 64)
     return [
-        of_tree(headrace(wire, name=THIS), ROOT / "src"),
-        of_tree(headrace(wire, defaulted(), name=DEFAULTED), ROOT / "src"),
-        *(of_tree(headrace(wire, name=tree_name(tree)), tree) for tree in trees),
+        {name: running[name].microseconds(wire, requests) for name in _turned(list(running), number)}
+        for number in range(rounds)
     ]
 
 
-def of_tree(side: Side, tree: Path) -> Side:
-    """A side that runs the sources of a tree, whatever is installed.
-
-    Args:
-        side: What is started.
-        tree: A tree's `src`.
-    """
-    return replace(side, command=replace(side.command, environment={"PYTHONPATH": str(tree.resolve())}))
-
-
-def _seeded(side: Side, seed: int) -> Side:
-    environment = {**side.command.environment, "PYTHONHASHSEED": str(seed)}
-    return replace(side, command=replace(side.command, environment=environment))
+def _report(wire: str, names: Sequence[str], starts: Sequence[Sequence[Mapping[str, float]]]) -> None:
+    cpu = {name: [[one[name] for one in rounds] for rounds in starts] for name in names}
+    flat = {name: [value for rounds in cpu[name] for value in rounds] for name in names}
+    lines = [("", f"{wire}, CPU µs/req", "lowest … highest start")]
+    for name in names:
+        medians = [middle(rounds) for rounds in cpu[name]]
+        lines.append((name, f"{middle(flat[name]):.2f}", f"{min(medians):.2f} … {max(medians):.2f}"))
+    print_lines(lines)
+    pairs = [(THIS, other) for other in names[2:]] + [(DEFAULTED, THIS)]
+    for one, other in pairs:
+        by_start = [middle(ratios(mine, its)) for mine, its in zip(cpu[one], cpu[other], strict=True)]
+        more = sorted(ratios(flat[one], flat[other]))
+        quarter = len(more) // 4
+        difference = middle([mine - its for mine, its in zip(flat[one], flat[other], strict=True)])
+        print(
+            f"{wire}, {one} / {other}: {middle(more):.3f} ({difference:+.2f} µs) in {len(more)} rounds, half "
+            f"of them {more[quarter]:.3f} … {more[-1 - quarter]:.3f}; by start {spread(by_start, 3)}",
+            flush=True,
+        )
 
 
 def tree_name(tree: Path) -> str:
@@ -88,14 +158,3 @@ def defaulted() -> Path:
     model_file(directory / "ctr" / "1" / "model.onnx", seed=0)
     (directory / "ctr" / "headrace.toml").write_text("[default.values]\np = 0.5\n")
     return directory
-
-
-def _compare(one: str, other: str, cpu: Sequence[float], of_other: Sequence[float]) -> None:
-    more = sorted(ratios(cpu, of_other))
-    quarter = len(more) // 4
-    microseconds = middle([mine - its for mine, its in zip(cpu, of_other, strict=True)])
-    print(
-        f"CPU per request, {one} / {other}: {spread(more, 3)}, the middle half of the rounds "
-        f"{more[quarter]:.3f} … {more[-1 - quarter]:.3f}; {microseconds:+.2f} µs",
-        flush=True,
-    )

@@ -82,10 +82,11 @@ class World:
 
     def tally(self) -> Counter[tuple[Door, str]]:
         """How they ended, as the metrics have it."""
-        tally = self.engine.outcomes.tally
-        answered = {(door, "200" if door is Door.REST else "OK"): n for door, n in tally.answered.items()}
-        failed = {(door, code): n for door, codes in tally.failed.items() for code, n in codes.items()}
-        return +Counter({**answered, **failed})
+        found = Counter[tuple[Door, str]]()
+        for door, tally in self.engine.outcomes.tallies.items():
+            found[door, "200" if door is Door.REST else "OK"] = tally.answered
+            found.update({(door, code): count for code, count in tally.failed.items()})
+        return +found
 
     async def ask(self, how: str, ask: Ask) -> None:
         """Ask by one of ``DOORS``; what comes of it is the outcomes' to say."""

@@ -134,23 +134,20 @@ Observer = Callable[[Outcome], object]
 
 
 class Tally:
-    """The first observer: how many calls ended how. The metrics read it.
+    """The first observer: how many calls of one door ended how. The metrics read it.
 
     Attributes:
-        answered: By door.
-        failed: By door and code: HTTP's status for REST, the name of gRPC's for the others. All that can be
-            are there from the start, so that a rate sees the first error, too.
+        answered: How many were answered.
+        failed: How many were not, by code: HTTP's status for REST, the name of gRPC's for the others. All
+            that can be are there from the start, so that a rate sees the first error, too.
     """
 
-    def __init__(self) -> None:
-        """Start at nothing."""
-        known = (*CODES.values(), WRONG_METHOD)
-        self.answered = dict.fromkeys(Door, 0)
-        self.failed = {door: dict.fromkeys(sorted({said(door, one) for one in known}), 0) for door in Door}
+    __slots__ = ("answered", "failed")
 
-    def count_failed(self, door: Door, code: Codes) -> None:
-        """Count a call that was not answered."""
-        self.failed[door][said(door, code)] += 1
+    def __init__(self, door: Door) -> None:
+        """Start at nothing."""
+        self.answered = 0
+        self.failed = dict.fromkeys(sorted({said(door, one) for one in (*CODES.values(), WRONG_METHOD)}), 0)
 
 
 def said(door: Door, code: Codes) -> str:
@@ -165,15 +162,14 @@ class Outcomes:
     and says how it ended with ``answered`` or ``failed``: one of them, once.
 
     Attributes:
-        tally: Counts them all.
-        observed: Whether anybody observes beside the tally.
+        tallies: Count them all, by door.
+        observed: Whether anybody observes beside the tallies.
     """
 
     def __init__(self) -> None:
         """Begin with the metrics alone."""
-        self.tally = Tally()
+        self.tallies = {door: Tally(door) for door in Door}
         self.observed = False
-        self._answered = self.tally.answered
         self._observers: list[Observer] = []
         self._failing: set[Observer] = set()
 
@@ -184,7 +180,7 @@ class Outcomes:
 
     def answered(self, call: Call) -> None:
         """A call ends with an answer."""
-        self._answered[call.door] += 1
+        self.tallies[call.door].answered += 1
         if call.outcome is not None:
             self._give(call.outcome, OK, "")
 
@@ -198,7 +194,7 @@ class Outcomes:
         """
         known = _as_headrace_error(error)
         code = code or codes(known)
-        self.tally.count_failed(call.door, code)
+        self.tallies[call.door].failed[said(call.door, code)] += 1
         if call.outcome is not None:
             self._give(call.outcome, code, known.message)
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from headrace.batching.statistics import LATENCY_BUCKETS_SECONDS, VersionStatistics
 from headrace.engine import Engine
 from headrace.loaded import LoadedVersion
-from headrace.outcomes import Tally, said
+from headrace.outcomes import Outcomes, said
 from headrace.status import OK
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ class _Snapshot:
                 default.add_metric([model], version)
         ready = _family(READY)
         ready.add_metric([], int(self._ready))
-        yield from (state, attempts, default, *_calls(self._engine.outcomes.tally), ready)
+        yield from (state, attempts, default, *_calls(self._engine.outcomes), ready)
 
     def _ages(self, versions: Iterable[LoadedVersion]) -> Iterator[Family]:
         age, objective, stale = _family(AGE), _family(MAX_AGE), _family(STALE)
@@ -214,12 +214,11 @@ def _family(metric: Metric) -> Any:  # prometheus_client's families share no typ
     return kinds[metric.kind](metric.name, metric.help, labels=metric.labels)
 
 
-def _calls(tally: Tally) -> Iterator[Family]:
+def _calls(outcomes: Outcomes) -> Iterator[Family]:
     calls, errors = _family(CALLS), _family(ERRORS)
-    for door, count in tally.answered.items():
-        calls.add_metric([door.value, said(door, OK)], count)
-    for door, counts in tally.failed.items():
-        for code, count in counts.items():
+    for door, tally in outcomes.tallies.items():
+        calls.add_metric([door.value, said(door, OK)], tally.answered)
+        for code, count in tally.failed.items():
             calls.add_metric([door.value, code], count)
             errors.add_metric([door.value, code], count)
     yield from (calls, errors)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import zlib
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from typing import TYPE_CHECKING
 
 from headrace.config import Limits
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 _GZIP, _GZIP_OR_ZLIB = 16 + zlib.MAX_WBITS, 32 + zlib.MAX_WBITS
 _STEP_BYTES = 64 * 1024
 _FASTEST = 1
+_UNWANTED = re.compile(rb"gzip\s*;\s*q=0(\.0*)?\s*(,|$)")
 
 Opening = Generator[int, None, bytes]
 """A message that opens step by step: how many bytes there are by now, and at the end all of them."""
@@ -85,3 +87,11 @@ async def gzipped(body: bytes, lane: Lane) -> bytes:
             parts.append(packer.compress(body[start : start + _STEP_BYTES]))
             await lane.breathe()
     return b"".join([*parts, packer.flush()])
+
+
+def accepts_gzip(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Whether whoever sent these headers takes an answer that is compressed."""
+    return any(
+        name == b"accept-encoding" and b"gzip" in value and not _UNWANTED.search(value)
+        for name, value in headers
+    )

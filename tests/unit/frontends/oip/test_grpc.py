@@ -222,7 +222,7 @@ def test_a_stream_answers_every_request_in_order_and_survives_errors() -> None:
     failed = [index for index, one in enumerate(responses) if one.error_message]
     assert failed == [7, 9]
     assert "model 'other'" in responses[7].error_message
-    failed = service.outcomes.tally.failed[Door.GRPC]
+    failed = service.outcomes.tallies[Door.GRPC].failed
     assert (failed["NOT_FOUND"], failed["INVALID_ARGUMENT"]) == (1, 1)
     assert responses[8].infer_response.raw_output_contents[0] == np.float32(8).tobytes()
 
