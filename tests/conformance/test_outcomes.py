@@ -92,8 +92,13 @@ def test_each_way_to_end_is_one_outcome(how: str, name: str) -> None:
     async def scenario(made: World) -> None:
         began = time.monotonic()
         await made.ask(how, way.ask)
-        await until(lambda: made.given)  # grpcio's caller may give up a moment before its server does
-        assert made.codes() == expected(how, way.error), made.given
+        await until(lambda: made.given)
+        ends = [expected(how, way.error)]
+        if (how, name) == ("grpcio", "too late"):
+            ends.append(
+                expected(how, Cancelled(""))
+            )  # its caller may give up a moment before its server does
+        assert made.codes() in ends, made.given
         outcome = made.given[0]
         assert len(outcome.id) == 16
         assert way.asked in {outcome.asked, ...}
