@@ -14,19 +14,29 @@ from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from headrace.batching.request import NO_DEADLINE, Answer
 from headrace.errors import HeadraceError
 from headrace.status import OK, codes
 
 if TYPE_CHECKING:
-    from headrace.frontends.service import Service
     from headrace.loaded import LoadedVersion
     from headrace.outcomes import Call
     from headrace.servable import CheckedInputs
 
 ReplyT = TypeVar("ReplyT")
+
+
+class Predicts(Protocol):
+    """What is measured of a Service: that it predicts."""
+
+    @property
+    def predict(self) -> Callable[..., Awaitable[Answer]]:
+        """See ``Service.predict``."""
+
+
+ServiceT = TypeVar("ServiceT", bound=Predicts)
 
 BUCKETS = tuple(10 * 1.8**power for power in range(33))
 """Microseconds; a latency that equals a limit counts in the next bucket, as there."""
@@ -105,14 +115,14 @@ class TensorFlowMetrics:
         if status == OK.name:
             self._request_latency.setdefault((model, api, entrypoint), _Latencies()).add(seconds)
 
-    def watching(self, service: Service, api: str) -> Service:
-        """The same door, with the time of its predictions measured.
+    def watching(self, service: ServiceT, api: str) -> ServiceT:
+        """The same service, with the time of its predictions measured.
 
         Args:
-            service: The door.
+            service: What predicts.
             api: ``Predict``, ``Classify`` or ``Regress``.
         """
-        return cast("Service", _Watched(service, api, self._runtime_latency))
+        return cast("ServiceT", _Watched(service, api, self._runtime_latency))
 
     def text(self) -> str:
         """The metrics as its exporter writes them."""
@@ -147,7 +157,7 @@ def _escaped(label: str) -> str:
 class _Watched:
     """A Service whose predictions are measured; everything else is handed through."""
 
-    def __init__(self, service: Service, api: str, measured: dict[tuple[str, str, str], _Latencies]) -> None:
+    def __init__(self, service: Predicts, api: str, measured: dict[tuple[str, str, str], _Latencies]) -> None:
         self._service = service
         self._api = api
         self._measured = measured
