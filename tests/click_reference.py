@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from headrace.ctr.learning.sharing import PAIRS_STEP, share_of, sharing
 from headrace.ctr.settings import ModelSettings, Optimizer
 from headrace.stream.block import Block
 from headrace.stream.features import Features
@@ -81,14 +82,16 @@ class Reference:
             initial=settings.linear.initial,
             power=settings.linear.power,
         )
+        share = share_of(settings, self.features)
+        linear, embeddings = sharing(settings.linear, share), sharing(settings.embeddings, share)
         towards, pooled = None, None
         if settings.kind != "lr":
             towards, pooled = self.towards(indices), self.pooled(indices)
         move(free, self.arrays["bias"][0], np.array([error]))
-        move(settings.linear, self.arrays["dense"][0], error * dense)
+        move(linear, self.arrays["dense"][0], error * dense)
         for row, share in [*zip(indices, shares, strict=True), *((row, 1.0) for row in crossed)]:
             if row:
-                move(settings.linear, self.arrays["linear"][row], np.array([error * share]))
+                move(linear, self.arrays["linear"][row], np.array([error * share]))
         if towards is None or pooled is None:
             return
         starts = self.features.slot_starts
@@ -96,11 +99,12 @@ class Reference:
             if row:
                 field = int(np.searchsorted(starts, slot, "right")) - 1
                 gradient = error * shares[slot] * towards[field]
-                move(settings.embeddings, self.arrays["embeddings"][row], gradient)
+                move(embeddings, self.arrays["embeddings"][row], gradient)
         if settings.kind == "fwfm":
             products = pooled @ pooled.T
             np.fill_diagonal(products, 0)
-            move(settings.embeddings, self.arrays["pairs"][0], error * products.reshape(-1))
+            alone = sharing(settings.embeddings, PAIRS_STEP)
+            move(alone, self.arrays["pairs"][0], error * products.reshape(-1))
 
 
 def move(optimizer: Optimizer, row: Array, gradient: Array, weight: float = 1.0) -> None:

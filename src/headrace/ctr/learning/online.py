@@ -18,6 +18,7 @@ from headrace.ctr.kernels.memory import fixed
 from headrace.ctr.learning.online_kernels import Rules, learner
 from headrace.ctr.learning.pace import Pace
 from headrace.ctr.learning.parameter_groups import Groups
+from headrace.ctr.learning.sharing import PAIRS_STEP, share_of, sharing
 from headrace.ctr.learning.update_rules import code_of, rule_of
 from headrace.ctr.models.arguments import NOTHING, Room, Rows, Slots, Work, shape_of
 from headrace.ctr.models.interactions import crossing
@@ -53,8 +54,13 @@ class OnlineModel(LearningModel):
         )
         self._crossing, self._slots = crossing(settings, features), Slots.of(features)
         self._groups = Groups(settings, features, self._crossing.rows)
+        self._shared = share_of(settings, features)
         forgetting = self._groups.forgetting
-        self._pace = Pace(features.rows, features.slots, forgetting) if forgetting is not None else None
+        self._pace = (
+            None
+            if forgetting is None
+            else Pace(features.rows, features.slots, sharing(forgetting, self._shared))
+        )
         self._kernel = learner(self._shape)
         self._rooms = [Room.of(self._shape) for _ in range(settings.threads)]
         self._threads = ThreadPoolExecutor(settings.threads) if settings.threads > 1 else None
@@ -122,11 +128,12 @@ class OnlineModel(LearningModel):
             self._pace.restore(state)
 
     def _rules(self, weight: float) -> Rules:
-        linear, embeddings = self.settings.linear, self.settings.embeddings
+        linear, embeddings, share = self.settings.linear, self.settings.embeddings, self._shared
         return Rules(
             rule_of(linear, pulled=False, weight=weight),
-            rule_of(linear, weight=weight),
-            rule_of(embeddings, weight=weight),
+            rule_of(sharing(linear, share), weight=weight),
+            rule_of(sharing(embeddings, share), weight=weight),
+            rule_of(sharing(embeddings, PAIRS_STEP), weight=weight),
         )
 
     def strip(self) -> Weights:

@@ -27,6 +27,7 @@ class Rules(NamedTuple):
     bias: Rule
     linear: Rule
     embeddings: Rule
+    pairs: Rule
 
 
 LearnKernel = Callable[[Work, Served, Rules, Array], None]
@@ -40,7 +41,7 @@ def _update(shape, work, served, rules, row, error):  # type: ignore[no-untyped-
     if shape.kind != LR:
         update_embeddings(shape, rules.embeddings, served.embeddings.values, work, row, error)
         if shape.kind == FWFM:
-            update_pairs(shape, rules.embeddings, served.pairs, work.room, error)
+            update_pairs(shape, rules.pairs, served.pairs, work.room, error)
 
 
 @functools.cache

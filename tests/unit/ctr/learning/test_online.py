@@ -12,7 +12,7 @@ from headrace.ctr.models.interactions import crossing
 from headrace.ctr.settings import Interaction, Kind, ModelSettings, Optimizer, OptimizerKind
 from headrace.errors import ConfigError
 from headrace.stream.features import Features
-from headrace.stream.schema import Schema
+from headrace.stream.schema import Field, Schema
 from tests.click_blocks import MANY, SINGLE, block_of
 from tests.click_reference import Reference
 
@@ -30,6 +30,13 @@ PAIRS_OF_OPTIMIZERS = {
     "ftrl": (FTRL, POWER),
     "forgetting": (FORGETTING, FORGETTING_POWER),
 }
+WIDE = Schema(
+    fields=(
+        *SINGLE.fields,
+        *(Field(name=f"field_{number}", role="categorical", buckets=20) for number in range(7)),
+    )
+)
+"""More fields than may move as far as rates say, where sums forget."""
 
 
 def settings_of(kind: Kind, optimizers: str = "adagrad", threads: int = 1) -> ModelSettings:
@@ -47,11 +54,11 @@ def settings_of(kind: Kind, optimizers: str = "adagrad", threads: int = 1) -> Mo
 
 CASES: tuple[tuple[Kind, str], ...] = (
     *((kind, "adagrad") for kind in KINDS),
-    *(("lr", "sgd"), ("fwfm", "sgd"), ("ffm", "ftrl"), ("fm", "forgetting")),
+    *(("lr", "sgd"), ("fwfm", "sgd"), ("ffm", "ftrl"), ("fm", "forgetting"), ("fwfm", "forgetting")),
 )
 
 
-@pytest.mark.parametrize("schema", [SINGLE, MANY], ids=["single", "many"])
+@pytest.mark.parametrize("schema", [SINGLE, MANY, WIDE], ids=["single", "many", "wide"])
 @pytest.mark.parametrize(("kind", "optimizers"), CASES)
 def test_learns_as_the_reference_does(kind: Kind, optimizers: str, schema: Schema) -> None:
     """Predictions of each row and all state at the end agree with float64."""

@@ -1,0 +1,39 @@
+"""How far weights move that forget, by how many of them a row moves.
+
+All weights that a row touches move against the same error. Where their sums of squares forget, those that are
+seen rarely keep taking the long steps that they began with, and the more of them there are, the further the
+row's prediction moves: with 26 fields, the rates that are right for six move it too far. So a row's values
+share what six fields move together. What every row touches has long forgotten its first steps, and shares
+nothing: the bias, and fwfm's weights of pairs, which move further even, for their gradients are small.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from headrace.ctr.settings import ModelSettings, Optimizer
+from headrace.stream.features import Features
+
+PAIRS_STEP = 4.0
+"""How many times as far as embeddings fwfm's weights of pairs move."""
+
+_FIELDS = 6
+"""For so many fields, and fewer, rates are what they say."""
+
+
+def share_of(settings: ModelSettings, features: Features) -> float:
+    """What each of a row's values moves, of what it would alone: at most 1.
+
+    Args:
+        settings: The model's.
+        features: The layout; a field whose values are averaged counts once, summed ones each.
+    """
+    fields = sum(1 if one.pooling == "mean" else one.values for one in features.categorical)
+    return min(1.0, _FIELDS / max(fields + len(settings.interactions), 1))
+
+
+def sharing(optimizer: Optimizer, share: float) -> Optimizer:
+    """The optimizer with a part of its rate, if it is one that forgets; else as it is."""
+    if optimizer.kind != "forgetting":
+        return optimizer
+    return msgspec.structs.replace(optimizer, learning_rate=optimizer.learning_rate * share)
