@@ -18,6 +18,7 @@ NAMES = (
     "swap",
     "arrivals",
     "batching",
+    "in_process",
     "start",
     "transports",
     "model_files",
@@ -38,6 +39,7 @@ ALONE = {
     "swap": ("taskset", "h2load"),
     "texts": ("taskset", "h2load", "wrk"),
     "seam": ("taskset",),
+    "in_process": (),
 }
 """What those need that compare headrace with no other server; all others need more, and the peers."""
 

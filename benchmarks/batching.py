@@ -41,6 +41,7 @@ class CountedModel:
         platform: What runs it.
         calls: How many calls it has had.
         cpu_seconds: The CPU time that its calls have taken.
+        timed: Whether that is measured.
     """
 
     def __init__(self) -> None:
@@ -51,13 +52,15 @@ class CountedModel:
         self.platform = "onnxruntime_onnx"
         self.calls = 0
         self.cpu_seconds = 0.0
+        self.timed = True
         self._session = load(model_path())
 
     def predict(self, inputs: Tensors, signature: str = DEFAULT_SIGNATURE) -> Tensors:
         """Answer a batch."""
-        started = time.thread_time()
+        started = time.thread_time() if self.timed else 0.0
         (p,) = self._session.run(None, dict(inputs))
-        self.cpu_seconds += time.thread_time() - started
+        if self.timed:
+            self.cpu_seconds += time.thread_time() - started
         self.calls += 1
         return {"p": p}
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self, TypeVar
 
+from headrace.batching.callers import WaitingRequest
 from headrace.batching.request import (
     NO_DEADLINE,
     Answer,
@@ -28,7 +29,7 @@ from headrace.batching.request import (
 )
 from headrace.clock import LoopClock
 from headrace.config import BatchingPolicy, ModelConfig, ServerConfig
-from headrace.errors import ConfigError, FailedPrecondition, HeadraceError
+from headrace.errors import ConfigError, FailedPrecondition, HeadraceError, Unavailable
 from headrace.lifecycle.background import LoaderThreads
 from headrace.lifecycle.manager import Manager
 from headrace.lifecycle.source import DirectorySource
@@ -42,6 +43,8 @@ from headrace.tensors import Array
 _log = logging.getLogger(__name__)
 
 ResultT = TypeVar("ResultT")
+_STOPPED = "the server is stopping"
+_LOOK_SECONDS = 1.0
 _SETTLED = frozenset({State.READY, State.FAILED})
 
 
@@ -361,7 +364,7 @@ class Engine:
             found = signature_named(loaded.signatures, spec.signature)
             chosen = found.check_outputs(outputs)
             checked = found.check(inputs)
-            deadline = NO_DEADLINE if timeout_seconds is None else self._now() + timeout_seconds
+            deadline = NO_DEADLINE if timeout_seconds is None else self._clock.now() + timeout_seconds
             answer = await self.answer(loaded, checked, deadline, call)
             given = answer.tensors(chosen or found.output_names)
         except BaseException as error:
@@ -391,15 +394,52 @@ class Engine:
         """
         if threading.get_ident() == self._serving_thread:
             raise FailedPrecondition("predict_blocking would block the serving thread; await predict() there")
-        return _run_in(
-            self._loop, self.predict(model, inputs, outputs=outputs, timeout_seconds=timeout_seconds)
-        )
+        spec = ModelSpec(model) if isinstance(model, str) else model
+        chosen = tuple(outputs)
+        answered = self._predict_here(spec, inputs, chosen, timeout_seconds)
+        if answered is not None:
+            return answered
+        crossing = self.predict(spec, inputs, outputs=chosen, timeout_seconds=timeout_seconds)
+        return _run_in(self._loop, crossing)
+
+    def _predict_here(
+        self,
+        spec: ModelSpec,
+        inputs: Mapping[str, object],
+        outputs: Iterable[str],
+        timeout_seconds: float | None,
+    ) -> dict[str, Array] | None:
+        """Answer one request without the serving thread; None where that has to see to it.
+
+        That is where nothing is ready, or goes out of service just now; where something stands around the
+        Batcher; and for a model that asks itself.
+        """
+        find, which = self.manager.ready_now, (spec.name, spec.version, spec.label)
+        loaded = find(*which)
+        callers = loaded.callers if loaded is not None else None
+        if loaded is None or callers is None or callers.works_here:
+            return None
+        outcome = Outcome(Door.IN_PROCESS) if self.outcomes.observed else None
+        try:
+            found = signature_named(loaded.signatures, spec.signature)
+            chosen = found.check_outputs(outputs)
+            arrived = self._clock.now()
+            deadline = NO_DEADLINE if timeout_seconds is None else arrived + timeout_seconds
+            request = WaitingRequest(found.check(inputs), deadline, arrived)
+            if outcome is not None:
+                outcome.handed_to(loaded.origin)
+            answer = callers.answer(request, lambda: find(*which) is loaded)
+            if answer is None:
+                return None
+            given = answer.tensors(chosen or found.output_names)
+        except BaseException as error:
+            self.outcomes.ended_in_thread(outcome, error, self._clock)
+            raise
+        self.outcomes.ended_in_thread(outcome, answer, self._clock)
+        return given
 
     def _in_process_call(self) -> InProcessCall:
         return InProcessCall(Outcome(Door.IN_PROCESS) if self.outcomes.observed else None)
-
-    def _now(self) -> float:
-        return self._clock.now()
 
 
 class _Submitted(Request):
@@ -443,8 +483,15 @@ class _Submitted(Request):
 
 def _run_in(loop: asyncio.AbstractEventLoop, work: Coroutine[object, object, ResultT]) -> ResultT:
     """Run a coroutine in another thread's loop, and cancel it there when this thread is interrupted."""
-    future: concurrent.futures.Future[ResultT] = asyncio.run_coroutine_threadsafe(work, loop)
     try:
+        future: concurrent.futures.Future[ResultT] = asyncio.run_coroutine_threadsafe(work, loop)
+    except RuntimeError as error:
+        work.close()
+        raise Unavailable(_STOPPED) from error
+    try:
+        while not concurrent.futures.wait([future], _LOOK_SECONDS).done:
+            if loop.is_closed():  # it had ended before it came to this
+                raise Unavailable(_STOPPED)
         return future.result()
     except KeyboardInterrupt:
         future.cancel()

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from weakref import ref
 
 from headrace import cpus
 from headrace.batching.batcher import Batcher
+from headrace.batching.callers import Callers
 from headrace.batching.request import Origin
 from headrace.batching.statistics import VersionStatistics
 from headrace.clock import Clock
@@ -50,14 +53,16 @@ class LoadedVersion:
         config: The model's settings.
         batcher: Merges the requests to it.
         predictor: Where requests are submitted: the Batcher itself, or what stands around it.
+        callers: Answers threads that wait; None where only the serving thread can, because something stands
+            around the Batcher, or because requests are held back for others.
         codec_cache: What codecs have learnt about requests to this very version; dies with it.
         published: When it was published, as its manifest says; None without one.
         origin: What its answers say who gave them.
     """
 
     __slots__ = (
-        "__weakref__", "_clock", "_leases", "_on_idle", "batcher", "codec_cache", "config", "name", "origin",
-        "path", "platform", "predictor", "published", "servable", "signatures", "version",
+        "__weakref__", "_clock", "_leases", "_on_idle", "batcher", "callers", "codec_cache", "config", "name",
+        "origin", "path", "platform", "predictor", "published", "servable", "signatures", "version",
     )  # fmt: skip
 
     def __init__(
@@ -99,6 +104,16 @@ class LoadedVersion:
             origin=self.origin,
         )
         self.predictor: Predictor = self.batcher
+        self.callers: Callers | None = None
+        if not policy.max_wait_seconds:
+            self.callers = Callers(
+                servable,
+                policy,
+                self.batcher.cost,
+                instances=instances(policy),
+                inline_seconds=_inline_seconds(policy, servable),
+                origin=self.origin,
+            )
         self._clock = clock
         self._leases = 0
         self._on_idle: Callable[[], object] | None = None
@@ -106,12 +121,26 @@ class LoadedVersion:
     @property
     def statistics(self) -> VersionStatistics:
         """What it has done."""
-        return self.batcher.statistics
+        if self.callers is None:
+            return self.batcher.statistics
+        return VersionStatistics.together(self.all_statistics())
+
+    def all_statistics(self) -> tuple[VersionStatistics, ...]:
+        """What it has done in the serving thread, and in others."""
+        if self.callers is None:
+            return (self.batcher.statistics,)
+        return self.batcher.statistics, self.callers.statistics
 
     @property
     def outstanding(self) -> int:
         """Requests and Leases that still need it; it is unloaded only at zero."""
-        return self.batcher.outstanding + self._leases
+        inside = self.callers.outstanding if self.callers is not None else 0
+        return self.batcher.outstanding + self._leases + inside
+
+    @property
+    def queued_rows(self) -> int:
+        """Rows that wait."""
+        return self.batcher.queued_rows + (self.callers.queued_rows if self.callers is not None else 0)
 
     @property
     def on_idle(self) -> Callable[[], object] | None:
@@ -122,6 +151,14 @@ class LoadedVersion:
     def on_idle(self, callback: Callable[[], object] | None) -> None:
         self._on_idle = callback
         self.batcher.on_idle = self._look_whether_idle
+        if self.callers is not None:
+            self.callers.on_idle = self._look_soon
+            self._clock.call_soon(self._look_whether_idle)  # the last may have left just before
+
+    def _look_soon(self) -> None:
+        """In any thread: look in the serving thread, unless that has ended meanwhile."""
+        with suppress(RuntimeError):
+            self._clock.call_soon_threadsafe(self._look_whether_idle)
 
     def acquire(self) -> None:
         """Keep it loaded until ``release``."""
@@ -141,6 +178,8 @@ class LoadedVersion:
             self.batcher.on_idle = self._look_whether_idle
             return
         self._on_idle = self.batcher.on_idle = None
+        if self.callers is not None:
+            self.callers.on_idle = None
         callback()
 
 
@@ -168,11 +207,11 @@ class ModelTotals:
     def __init__(self) -> None:
         """Start without models."""
         self._gone: dict[str, VersionStatistics] = {}
-        self._there: dict[str, list[tuple[ref[LoadedVersion], VersionStatistics]]] = {}
+        self._there: dict[str, list[tuple[ref[LoadedVersion], tuple[VersionStatistics, ...]]]] = {}
 
     def include(self, loaded: LoadedVersion) -> None:
         """Count a version from now on."""
-        self._there.setdefault(loaded.name, []).append((ref(loaded), loaded.statistics))
+        self._there.setdefault(loaded.name, []).append((ref(loaded), loaded.all_statistics()))
         self._fold(loaded.name)
 
     def of_models(self) -> dict[str, VersionStatistics]:
@@ -181,7 +220,7 @@ class ModelTotals:
         for name in self._there:
             self._fold(name)
             totals[name] = total = VersionStatistics()
-            for statistics in (self._gone[name], *(one for _, one in self._there[name])):
+            for statistics in chain([self._gone[name]], *(parts for _, parts in self._there[name])):
                 total.add(statistics)
         return totals
 
@@ -189,11 +228,12 @@ class ModelTotals:
         """Add up the versions that are gone, whose numbers cannot change any more: one for each model."""
         gone = self._gone.setdefault(name, VersionStatistics())
         there = []
-        for version, statistics in self._there[name]:
+        for version, parts in self._there[name]:
             if version() is None:
-                gone.add(statistics)
+                for statistics in parts:
+                    gone.add(statistics)
             else:
-                there.append((version, statistics))
+                there.append((version, parts))
         self._there[name] = there
 
 
@@ -247,12 +287,14 @@ class VersionLoader:
     def _with_default(self, loaded: LoadedVersion) -> LoadedVersion:
         """Put what answers in a version's place around it, if its settings say so."""
         policy = loaded.config.default
+        if policy.values or policy.model:
+            loaded.callers = None
         if policy.values:
             loaded.predictor = DefaultValues(
                 loaded.batcher,
                 default_rows(policy.values, loaded.signatures),
                 origin=Origin(loaded.name, 0, is_default=True),
-                statistics=loaded.statistics,
+                statistics=loaded.batcher.statistics,
                 clock=self.clock,
                 after_seconds=policy.after_seconds,
             )
@@ -264,7 +306,7 @@ class VersionLoader:
                 loaded.signatures,
                 policy,
                 self.find,
-                statistics=loaded.statistics,
+                statistics=loaded.batcher.statistics,
                 clock=self.clock,
             )
         return loaded

@@ -9,13 +9,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from enum import StrEnum
 from typing import Protocol
 
 from headrace.batching.request import Answer, Origin, Timings
 from headrace.batching.request import Call as CallOfRequest
+from headrace.clock import Clock
 from headrace.errors import Cancelled, HeadraceError
 from headrace.status import CODES, OK, WRONG_METHOD, Codes, codes
 
@@ -34,6 +37,8 @@ class Door(StrEnum):
     REST = "REST"
     GRPC = "gRPC"
     IN_PROCESS = "in process"
+
+    __hash__ = str.__hash__  # Enum's own hashes the name, in Python
 
 
 class Outcome:
@@ -156,22 +161,33 @@ def said(door: Door, code: Codes) -> str:
 
 
 class Outcomes:
-    """Where every call ends, once. Serving thread only.
+    """Where every call ends, once. Serving thread only, but for the calls of threads that wait.
 
     Whoever takes a call in (a transport, the engine's in-process forms) begins its record if ``observed``,
     and says how it ended with ``answered`` or ``failed``: one of them, once.
 
     Attributes:
-        tallies: Count them all, by door.
         observed: Whether anybody observes beside the tallies.
     """
 
     def __init__(self) -> None:
         """Begin with the metrics alone."""
-        self.tallies = {door: Tally(door) for door in Door}
         self.observed = False
+        self._tallies = {door: Tally(door) for door in Door}
+        self._of_threads = Tally(Door.IN_PROCESS)
+        self._lock = threading.Lock()
         self._observers: list[Observer] = []
         self._failing: set[Observer] = set()
+
+    @property
+    def tallies(self) -> Mapping[Door, Tally]:
+        """Count them all, by door."""
+        together = Tally(Door.IN_PROCESS)
+        for part in (self._tallies[Door.IN_PROCESS], self._of_threads):
+            together.answered += part.answered
+            for code, count in part.failed.items():
+                together.failed[code] = together.failed.get(code, 0) + count
+        return {**self._tallies, Door.IN_PROCESS: together}
 
     def observe(self, observer: Observer) -> None:
         """Give an observer the Outcome of every call that begins from now on."""
@@ -180,7 +196,7 @@ class Outcomes:
 
     def answered(self, call: Call) -> None:
         """A call ends with an answer."""
-        self.tallies[call.door].answered += 1
+        self._tallies[call.door].answered += 1
         if call.outcome is not None:
             self._give(call.outcome, OK, "")
 
@@ -194,12 +210,39 @@ class Outcomes:
         """
         known = _as_headrace_error(error)
         code = code or codes(known)
-        self.tallies[call.door].failed[said(call.door, code)] += 1
+        self._tallies[call.door].failed[said(call.door, code)] += 1
         if call.outcome is not None:
             self._give(call.outcome, code, known.message)
 
+    def ended_in_thread(self, outcome: Outcome | None, ended: Answer | BaseException, clock: Clock) -> None:
+        """A call of a thread that waits ends in that thread; observers are told soon, in the serving thread.
+
+        Args:
+            outcome: The record of it, if it is observed.
+            ended: The answer, or why there is none.
+            clock: The serving thread's.
+        """
+        code, said_of_it = OK, ""
+        if not isinstance(ended, Answer):
+            known = _as_headrace_error(ended)
+            code, said_of_it = codes(known), known.message
+        with self._lock:
+            if code is OK:
+                self._of_threads.answered += 1
+            else:
+                self._of_threads.failed[code.name] += 1
+        if outcome is not None:
+            if isinstance(ended, Answer):
+                outcome.given(ended)
+            outcome.end(code, said_of_it)
+            with suppress(RuntimeError):  # the serving thread has ended, and with it whoever observes
+                clock.call_soon_threadsafe(self._tell, outcome)
+
     def _give(self, outcome: Outcome, code: Codes, error: str) -> None:
         outcome.end(code, error)
+        self._tell(outcome)
+
+    def _tell(self, outcome: Outcome) -> None:
         for observer in self._observers:
             try:
                 observer(outcome)

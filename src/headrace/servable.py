@@ -13,7 +13,7 @@ import numpy as np
 
 from headrace.absent import Expansion, complete, fitted
 from headrace.errors import InvalidRequest, NotFound, TooLarge, shown
-from headrace.tensors import BY_DTYPE, STRING, Array, Buffer, Tensors, describe
+from headrace.tensors import BY_DTYPE, STRING, Array, Buffer, Tensors, describe, held_bytes
 
 DEFAULT_SIGNATURE = "serving_default"
 """The signature that a request means when it names none, as in TensorFlow Serving."""
@@ -91,8 +91,9 @@ class TensorSpec:
 
     def accepts(self, shape: Shape) -> bool:
         """Whether a row of this shape fits."""
-        return len(shape) == len(self.shape) and all(
-            want is None or want == got for want, got in zip(self.shape, shape, strict=True)
+        return shape == self.shape or (
+            len(shape) == len(self.shape)
+            and all(want is None or want == got for want, got in zip(self.shape, shape, strict=True))
         )
 
 
@@ -207,6 +208,12 @@ class Signature:
         return tuple(spec.name for spec in self.outputs)
 
     @cached_property
+    def _number_inputs(self) -> tuple[tuple[str, np.dtype[Any]], ...]:
+        """The names of the inputs with their dtypes; none where one of them is texts."""
+        numbers = tuple((spec.name, spec.dtype) for spec in self.inputs if spec.dtype != STRING)
+        return numbers if len(numbers) == len(self.inputs) else ()
+
+    @cached_property
     def counted(self) -> int:
         """Which input says how many rows a request has: the first that is not of the context, if any."""
         return next((index for index, spec in enumerate(self.inputs) if not spec.context), 0)
@@ -221,7 +228,8 @@ class Signature:
         if found is None:
             if len(self._layouts) >= _LAYOUTS_KEPT:  # endless distinct shapes must not become endless memory
                 self._layouts.clear()
-            found = self._layouts[shapes] = RowLayout(self.name, self.inputs, shapes)
+            # One object for all, whichever threads come first.
+            found = self._layouts.setdefault(shapes, RowLayout(self.name, self.inputs, shapes))
         return found
 
     def check(
@@ -243,6 +251,26 @@ class Signature:
                 inputs of the context may have one row where the others have many.
             TooLarge: Spreading those, or putting in what is absent, would take too much.
         """
+        return self._as_they_are(inputs) or self._fit(inputs, exact, allowance)
+
+    def _as_they_are(self, inputs: Mapping[str, object]) -> CheckedInputs | None:
+        """Inputs of numbers that fit without a change, in shapes that came before; None for all others."""
+        columns, shapes, leads = [], [], set()
+        for name, dtype in self._number_inputs:
+            array = inputs.get(name)
+            if type(array) is not np.ndarray or array.dtype is not dtype or not array.flags.c_contiguous:
+                return None
+            columns.append(array)
+            shapes.append(array.shape[1:])
+            leads.add(array.shape[:1])
+        layout = self._layouts.get(tuple(shapes))
+        if layout is None or len(leads) != 1 or len(inputs) != len(columns):
+            return None
+        lead = leads.pop()
+        return CheckedInputs(layout, tuple(columns), lead[0]) if lead and lead[0] else None
+
+    def _fit(self, inputs: Mapping[str, object], exact: bool, allowance: Expansion | None) -> CheckedInputs:
+        """The inputs, checked one by one."""
         self.check_names(inputs)
         arrays = [_coerce(spec, inputs[spec.name], exact, allowance) for spec in self.inputs]
         rows = len(arrays[self.counted])
@@ -331,11 +359,6 @@ class Signature:
         said += [f"unknown input {_listed(unknown)}"] if unknown else []
         wanted = "; ".join(str(spec) for spec in self.inputs)
         return InvalidRequest(f"{', '.join(said)}; the model takes {wanted}", field="inputs")
-
-
-def held_bytes(array: Array) -> int:
-    """What an array takes, its texts with their lengths."""
-    return array.nbytes + (sum(map(len, array.flat)) if array.dtype == STRING else 0)
 
 
 def charge_spread(spread: Sequence[int], layout: RowLayout, rows: int, allowance: Expansion) -> None:
@@ -472,7 +495,6 @@ def _cast(spec: TensorSpec, array: Array, exact: bool) -> Array:
             raise InvalidRequest(
                 f"{worst} does not fit in {wanted} ({limits.min} … {limits.max})", field=spec.name
             )
-    with np.errstate(
-        over="ignore"
-    ):  # a float64 too large for float32 is infinity, as the client's own cast would make it
+    # A float64 too large for float32 is infinity, as the client's own cast would make it.
+    with np.errstate(over="ignore"):
         return array.astype(spec.dtype)

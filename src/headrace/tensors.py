@@ -60,6 +60,11 @@ BY_OIP: dict[str, Datatype] = {datatype.oip: datatype for datatype in DATATYPES}
 BY_TENSORFLOW: dict[int, Datatype] = {datatype.tensorflow: datatype for datatype in DATATYPES}
 
 
+def held_bytes(array: Array) -> int:
+    """What an array takes, its texts with their lengths."""
+    return array.nbytes + (sum(map(len, array.flat)) if array.dtype == STRING else 0)
+
+
 def describe(array: Array) -> str:
     """Say an array's datatype and shape in a few words, for error messages."""
     datatype = BY_DTYPE.get(array.dtype)

@@ -304,3 +304,50 @@ def test_text_where_numbers_are_wanted_is_called_text() -> None:
     )
     with pytest.raises(InvalidRequest, match=r"^x: expected FP32, got text$"):
         signature.check({"x": ["a"]})
+
+
+PLAIN = Signature(
+    DEFAULT_SIGNATURE,
+    (TensorSpec("x", np.dtype(np.float32), (2,)), TensorSpec("n", np.dtype(np.int64), ())),
+    (TensorSpec("y", np.dtype(np.float32), ()),),
+)
+X, N = np.ones((3, 2), np.float32), np.arange(3)
+
+
+def test_arrays_that_fit_are_taken_as_they_are() -> None:
+    first = PLAIN.check({"x": X, "n": N})
+    again = PLAIN.check({"n": N, "x": X})
+    assert again.layout is first.layout
+    assert again.columns[0] is X
+    assert again.columns[1] is N
+    assert again.rows == 3
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        {"x": X, "n": N[:2]},
+        {"x": X[:0], "n": N[:0]},
+        {"x": X, "n": np.array(3)},
+        {"x": np.float32(1).reshape(()), "n": np.array(3)},
+        {"x": X},
+        {"x": X, "n": N, "z": N},
+        {"x": X[:, :1], "n": N},
+        {"x": X, "n": np.array(["a", "b", "c"])},
+    ],
+    ids=["rows", "no rows", "no axis", "no axes", "missing", "unknown", "shape", "dtype"],
+)
+def test_after_one_that_fits_what_does_not_is_still_refused(inputs: dict[str, object]) -> None:
+    PLAIN.check({"x": X, "n": N})
+    with pytest.raises(InvalidRequest):
+        PLAIN.check(inputs)
+
+
+def test_what_lies_otherwise_is_still_made_to_fit() -> None:
+    PLAIN.check({"x": X, "n": N})
+    turned = PLAIN.check(
+        {"x": np.asfortranarray(np.arange(6, dtype=np.float64).reshape(3, 2)), "n": [1, 2, 3]}
+    )
+    assert np.asarray(turned.columns[0]).flags.c_contiguous
+    assert np.asarray(turned.columns[0]).tolist() == [[0, 1], [2, 3], [4, 5]]
+    assert np.asarray(turned.columns[1]).dtype == np.int64

@@ -36,6 +36,7 @@ class Lane:
             tokens takes a million times as long as over 16.
         room: Makes what a batch has room for beside its rows; None where its rows are of one shape and size.
         texts: Which inputs are texts.
+        is_plain: Whether its batches have any size, and nothing is to be looked at but their rows.
     """
 
     __slots__ = (
@@ -43,6 +44,7 @@ class Lane:
         "_turn",
         "allowed",
         "following",
+        "is_plain",
         "max_rows",
         "proven_rows",
         "queue",
@@ -70,6 +72,7 @@ class Lane:
         self._cuts_texts = all(None not in spec.shape for spec in signature.outputs)
         if self.texts:
             self.room = partial(TextRoom, self.room)
+        self.is_plain = self.room is None and not self.allowed
 
     def rows_within(self, seconds: float, cost: BatchCost) -> int:
         """The most rows of a batch predicted to stay within a time: with allowed sizes, one of those."""

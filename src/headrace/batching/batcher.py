@@ -20,12 +20,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate
 
-from headrace.batching.batch import Batch, Lane, declared_outputs, headrace_error
+from headrace.batching.batch import Batch, Lane
+from headrace.batching.computing import EXPIRED, Computing
 from headrace.batching.cost import BatchCost
 from headrace.batching.instances import Instances
-from headrace.batching.joining import join, join_padding_rows, padded_size
+from headrace.batching.joining import padded_size
 from headrace.batching.plan import Limits, Plan, Release, plan
 from headrace.batching.request import (
     NO_DEADLINE,
@@ -44,17 +44,15 @@ from headrace.config import BatchingPolicy
 from headrace.errors import (
     DeadlineExceeded,
     HeadraceError,
-    InvalidRows,
     Overloaded,
     TooLarge,
     Unavailable,
 )
-from headrace.servable import RowLayout, Servable, takes_packed
+from headrace.servable import RowLayout, Servable
 
 _LANES_KEPT = 64
 _EXPIRY_SLACK_SECONDS = 0.0005
 _UNLOADED = "the model version was unloaded before the request was computed; try again"
-_EXPIRED = "the deadline passed before the model had answered"
 
 
 class Batcher:
@@ -92,16 +90,19 @@ class Batcher:
         self.outstanding = 0
         self.queued_rows = 0
         self.on_idle: Callable[[], object] | None = None
-        self._servable = servable
         self._signatures = servable.signatures
         self._policy = policy
-        self._takes_packed = takes_packed(servable)
         self._pads = policy.pad_variable_length
         self._clock = clock
         self._now = clock.now
         self._inline_seconds = inline_seconds
+        # The short way knows no waiting for more requests.
+        self._short_seconds = (
+            0.0 if policy.max_wait_seconds else min(inline_seconds, policy.max_batch_seconds)
+        )
         self._instance_count = instances
-        self._origin = origin
+        self._computing = Computing(servable, policy, clock.now, origin)
+        self._compute = self._computing.compute
         self._threads: Instances[Batch] = Instances(
             f"{origin.model}/{origin.version}", instances, self._compute_in_thread
         )
@@ -156,7 +157,7 @@ class Batcher:
         if self._closed:
             return Unavailable("the model version is being unloaded; try again")
         if request.deadline <= now:
-            return DeadlineExceeded(_EXPIRED)
+            return DeadlineExceeded(EXPIRED)
         limit = self._policy.max_queue_rows
         if request.rows > limit:
             return TooLarge(
@@ -242,6 +243,13 @@ class Batcher:
             Whether a batch ran in this thread; None when none was released.
         """
         now = self._now()
+        request = lane.queue[0]
+        if len(lane.queue) == 1 and self._is_short(lane, request, now) and request.wanted:
+            lane.queue.clear()
+            self.queued_rows -= request.rows
+            self._answer_alone(lane, request, now)
+            self._let_go(1)
+            return True
         max_rows = lane.rows_within(self._policy.max_batch_seconds, self.cost)
         wait = self._policy.max_wait_seconds
         run_seconds = self.cost.seconds(max_rows) if wait else 0.0
@@ -264,13 +272,46 @@ class Batcher:
             self._compute(batch)
             self._finish(batch)
             return True
-        if not self._threads.give(batch, len(self._running)):
+        if not self._give(batch):
             self._compute(batch)  # the system has no thread left to give: slower for all, but nobody is lost
             self._finish(batch)
             return True
         self._running_rows += batch.rows
         self._running.add(batch)
         return False
+
+    def _is_short(self, lane: Lane, request: Request, now: float) -> bool:
+        """Whether a request can go the short way, which is the plan's for one that is there alone."""
+        rows, cost = request.rows, self.cost
+        return (
+            lane.is_plain
+            and not lane.following
+            and now < request.deadline
+            and rows <= lane.proven_rows
+            and rows <= lane.max_rows
+            and cost.known
+            and cost.seconds(rows) < self._short_seconds
+        )
+
+    def _answer_alone(self, lane: Lane, request: Request, now: float) -> None:
+        """Compute one request where it stands: like a batch, without what only several need."""
+        rows = request.rows
+        timings = Timings(now, rows, 1)
+        settlement = self._computing.compute_one(lane.signature, request, timings)
+        finished = timings.finished
+        if type(settlement) is not Answer:
+            if request.settle(settlement):
+                self.statistics.count_failed(request, finished)
+            else:
+                self._count_unanswered(request, finished)
+            return
+        self.cost.observe(rows, finished - timings.started)
+        full = rows >= lane.max_rows
+        if request.settle(settlement):
+            self.statistics.count_alone(request, timings, Release.FULL if full else Release.IDLE)
+        else:
+            self.statistics.count_batch(rows, finished - timings.started, Release.IDLE)
+            self._count_unanswered(request, finished)
 
     def _drop(self, lane: Lane, made: Plan[Request], now: float) -> None:
         dropped = made.expired + made.abandoned
@@ -280,7 +321,7 @@ class Batcher:
             self._following_rows -= lane.follow(dropped, now)
         for request in dropped:
             self.queued_rows -= request.rows
-            request.settle(DeadlineExceeded(_EXPIRED))
+            request.settle(DeadlineExceeded(EXPIRED))
             self._count_unanswered(request, now)
         self._let_go(len(dropped))
 
@@ -293,91 +334,13 @@ class Batcher:
 
     # --- computing ---
 
+    def _give(self, batch: Batch) -> bool:
+        """Have a batch computed beside the serving thread; False if nobody can."""
+        return self._threads.give(batch, len(self._running))
+
     def _compute_in_thread(self, batch: Batch) -> None:
         self._compute(batch)
         self._clock.call_soon_threadsafe(self._finish_in_thread, batch)
-
-    def _compute(self, batch: Batch) -> None:
-        """Call the Servable; if the batch fails, its requests answer for themselves."""
-        timings = batch.timings
-        timings.started = self._now()
-        try:
-            batch.settlements = self._call(batch, range(len(batch.requests)), batch.rows)
-        except BaseException as error:  # noqa: BLE001 - a model's own code: let through, it would end the thread
-            batch.settlements = self._compute_rest(batch, error)
-        timings.finished = self._now()
-
-    def _compute_rest(self, batch: Batch, error: BaseException) -> list[Settlement]:
-        """After a batch failed: leave out the requests that are to blame, or call for each request alone."""
-        if len(batch.requests) == 1:
-            return [headrace_error(error)]
-        if not isinstance(error, InvalidRows):
-            return [self._compute_alone(batch, index) for index in range(len(batch.requests))]
-        guilty, good, start = {}, [], 0
-        for index, request in enumerate(batch.requests):
-            own = error.within(start, start + request.rows)
-            if own is None:
-                good.append(index)
-            else:
-                guilty[index] = own
-            start += request.rows
-        answers = dict(zip(good, self._compute_good(batch, good), strict=True))
-        return [guilty.get(index) or answers[index] for index in range(len(batch.requests))]
-
-    def _compute_good(self, batch: Batch, good: list[int]) -> list[Settlement]:
-        """Call the Servable for some requests of a batch, together; if it fails, for each of them alone."""
-        if not good:
-            return []
-        rows = [batch.requests[index].rows for index in good]
-        timings = Timings(batch.timings.formed, sum(rows), len(good))
-        timings.started = self._now()
-        try:
-            outputs = self._call(batch, good, timings.rows)
-        except BaseException:  # noqa: BLE001 - a model's own code: let through, it would end the thread
-            return [self._compute_alone(batch, index) for index in good]
-        timings.finished = self._now()
-        stops = list(accumulate(rows))
-        return [Answer(outputs, stop - count, stop, timings) for count, stop in zip(rows, stops, strict=True)]
-
-    def _compute_alone(self, batch: Batch, index: int) -> Settlement:
-        """Call the Servable for one request of a batch that failed, if somebody still waits for it.
-
-        Asking whether somebody does only reads, so it may be asked from an instance's thread; what is decided
-        a moment too late costs one call.
-        """
-        request = batch.requests[index]
-        rows = request.rows
-        timings = Timings(batch.timings.formed, rows, 1)
-        timings.started = self._now()
-        if not request.wanted or request.deadline <= timings.started:
-            return DeadlineExceeded(_EXPIRED)
-        try:
-            outputs = self._call(batch, [index], rows)
-        except BaseException as error:  # noqa: BLE001 - a model's own code: let through, it would end the thread
-            return headrace_error(error)
-        timings.finished = self._now()
-        return Answer(outputs, 0, rows, timings)
-
-    def _call(self, batch: Batch, chosen: Sequence[int], rows: int) -> BatchOutputs:
-        """Call the Servable for some requests of a batch, or all.
-
-        Args:
-            batch: The batch.
-            chosen: Which of its requests.
-            rows: How many rows they have together.
-        """
-        layouts, columns, padded_rows = batch.layouts, batch.columns, batch.padded_rows
-        if len(chosen) < len(layouts):
-            layouts, columns = [layouts[index] for index in chosen], [columns[index] for index in chosen]
-            padded_rows = padded_size(rows, batch.allowed)
-        layout = layouts[0]
-        if self._pads and any(other is not layout for other in layouts):
-            request_rows = [batch.requests[index].rows for index in chosen]
-            inputs = join_padding_rows(layouts, columns, request_rows, padded_rows)
-        else:
-            inputs = join(layout, columns, rows, padded_rows, packed=self._takes_packed)
-        outputs = self._servable.predict(inputs, layout.signature)
-        return BatchOutputs(declared_outputs(batch.signature, outputs, padded_rows), self._origin)
 
     # --- answering ---
 
@@ -471,7 +434,7 @@ class Batcher:
         if earliest != math.inf:
             self._watch_deadline(earliest, now)
         for request in expired:  # last, because whoever is answered may submit again
-            request.settle(DeadlineExceeded(_EXPIRED))
+            request.settle(DeadlineExceeded(EXPIRED))
 
     def _requests(self) -> Iterator[Request]:
         for lane in self._lanes.values():

@@ -50,6 +50,22 @@ def join(
     return tensors
 
 
+def join_one(layout: RowLayout, columns: Sequence[Buffer], rows: int) -> Tensors:
+    """What ``join`` makes of one request of numbers, without padding; arrays stay what they are.
+
+    Args:
+        layout: How a row lies in memory.
+        columns: One buffer an input.
+        rows: How many rows it has.
+    """
+    return {
+        spec.name: column
+        if type(column) is np.ndarray and column.flags.aligned
+        else _join_numbers([column], layout, index, rows, rows)
+        for index, (spec, column) in enumerate(zip(layout.specs, columns, strict=True))
+    }
+
+
 def _join_packed(
     layout: RowLayout, requests: Sequence[PackedColumns], rows: int, padded_rows: int
 ) -> PackedTensors:

@@ -47,6 +47,8 @@ class Release(Enum):
     DEADLINE = "deadline"
     """Waiting longer would have cost a request its deadline."""
 
+    __hash__ = object.__hash__  # Enum's own hashes the name, in Python: twice a batch
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from headrace.batching.plan import Release
 from headrace.batching.request import Request, Timings
@@ -15,7 +15,7 @@ LATENCY_BUCKETS_SECONDS = (
 
 
 class VersionStatistics:
-    """Counts of one loaded version. Belongs to the serving thread.
+    """Counts of one Batcher. Belongs to the thread that its Batcher belongs to; others may read.
 
     Attributes:
         requests: Requests answered.
@@ -92,6 +92,31 @@ class VersionStatistics:
         self.queue_seconds += answered * timings.started - arrived
         self.request_seconds += answered * now - arrived
         self.last_request_unix_seconds = time.time()  # noqa: TID251 - shown to people, never compared
+
+    def count_alone(self, request: Request, timings: Timings, release: Release) -> None:
+        """Count a batch of one request that was answered, as the other two would."""
+        started, finished, arrived = timings.started, timings.finished, request.enqueued
+        self.count_batch(request.rows, finished - started, release)
+        self.latency_counts[bisect_left(LATENCY_BUCKETS_SECONDS, finished - arrived)] += 1
+        self.requests += 1
+        self.rows += request.rows
+        self.queue_seconds += started - arrived
+        self.request_seconds += finished - arrived
+        self.last_request_unix_seconds = time.time()  # noqa: TID251 - as above
+
+    @classmethod
+    def together(cls, parts: Iterable[VersionStatistics]) -> VersionStatistics:
+        """What several Batchers of one version have done; some of them may be counting at this moment."""
+        total = cls()
+        for part in parts:
+            total.add(part)
+            for release, count in part.releases.items():
+                total.releases[release] += count
+            for rows, (batches, seconds) in part.batch_rows.copy().items():
+                counted = total.batch_rows.setdefault(rows, [0, 0.0])
+                counted[0] += batches
+                counted[1] += seconds
+        return total
 
     def add(self, other: VersionStatistics) -> None:
         """Count what another version has done, too; not by batches' sizes, nor by why they were released."""

@@ -234,7 +234,7 @@ def _counters(versions: Iterable[LoadedVersion]) -> Iterator[Family]:
         (DEFAULT_ANSWERS, lambda loaded: loaded.statistics.defaults),
         (QUEUE_SECONDS, lambda loaded: loaded.statistics.queue_seconds),
         (COMPUTE_SECONDS, lambda loaded: loaded.statistics.compute_seconds),
-        (QUEUED_ROWS, lambda loaded: loaded.batcher.queued_rows),
+        (QUEUED_ROWS, lambda loaded: loaded.queued_rows),
         (OUTSTANDING, lambda loaded: loaded.outstanding),
     )
     for metric, value in values:

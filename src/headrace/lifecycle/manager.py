@@ -16,12 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Generic
 
 from headrace.clock import Clock
-from headrace.errors import (
-    HeadraceError,
-    InvalidRequest,
-    LoadError,
-    Unavailable,
-)
+from headrace.errors import HeadraceError, InvalidRequest, LoadError, Unavailable
 from headrace.lifecycle.attempts import TOO_MANY_HANG, Attempt, Attempts
 from headrace.lifecycle.background import NO_THREAD, Executor
 from headrace.lifecycle.closing import Closes
@@ -97,6 +92,21 @@ class Manager(Generic[LoadedT]):
             if loaded is not None:
                 return loaded
         return self._find(model, version, label)
+
+    def ready_now(self, model: str, version: int | None = None, label: str | None = None) -> LoadedT | None:
+        """What ``get`` finds, in any thread; None where it has to say why there is nothing.
+
+        It may go out of service at the next moment. Who counts as holding it, and then still finds it here,
+        holds it: first it goes out of service, and only then it is looked at whether somebody holds it.
+        """
+        if version is None and label is None:
+            return self._defaults.get(model)
+        record = self._models.get(model)
+        if record is None or (version is not None and label is not None):
+            return None
+        number = version if label is None else record.labels.get(label)
+        found = record.versions.get(number) if number is not None else None
+        return found.loaded if found is not None and found.state is State.READY else None
 
     def models(self) -> list[str]:
         """The names of all models that are known, those that the operator unloaded included."""
@@ -242,21 +252,18 @@ class Manager(Generic[LoadedT]):
             raise InvalidRequest("name a version or a label, not both", field="version")
         if self._closing:
             raise Unavailable("the server is stopping")
+        loaded = self.ready_now(model, version, label)
+        if loaded is not None:
+            return loaded
         record = self._models.get(model)
         asked = f"Latest({model})" if version is None else f"Specific({model}, {version})"
         if record is None:
             raise unknown_model(model, asked, self._models, self.unusable)
-        number = version
-        if label is not None:
-            number = record.labels.get(label)
-            if number is None:
-                raise label_error(record, label)
-        elif version is None:
-            number = record.default
-        found = record.versions.get(number) if number is not None else None
-        if found is not None and found.state is State.READY and found.loaded is not None:
-            return found.loaded
-        raise not_ready(record, found, asked)
+        if label is not None and label not in record.labels:
+            raise label_error(record, label)
+        number = record.default if version is None else version
+        number = number if label is None else record.labels[label]
+        raise not_ready(record, record.versions.get(number) if number is not None else None, asked)
 
     # ---- Moving towards what is wanted ----
 
@@ -273,9 +280,9 @@ class Manager(Generic[LoadedT]):
                     self._to_load[model.name] = action.version
                 break
             self._change(model, version, action.event)
+            self._point(model)  # before it is looked at whether threads hold it: see `ready_now`
             if action.event is Event.DRAIN:
                 self._drain(model, version)
-            self._point(model)
         if model.forgettable:
             del self._models[model.name]
 

@@ -21,8 +21,8 @@ from headrace.frontends.wire.names import check_name
 from headrace.frontends.wire.steps import Steps, in_steps
 from headrace.frontends.wire.tensors import WireTensor
 from headrace.frontends.wire.texts import raw_texts
-from headrace.servable import TensorSpec, held_bytes
-from headrace.tensors import STRING, Array
+from headrace.servable import TensorSpec
+from headrace.tensors import STRING, Array, held_bytes
 
 _REST_VALUES, _REST_VALUES_AN_INPUT = 8192, 16
 """What a request may have beside its inputs' values: some milliseconds of parsing."""

@@ -10,8 +10,8 @@ import numpy as np
 
 from headrace.absent import FILLED_A_VALUE, pay_for_array
 from headrace.errors import InvalidRequest
-from headrace.servable import TensorSpec, held_bytes
-from headrace.tensors import STRING, Array
+from headrace.servable import TensorSpec
+from headrace.tensors import STRING, Array, held_bytes
 
 if TYPE_CHECKING:
     from headrace.frontends.wire.allowance import Allowance

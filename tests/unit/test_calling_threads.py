@@ -1,0 +1,451 @@
+"""Threads that wait for their answers: they run the batches themselves, and nobody is left waiting."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.config import BatchingPolicy, ServerConfig
+from headrace.engine import Engine
+from headrace.errors import DeadlineExceeded, HeadraceError, ModelError, Overloaded, Unavailable
+from headrace.loaded import LoadedVersion
+from headrace.outcomes import Door, Outcome
+from headrace.tensors import Array, Tensors
+from tests.model_directories import affine, write
+from tests.models import Doubling
+
+PATIENCE_SECONDS = 20.0
+POISON = -1.0
+
+
+class Gated(Doubling):
+    """A Doubling that says when a batch reaches it, and waits to be let pass once it is shut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shut = False
+        self.entered = threading.Semaphore(0)
+        self.gate = threading.Semaphore(0)
+        self.interrupt = False
+
+    def predict(self, inputs: Tensors, signature: str = "serving_default") -> dict[str, Array]:
+        if self.shut:
+            self.entered.release()
+            assert self.gate.acquire(timeout=PATIENCE_SECONDS), "nobody let this batch pass"
+            if self.interrupt:
+                self.interrupt = False
+                raise KeyboardInterrupt
+        return super().predict(inputs, signature)
+
+    def await_entered(self) -> None:
+        assert self.entered.acquire(timeout=PATIENCE_SECONDS), "no batch reached the model"
+
+    def open(self) -> None:
+        self.shut = False
+        self.gate.release(1000)
+
+
+class Refusing(Doubling):
+    """A Doubling whose errors are not worth a line in the log."""
+
+    def predict(self, inputs: Tensors, signature: str = "serving_default") -> dict[str, Array]:
+        if (inputs["x"] < 0).any():
+            raise ModelError("poison")
+        return super().predict(inputs, signature)
+
+
+class Asking(threading.Thread):
+    """A thread that asks once, and keeps what came of it."""
+
+    def __init__(self, engine: Engine, value: float, timeout_seconds: float | None = None) -> None:
+        super().__init__(daemon=True)
+        self.value = value
+        self.given: list[list[float]] = []
+        self.error: BaseException | None = None
+        self._ask = lambda: engine.predict_blocking("m", rows_of(value), timeout_seconds=timeout_seconds)
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.given = self._ask()["y"].tolist()
+        except BaseException as error:  # noqa: BLE001 - looked at by the test
+            self.error = error
+
+    @property
+    def answered_right(self) -> bool:
+        self.join(PATIENCE_SECONDS)
+        assert not self.is_alive(), "this thread waits for ever"
+        return self.given == [[2 * self.value] * 2]
+
+
+def rows_of(value: float, rows: int = 1) -> dict[str, Array]:
+    return {"x": np.full((rows, 2), value, np.float32)}
+
+
+def of(engine: Engine) -> LoadedVersion:
+    loaded = engine.manager.ready_now("m")
+    assert loaded is not None
+    return loaded
+
+
+def wait_for(come_true: Callable[[], bool]) -> None:
+    until = time.monotonic() + PATIENCE_SECONDS
+    while not come_true():
+        assert time.monotonic() < until, "it did not come true"
+        time.sleep(0.001)
+
+
+@contextlib.contextmanager
+def serving(
+    model: Doubling | None = None, *, aside: bool = False, **policy: object
+) -> Iterator[tuple[Engine, Doubling]]:
+    """An engine whose batches are computed with the turn held, or, ``aside``, without it."""
+    model = model or Doubling()
+    batching = BatchingPolicy(inline_seconds=0.0 if aside else 1.0, **policy)  # type: ignore[arg-type]
+    with Engine.in_thread(objects={"m": model}, batching=batching) as engine:
+        model.batches.clear()
+        yield engine, model
+        wait_for(lambda: of(engine).outstanding == 0)
+
+
+def occupied(engine: Engine, model: Gated) -> Asking:
+    """A thread that computes, and is held in the model."""
+    model.shut = True
+    busy = Asking(engine, 100.0)
+    model.await_entered()
+    return busy
+
+
+def asleep(engine: Engine, threads: int) -> None:
+    callers = of(engine).callers
+    assert callers is not None
+    wait_for(lambda: len(callers._sleeping) == threads)
+
+
+both_ways = pytest.mark.parametrize("aside", [False, True], ids=["with the turn", "aside"])
+
+
+@both_ways
+def test_who_finds_nobody_at_work_computes_for_all_who_wait(aside: bool) -> None:
+    model = Gated()
+    with serving(model, aside=aside, instances=1) as (engine, _):
+        busy = occupied(engine, model)
+        waiting = [Asking(engine, float(number)) for number in range(8)]
+        asleep(engine, 8)
+        model.open()
+        assert busy.answered_right
+        assert all(one.answered_right for one in waiting)
+        assert model.batches == [1, 8]
+        counted = of(engine).statistics
+        assert (counted.requests, counted.rows, counted.batches) == (9, 9, 2)
+        assert counted.batch_rows.keys() == {1, 8}
+        assert not [thread for thread in threading.enumerate() if thread.name.startswith("m/1")]
+
+
+def test_what_takes_long_runs_side_by_side() -> None:
+    model = Gated()
+    with serving(model, aside=True, instances=2) as (engine, _):
+        model.shut = True
+        first = [Asking(engine, float(number)) for number in range(2)]
+        model.await_entered()
+        model.await_entered()
+        third = Asking(engine, 2.0)
+        asleep(engine, 1)
+        model.open()
+        assert all(one.answered_right for one in (*first, third))
+
+
+@both_ways
+def test_one_bad_request_fails_alone(aside: bool, caplog: pytest.LogCaptureFixture) -> None:
+    model = Gated()
+    with serving(model, aside=aside, instances=1) as (engine, _):
+        busy = occupied(engine, model)
+        waiting = [Asking(engine, value) for value in (1.0, POISON, 2.0)]
+        asleep(engine, 3)
+        model.open()
+        assert [one.answered_right for one in (busy, *waiting)] == [True, True, False, True]
+        assert isinstance(waiting[1].error, ModelError)
+        lone = Asking(engine, POISON)
+        assert not lone.answered_right
+        assert isinstance(lone.error, ModelError)
+        counted = of(engine).statistics
+        assert (counted.requests, counted.failures) == (3, 2)
+    assert "an unexpected error" in caplog.text
+
+
+@both_ways
+def test_an_interrupt_of_who_computes_ends_its_own_call_only(aside: bool) -> None:
+    model = Gated()
+    with serving(model, aside=aside, instances=1) as (engine, _):
+        busy = occupied(engine, model)
+        waiting = [Asking(engine, float(number)) for number in range(4)]
+        asleep(engine, 4)
+        model.interrupt = True
+        model.open()
+        assert not busy.answered_right
+        assert isinstance(busy.error, KeyboardInterrupt)
+        assert all(one.answered_right for one in waiting)
+        assert Asking(engine, 7.0).answered_right
+
+
+@both_ways
+def test_an_interrupt_of_who_computes_for_others_leaves_them_their_answers(aside: bool) -> None:
+    """The one who is interrupted computes a batch in which others wait."""
+    model = Gated()
+    with serving(model, aside=aside, instances=1) as (engine, _):
+        busy = occupied(engine, model)
+        waiting = [Asking(engine, float(number)) for number in range(5)]
+        asleep(engine, 5)
+        model.gate.release()
+        model.await_entered()  # now one of them computes for all
+        model.interrupt = True
+        model.open()
+        assert busy.answered_right
+        right = [one.answered_right for one in waiting]
+        assert right.count(False) == 1
+        assert isinstance(waiting[right.index(False)].error, KeyboardInterrupt)
+
+
+def test_an_interrupt_of_who_sleeps_ends_its_own_call_only() -> None:
+    model = Gated()
+    with serving(model) as (engine, _):
+        busy = occupied(engine, model)
+        other = Asking(engine, 1.0)
+        asleep(engine, 1)
+
+        def interrupt() -> None:
+            asleep(engine, 2)
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+        interrupting = threading.Thread(target=interrupt)
+        interrupting.start()
+        with pytest.raises(KeyboardInterrupt):
+            engine.predict_blocking("m", rows_of(2.0))
+        interrupting.join()
+        model.open()
+        assert busy.answered_right
+        assert other.answered_right
+        assert model.batches == [1, 1]
+        assert of(engine).statistics.cancelled == 1
+
+
+def test_interrupts_at_any_point_leave_nobody_waiting() -> None:
+    """The main thread is interrupted wherever it is, many times, while others call."""
+
+    class Interrupted(KeyboardInterrupt):
+        pass
+
+    def interrupt(number: int, frame: object) -> None:
+        raise Interrupted
+
+    done, wrong, interrupts = threading.Event(), [], 0
+
+    def call() -> None:
+        value = threading.get_ident() % 97
+        while not done.is_set():
+            if engine.predict_blocking("m", rows_of(value))["y"].tolist() != [[2.0 * value] * 2]:
+                wrong.append(value)
+
+    with serving() as (engine, _):
+        threads = [threading.Thread(target=call) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        before = signal.signal(signal.SIGALRM, interrupt)
+        draw = random.Random(5)
+        try:
+            until = time.monotonic() + 1.0
+            while time.monotonic() < until:
+                with contextlib.suppress(Interrupted):
+                    signal.setitimer(signal.ITIMER_REAL, draw.uniform(1e-5, 2e-3))
+                    while True:
+                        engine.predict_blocking("m", rows_of(3.0))
+                interrupts += 1
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+            done.set()
+        for thread in threads:
+            thread.join(PATIENCE_SECONDS)
+        assert not any(thread.is_alive() for thread in threads)
+        assert not wrong
+        assert interrupts > 20
+        assert engine.predict_blocking("m", rows_of(1.0))["y"].tolist() == [[2.0, 2.0]]
+
+
+def test_who_waits_is_told_at_its_deadline() -> None:
+    model = Gated()
+    with serving(model) as (engine, _):
+        busy = occupied(engine, model)
+        began = time.monotonic()
+        with pytest.raises(DeadlineExceeded):
+            engine.predict_blocking("m", rows_of(1.0), timeout_seconds=0.05)
+        assert 0.05 <= time.monotonic() - began < 5
+        model.open()
+        assert busy.answered_right
+        assert engine.predict_blocking("m", rows_of(2.0))["y"].tolist() == [[4.0, 4.0]]
+        assert model.batches == [1, 1], "what nobody waits for is not computed"
+
+
+def test_more_rows_than_may_wait_are_refused() -> None:
+    model = Gated()
+    with serving(model, max_batch_rows=4, max_queue_rows=8) as (engine, _):
+        busy = occupied(engine, model)
+        waiting = [Asking(engine, float(number)) for number in range(9)]
+        asleep(engine, 9)
+        model.open()
+        right = [one.answered_right for one in (busy, *waiting)]
+        assert right.count(True) == 9
+        assert sum(isinstance(one.error, Overloaded) for one in waiting) == 1
+        assert max(model.batches) <= 4
+
+
+def test_a_large_request_is_cut_and_joined() -> None:
+    with serving(max_batch_rows=4) as (engine, model):
+        answer = engine.predict_blocking("m", rows_of(1.0, rows=11))["y"]
+        assert answer.tolist() == [[2.0, 2.0]] * 11
+        assert model.batches == [4, 4, 3]
+
+
+def test_closing_answers_who_waits_and_refuses_who_comes() -> None:
+    model = Gated()
+    waiting: list[Asking] = []
+
+    def open_when_closing() -> None:
+        wait_for(lambda: engine.manager._closing)
+        late.append(Asking(engine, 9.0))
+        late[0].join(PATIENCE_SECONDS)
+        model.open()
+
+    late: list[Asking] = []
+    with Engine.in_thread(objects={"m": model}, batching=BatchingPolicy(inline_seconds=1.0)) as engine:
+        waiting = [occupied(engine, model), *(Asking(engine, float(number)) for number in range(4))]
+        asleep(engine, 4)
+        opening = threading.Thread(target=open_when_closing)
+        opening.start()
+    opening.join()
+    assert all(one.answered_right for one in waiting)
+    assert isinstance(late[0].error, Unavailable)
+    assert model.closed.is_set()
+    with pytest.raises(Unavailable, match="stopping"):
+        engine.predict_blocking("m", rows_of(1.0))
+
+
+def test_versions_change_under_threads_that_call(tmp_path: Path) -> None:
+    write(tmp_path, "m", 1, affine(1.0, 1.0))
+    stop, failed = threading.Event(), []
+
+    def call() -> None:
+        while not stop.is_set():
+            try:
+                answers.add(engine.predict_blocking("m", {"x": [1.0]})["y"].item())
+            except HeadraceError as error:
+                failed.append(error)
+
+    answers: set[float] = set()
+    with Engine.in_thread(tmp_path, config=ServerConfig(poll_seconds=0.02)) as engine:
+        threads = [threading.Thread(target=call) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for number in (2, 3):
+            write(tmp_path, "m", number, affine(1.0, float(number)))
+            wait_for(lambda number=number: 1.0 + number in answers)
+        wait_for(lambda: len(engine.manager.all_loaded()) == 1)
+        stop.set()
+        for thread in threads:
+            thread.join(PATIENCE_SECONDS)
+    assert not failed
+    assert answers == {2.0, 3.0, 4.0}
+
+
+def test_a_model_that_asks_itself_is_answered() -> None:
+    class Recursive(Doubling):
+        def predict(self, inputs: Tensors, signature: str = "serving_default") -> dict[str, Array]:
+            if inputs["x"][0, 0] > 1:
+                engine.predict_blocking("m", rows_of(1.0))
+            return super().predict(inputs, signature)
+
+    with serving(Recursive()) as (engine, _):
+        assert engine.predict_blocking("m", rows_of(2.0))["y"].tolist() == [[4.0, 4.0]]
+
+
+def test_requests_that_are_held_back_for_others_wait_in_the_serving_thread() -> None:
+    with serving(max_wait_seconds=0.05, max_batch_rows=4) as (engine, _):
+        assert of(engine).callers is None
+        threads = [Asking(engine, float(number)) for number in range(4)]
+        assert all(one.answered_right for one in threads)
+        assert of(engine).statistics.requests == 4
+
+
+def test_calls_of_threads_end_in_outcomes() -> None:
+    ended: list[Outcome] = []
+    with serving() as (engine, _):
+        engine.outcomes.observe(ended.append)
+        engine.predict_blocking("m", rows_of(1.0))
+        with pytest.raises(ModelError):
+            engine.predict_blocking("m", rows_of(POISON))
+        wait_for(lambda: len(ended) == 2)
+        assert [one.code.name for one in ended] == ["OK", "INTERNAL"]
+        assert ended[0].source == ended[0].asked == of(engine).origin
+        assert ended[0].timings is not None
+        tally = engine.outcomes.tallies[Door.IN_PROCESS]
+        assert (tally.answered, sum(tally.failed.values())) == (1, 1)
+
+
+@settings(max_examples=6, deadline=None)
+@given(
+    threads=st.integers(2, 12),
+    aside=st.booleans(),
+    instances=st.integers(1, 2),
+    most=st.sampled_from([3, 8, 64]),
+    seed=st.integers(0, 1000),
+)
+def test_whatever_threads_do_each_call_ends_once_and_right(
+    threads: int, aside: bool, instances: int, most: int, seed: int
+) -> None:
+    calls_each, wrong = 25, []
+
+    def call(number: int) -> None:
+        draw = random.Random(seed * 100 + number)
+        for index in range(calls_each):
+            value = POISON if draw.random() < 0.05 else float(1 + number * calls_each + index)
+            rows = draw.randint(1, 3)
+            within = draw.choice([None, None, 5.0, 1e-4])
+            try:
+                answer = engine.predict_blocking("m", rows_of(value, rows), timeout_seconds=within)
+            except HeadraceError as error:
+                fine = within == 1e-4 or (value == POISON and isinstance(error, ModelError))
+            else:
+                fine = answer["y"].tolist() == [[2 * value] * 2] * rows
+            if not fine:
+                wrong.append((value, rows))
+            if draw.random() < 0.1:
+                time.sleep(draw.uniform(0, 1e-3))
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)  # change threads wherever that can happen
+    try:
+        with serving(Refusing(), aside=aside, instances=instances, max_batch_rows=most) as (engine, _):
+            running = [threading.Thread(target=call, args=(number,)) for number in range(threads)]
+            for thread in running:
+                thread.start()
+            for thread in running:
+                thread.join(PATIENCE_SECONDS)
+            assert not any(thread.is_alive() for thread in running)
+            engine.predict_blocking("m", rows_of(1.0))  # what expired in the queue is counted when it is met
+            counted = of(engine).statistics
+    finally:
+        sys.setswitchinterval(interval)
+    assert not wrong
+    ended = counted.requests + counted.failures + counted.refused + counted.cancelled
+    assert ended == threads * calls_each + 1
