@@ -27,6 +27,9 @@ MODEL = "DIR/NAME"
 VERSION = "DIR/NAME[/N]"
 """For a model or one version of it."""
 
+NUMBERED_VERSION = "DIR/NAME/N"
+"""For one version of a model, by its number."""
+
 ANY = "DIR[/NAME[/N]]"
 """For a directory of models, one of them, or one version of it."""
 

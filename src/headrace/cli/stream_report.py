@@ -42,7 +42,7 @@ def as_json(found: Inspection) -> str:
     problem = found.problem
     said = {
         "rows": found.rows,
-        "bytes": found.bytes,
+        "size_bytes": found.bytes,
         "batches": found.batches,
         "click_rate": found.click_rate,
         "base_logloss": found.base_logloss,
@@ -89,11 +89,16 @@ def _line(report: FieldReport) -> tuple[str, ...]:
 
 def _what(field: Field, report: FieldReport) -> list[str]:
     return [
-        *([] if report.distinct is None else [f"{report.distinct:,} distinct"]),
+        *([] if report.distinct is None else [f"{_about(field)}{report.distinct:,} distinct"]),
         *([f"up to {field.values} values"] if field.values > 1 else []),
         *([f"{field.size} numbers"] if field.role == "vector" else []),
         *(["context"] if field.context else []),
     ]
+
+
+def _about(field: Field) -> str:
+    """What stands before a number of distinct values: where they are hashed, it is an estimate."""
+    return "" if field.keys == "bucket" else "about "
 
 
 def _time(microseconds: int) -> str:

@@ -172,7 +172,7 @@ def _add_publication(parser: argparse.ArgumentParser) -> None:
         type=Path,
         action="append",
         default=[],
-        help="a server's --config: the versions that it labels or pins stay, too; may be repeated",
+        help="a server's --config: the versions that its labels and numbers name stay, too; may be repeated",
     )
     group.add_argument(
         "--quantize", type=int, choices=(16, 8), help="store tables in so many bits (default 32)"

@@ -21,7 +21,7 @@ from tests.conformance.ctr_models import write
 ROOT = Path(__file__).resolve().parents[3]
 GUIDE = (ROOT / "docs/command-line.md").read_text("utf-8")
 VERBS = {verb.prog.partition(" ")[2]: verb for verb in verbs.all_verbs(build_parser())}
-NAMES_OF_MODELS = {models.DIRECTORY, models.MODEL, models.VERSION, models.ANY}
+NAMES_OF_MODELS = {models.DIRECTORY, models.MODEL, models.NUMBERED_VERSION, models.VERSION, models.ANY}
 NUMBERS = {"N": "whole", "S": "seconds", "R": "rate", "P": "probability", "K": "count", "D": "difference"}
 WORDS = {"FILE", "HOST", "NAME", "NAMES", "FIELD", "C", "TEXT", "A*B", "N,N", "FILE.py:FUNCTION"}
 METAVARS = NAMES_OF_MODELS | set(NUMBERS) | WORDS
@@ -140,10 +140,19 @@ RUNS: dict[str, Made] = {
 
 
 def documented(words: str) -> set[str]:
-    """The keys that the guide names for a verb, in its row or on a page that its row leads to."""
-    row = next(line for line in GUIDE.splitlines() if re.match(rf"\| [^|]*`{words}`", line))
-    pages = [row, *((ROOT / "docs" / page).read_text("utf-8") for page in re.findall(r"\]\((\w+\.md)", row))]
-    return {key for page in pages for key in re.findall(r"`(\w+)`", page)}
+    """The keys that the guide names for a verb, in its row of the table or in sections that this leads to."""
+    row = next(line for line in GUIDE[GUIDE.index("## --json") :].splitlines() if f"`{words}`" in line[:60])
+    told = [row, *(section(*link) for link in re.findall(r"\]\((\w+\.md)#([\w-]+)\)", row))]
+    return {key for text in told for key in re.findall(r"`(\w+)`", text)}
+
+
+def section(page: str, anchor: str) -> str:
+    """What a page says under a heading."""
+    for text in re.split(r"^##+ ", (ROOT / "docs" / page).read_text("utf-8"), flags=re.MULTILINE):
+        heading = text.partition("\n")[0].lower()
+        if re.sub(r"[^\w -]", "", heading).replace(" ", "-") == anchor:
+            return text
+    raise AssertionError(f"{page} has no section {anchor}")
 
 
 @every_verb

@@ -72,6 +72,7 @@ def test_distinct_values_are_estimated_through_collisions(keys: str) -> None:
     found = look(stream(schema, pa.record_batch({"label": np.zeros(20_000), "c": values, "m": lists})))
     assert found.fields[1].distinct == pytest.approx(3000, rel=0.05)
     assert found.fields[2].distinct == pytest.approx(101, rel=0.02)
+    assert as_text(found).count(" about ") == 2
 
 
 def test_missing_values_are_counted_and_not_learnt_as_values() -> None:
@@ -117,6 +118,8 @@ def test_text_and_json_say_the_same(generated: bytes) -> None:
     assert [field["name"] for field in said["fields"]] == [field.name for field in schema_of(SETTINGS).fields]
     assert f"{said['optimal_logloss']:.5f}" in text
     assert "20,000 rows in 7 batches" in text
+    assert said["size_bytes"] == len(generated)
+    assert "about" not in text  # rows of tables are counted, not estimated
     assert "2026-01-01T00:00:19.999000Z" in text
 
 
