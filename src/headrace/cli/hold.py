@@ -49,7 +49,9 @@ def run(options: argparse.Namespace) -> int:
     with saying(f"the holds on {options.model} cannot be changed"):
         model, number = models.find_model(options.model, there=not options.release)
         if number is None:
-            raise InvalidRequest("expected the number of a version, as in DIR/NAME/17", field=models.NUMBERED_VERSION)
+            raise InvalidRequest(
+                "expected the number of a version, as in DIR/NAME/17", field=models.NUMBERED_VERSION
+            )
         decide = let_go if options.release else hold
         record = decide(model, number, options.holder, why=options.why)
     name = models.name_of(model)
