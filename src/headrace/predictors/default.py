@@ -16,7 +16,7 @@ from headrace.batching.statistics import VersionStatistics
 from headrace.clock import Clock
 from headrace.errors import DeadlineExceeded, HeadraceError, InvalidRequest, NotLoadable, Refused
 from headrace.predictors.predictor import Predictor
-from headrace.servable import Signature
+from headrace.servable import Signature, TensorSpec
 from headrace.tensors import Array, Tensors
 
 Refuse = Callable[[HeadraceError], object]
@@ -156,8 +156,8 @@ def _rows_of(values: Mapping[str, object], signature: Signature) -> dict[str, Ar
         raise NotLoadable(f"default.values: expected a value for output {missing[0]}, got none")
     given = {}
     for spec in signature.outputs:
-        value, sizes = values[spec.name], [size or 1 for size in spec.shape]
-        given[spec.name] = [value if isinstance(value, list) else np.full(sizes, value).tolist()]
+        value = values[spec.name]
+        given[spec.name] = [value if isinstance(value, list) else _everywhere(value, spec)]
     try:
         checked = Signature("default", signature.outputs, ()).check(given)
     except InvalidRequest as error:
@@ -165,3 +165,10 @@ def _rows_of(values: Mapping[str, object], signature: Signature) -> dict[str, Ar
     return {
         spec.name: np.asarray(column) for spec, column in zip(signature.outputs, checked.columns, strict=True)
     }
+
+
+def _everywhere(value: object, spec: TensorSpec) -> object:
+    """One value for all elements of a row: as the object that it is, or each would be a copy of a text."""
+    row = np.empty([size or 1 for size in spec.shape], object)
+    row.fill(value)
+    return row.tolist()

@@ -12,7 +12,7 @@ from headrace.batching.request import Answer, Origin, Request, Settlement
 from headrace.batching.statistics import VersionStatistics
 from headrace.clock import Clock, Timer
 from headrace.config import DefaultPolicy
-from headrace.errors import FailedPrecondition, HeadraceError
+from headrace.errors import DeadlineExceeded, FailedPrecondition, HeadraceError, Refused
 from headrace.predictors.default import Attempt, deadline_within, give_default
 from headrace.predictors.predictor import Predictor
 from headrace.servable import CheckedInputs, Signature, signature_named
@@ -25,6 +25,8 @@ _log = logging.getLogger(__name__)
 _COSTS_AHEAD = 2.0
 _SECONDS_AHEAD = 0.001
 _PART_AHEAD = 0.1
+# How long after a complaint there is no other: reasons hold numbers and shapes that clients choose.
+_SILENT_SECONDS = 60.0
 
 
 class Standby(Protocol):
@@ -74,6 +76,7 @@ class DefaultModel:
         self.clock = clock
         self._after_seconds = policy.after_seconds
         self._complaint = ""
+        self._silent_until = -math.inf
 
     def submit(self, request: Request) -> None:
         """Take a request, or refuse it at once; see ``Predictor``."""
@@ -127,9 +130,10 @@ class DefaultModel:
         return outputs
 
     def complain(self, error: HeadraceError) -> None:
-        """Log why there is no default answer: each reason once, until there is another."""
-        if error.message != self._complaint:
-            self._complaint = error.message
+        """Log why there is no default answer: a reason once, until there is another, and seldom enough."""
+        now = self.clock.now()
+        if error.message != self._complaint and now >= self._silent_until:
+            self._complaint, self._silent_until = error.message, now + _SILENT_SECONDS
             _log.warning("the default model %r cannot stand in: %s", self.model, error.message)
 
 
@@ -143,7 +147,10 @@ class _First(Attempt):
         self._second = second
 
     def settle(self, settlement: Settlement) -> bool:
-        if not self.settled and (isinstance(settlement, Answer) or not self.wanted):
+        is_refusal = isinstance(settlement, DeadlineExceeded | Refused)
+        if not self.settled and not (
+            is_refusal and self.wanted
+        ):  # else a timer would hold it to its deadline
             self._second.forget()
         return super().settle(settlement)
 

@@ -119,6 +119,11 @@ def test_values_become_rows_of_every_output() -> None:
     assert rows["scores"].tolist() == [[[1, 2], [3, 4]]]
 
 
+def test_a_text_stands_for_all_elements_as_it_is() -> None:
+    texts = Signature("s", ONE.inputs, (TensorSpec("name", np.dtype(object), (2,)),))
+    assert default_rows({"name": "a\0"}, {"s": texts})["s"]["name"].tolist() == [[b"a\0", b"a\0"]]
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [

@@ -8,7 +8,7 @@ import pytest
 from headrace.batching.request import Answer, Origin, Request, Settlement
 from headrace.batching.statistics import VersionStatistics
 from headrace.config import DefaultPolicy
-from headrace.errors import DeadlineExceeded, NotFound, Overloaded
+from headrace.errors import DeadlineExceeded, ModelError, NotFound, Overloaded
 from headrace.predictors.predictor import Predictor
 from headrace.predictors.standby import DefaultModel, Standby
 from headrace.servable import DEFAULT_SIGNATURE, CheckedInputs, Signature, TensorSpec
@@ -131,6 +131,33 @@ def test_another_model_that_gives_other_outputs_leaves_the_refusal(caplog: pytes
     other.requests[0].settle(answer)
     assert settlements == [refusal]
     assert "it does not give y" in caplog.text
+
+
+def test_reasons_with_numbers_in_them_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    clock, settlements = VirtualClock(1000.0), list[Settlement]()
+    refusal, other = Overloaded("full", retry_after_seconds=1.0), Other()
+    default = standing_by(Around(refusal), other, clock)  # type: ignore[arg-type]
+    for number in range(5):
+        clock.advance(20.0)
+        default.submit(asked(settlements, deadline=2000.0))
+        other.requests[-1].settle(Overloaded(f"it would take {number} ms", retry_after_seconds=1.0))
+    assert len(settlements) == 5
+    assert [message[-4:] for message in caplog.messages] == ["0 ms", "3 ms"]
+
+
+def test_a_model_that_fails_leaves_no_timer_and_no_second_question() -> None:
+    clock, settlements = VirtualClock(1000.0), list[Settlement]()
+    around, other = Around(), Other()
+    default = standing_by(around, other, clock)  # type: ignore[arg-type]
+    default.submit(asked(settlements, deadline=5000.0))
+    around.requests[0].settle(ModelError("no"))
+    assert clock.timers == 0  # else each would be held until the deadline, which clients choose
+    default.submit(asked(settlements, deadline=1001.0))
+    clock.advance(0.95)
+    around.requests[1].settle(ModelError("no"))
+    (second,) = other.requests
+    assert not second.wanted
+    assert [type(one) for one in settlements] == [ModelError, ModelError]
 
 
 def test_both_refuse() -> None:
