@@ -101,7 +101,7 @@ class Application:
         self._stream_methods = {method.path: method.stream for method in served if method.stream is not None}
         self.bodies = Bodies(limits or Limits())
         self.outcomes = outcomes or Outcomes()
-        self._of_grpc = self.outcomes.tallies[Door.GRPC]
+        self._of_grpc, self._of_rest = self.outcomes.tallies[Door.GRPC], self.outcomes.tallies[Door.REST]
         self._lane = lane or Lane()
         self._closing: tuple[tuple[bytes, bytes], ...] = ()
         self._holding: asyncio.Event | None = None
@@ -308,9 +308,7 @@ class Application:
     # --- REST ---
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
-        method: str = scope["method"]
-        if method == "HEAD":
-            method = "GET"
+        method: str = "GET" if scope["method"] == "HEAD" else scope["method"]
         path: str = scope["path"]
         if root := scope.get("root_path"):
             path = path.removeprefix(root)
@@ -319,12 +317,11 @@ class Application:
             unknown = self._recorded(GrpcCall(headers=scope["headers"]), scope)
             await self._send_grpc_error(send, unknown, Unsupported(f"method {path} is not served here"))
             return
-        bodies, outcomes, held = self.bodies, self.outcomes, 0
+        bodies, held = self.bodies, 0
         call = HttpCall(method, path, match.parameters, scope["headers"])
         call.budget = bodies
         call.query = scope["query_string"]
-        if outcomes.observed:
-            self._recorded(call, scope)
+        call.outcome = Outcome(call.door, _caller(scope)) if self.outcomes.observed else None
         if not bodies.open():
             await self._send_reply(self._refusal(call, bodies.full()), scope, send)
             return
@@ -337,14 +334,17 @@ class Application:
                 reply = await match.handler(call)
                 if call.notes:
                     reply.headers += call.notes
-                outcomes.answered(call)
+                if call.outcome is None:
+                    self._of_rest.answered += 1  # as above
+                else:
+                    self.outcomes.answered(call)
         except HeadraceError as error:
             reply = self._refusal(call, error)
         except Exception:  # noqa: BLE001 - the boundary to the network: a bug fails its own request only
             _log.exception("an HTTP request failed unexpectedly", extra={"path": path})
             reply = self._refusal(call, HeadraceError(_INTERNAL))
         except BaseException as error:
-            outcomes.failed(call, error)
+            self.outcomes.failed(call, error)
             raise
         finally:
             bodies.close(held if call.account is None else call.account.held)
