@@ -18,7 +18,7 @@ from headrace.batching.request import Answer, BatchOutputs, Timings
 from headrace.config import Limits
 from headrace.errors import HeadraceError, InvalidRequest
 from headrace.frontends.calls import HttpCall
-from headrace.frontends.tfserving import bodies, large_json, rest, rows
+from headrace.frontends.tfserving import json_bodies, large_json, rest, rows
 from headrace.frontends.tfserving.decimals import shortest
 from headrace.frontends.tfserving.messages import PredictDecoder, PredictResponse, writer_for
 from headrace.frontends.tfserving.rows import RowsDecoder
@@ -224,7 +224,7 @@ def test_depth_is_counted_in_levels(depth: int, limit: int) -> None:
 
 @given(arrays.arrays(np.float64, SHAPES))
 def test_printed_json_is_what_the_standard_library_reads(array: Array) -> None:
-    back = json.loads(bodies.print_predictions([("y", array)], by_row=True))["predictions"]
+    back = json.loads(json_bodies.print_predictions([("y", array)], by_row=True))["predictions"]
     np.testing.assert_array_equal(np.array(back), array)
 
 

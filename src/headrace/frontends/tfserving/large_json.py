@@ -1,4 +1,4 @@
-"""Large JSON bodies and answers: what ``bodies`` does at once, in slices, with others answered in between."""
+"""Large JSON bodies and answers: what ``json_bodies`` does, in slices, with others answered in between."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from headrace.absent import complete
 from headrace.errors import InvalidRequest
-from headrace.frontends.tfserving import bodies
+from headrace.frontends.tfserving import json_bodies
 from headrace.frontends.wire import long_lists, printing
 from headrace.frontends.wire.allowance import Allowance
 from headrace.frontends.wire.joining import joined
@@ -47,11 +47,11 @@ async def columns_of(
         InvalidRequest: The body has not exactly one of ``instances`` and ``inputs``, or a value is wrong.
         TooLarge: With what is absent put in, it is more than a request may have.
     """
-    by_row = bodies.is_by_row(document)
+    by_row = json_bodies.is_by_row(document)
     if by_row:
         given = await _columns_of_rows(document["instances"], signature, lane)
     else:
-        given = bodies.columns_in(document["inputs"], signature)
+        given = json_bodies.columns_in(document["inputs"], signature)
         signature.check_names(given)
     columns = {
         spec.name: await _as_array(spec, given[spec.name], allowance, lane) for spec in signature.inputs
@@ -60,11 +60,11 @@ async def columns_of(
 
 
 async def _columns_of_rows(rows: Json, signature: Signature, lane: Lane) -> dict[str, Json]:
-    named = bodies.is_named(rows, signature)
+    named = json_bodies.is_named(rows, signature)
     columns: dict[str, list[Json]] = {name: [] for name in signature.input_names}
     first = 0
     async for part in long_lists.used_up(rows, lane):
-        bodies.check_rows(part, first, named, signature)
+        json_bodies.check_rows(part, first, named, signature)
         first += len(part)
         for name, column in columns.items():
             column.extend([row[name] for row in part] if named else part)
@@ -122,7 +122,7 @@ def _complete(spec: TensorSpec, rows: list[Json], allowance: Allowance) -> list[
 
 async def _elements(spec: TensorSpec, part: list[Json], first: int, lane: Lane) -> Array:
     if spec.dtype != STRING:
-        return bodies.numbers(spec, part, first)
+        return json_bodies.numbers(spec, part, first)
     texts = np.empty(len(part), STRING)
     short = _short_texts(part)
     if short is not None:
@@ -144,11 +144,11 @@ def _short_texts(part: list[Json]) -> list[bytes] | None:
 
 
 async def _as_bytes(value: Json, field: str, lane: Lane) -> bytes:
-    text = value.get(bodies.BASE64) if isinstance(value, dict) else None
+    text = value.get(json_bodies.BASE64) if isinstance(value, dict) else None
     if not isinstance(text, str) or len(text) <= _BASE64_STEP or len(value) != 1:
         if isinstance(value, str) and len(value) > _BREATH_CHARACTERS:
             await lane.breathe()
-        return bodies.as_bytes(value, field)
+        return json_bodies.as_bytes(value, field)
     parts = []
     for start in range(0, len(text), _BASE64_STEP):
         part = text[start : start + _BASE64_STEP]
@@ -165,9 +165,9 @@ async def _as_bytes(value: Json, field: str, lane: Lane) -> bytes:
 async def examples_of(
     document: dict[str, Json], signature: Signature, allowance: Allowance, lane: Lane
 ) -> list[dict[str, list[Json]]]:
-    """The examples of a body for classify or regress; the body is used up. See ``bodies.examples_of``."""
-    given = bodies.list_of_examples(document)
-    shared = bodies.shared_features(document, len(given), signature, allowance)
+    """The examples of a body for classify or regress, used up; see ``json_bodies.examples_of``."""
+    given = json_bodies.list_of_examples(document)
+    shared = json_bodies.shared_features(document, len(given), signature, allowance)
     found: list[dict[str, list[Json]]] = []
     async for part in long_lists.used_up(given, lane):
         for one in part:
@@ -178,15 +178,15 @@ async def examples_of(
 
 async def _features(example: Json, field: str, lane: Lane) -> dict[str, list[Json]]:
     if not isinstance(example, dict) or sum(map(_length, example.values())) <= long_lists.STEP:
-        return bodies.features(example, field)
+        return json_bodies.features(example, field)
     found: dict[str, list[Json]] = {}
     for name, values in example.items():
         if _length(values) <= long_lists.STEP:
-            found.update(bodies.features({name: values}, field))
+            found.update(json_bodies.features({name: values}, field))
         else:
             long = found[name] = []
             async for part in long_lists.used_up(values, lane):
-                long += bodies.features({name: part}, field)[name]
+                long += json_bodies.features({name: part}, field)[name]
         await lane.breathe()
     return found
 
@@ -199,14 +199,14 @@ def _length(values: Json) -> int:
 
 
 async def print_predictions(tensors: list[tuple[str, Array]], *, by_row: bool, lane: Lane) -> bytes:
-    """Print Predict's answer in slices of rows; see ``bodies.print_predictions``."""
+    """Print Predict's answer in slices of rows; see ``json_bodies.print_predictions``."""
     texts = _LongTexts(by_row=by_row)
     tensors = [(name, await texts.taken_out(name, tensor, lane)) for name, tensor in tensors]
     if by_row:
         parts = []
         for rows in printing.row_slices([tensor for _, tensor in tensors]):
             cut = [(name, tensor[rows]) for name, tensor in tensors]
-            parts.append(_within(bodies.print_predictions(cut, by_row=True)))
+            parts.append(_within(json_bodies.print_predictions(cut, by_row=True)))
             await lane.breathe()
         return await texts.put_back(
             await printing.joined_by_commas(b'{"predictions":[', parts, b"]}", lane), lane
@@ -215,7 +215,7 @@ async def print_predictions(tensors: list[tuple[str, Array]], *, by_row: bool, l
     if len(printed) == 1:
         whole = b'{"outputs":' + printed[0][1] + b"}"
     else:
-        members = [bodies.print_json(name) + b":" + one for name, one in printed]
+        members = [json_bodies.print_json(name) + b":" + one for name, one in printed]
         whole = b'{"outputs":{' + b",".join(members) + b"}}"
     return await texts.put_back(whole, lane)
 
@@ -251,7 +251,10 @@ class _LongTexts:
         flat, a_row = short.reshape(-1), max(1, tensor.size // len(tensor)) if tensor.ndim else 1
         for index in long:
             row = index // a_row if self._by_row else 0
-            mark, as_base64 = b"%s-%d-" % (self._mark, len(self._texts)), name.endswith(bodies.BYTES_SUFFIX)
+            mark, as_base64 = (
+                b"%s-%d-" % (self._mark, len(self._texts)),
+                name.endswith(json_bodies.BYTES_SUFFIX),
+            )
             self._texts.append(_LongText(row, len(self._texts), mark, flat[index], as_base64))
             flat[index] = mark
         return short
@@ -260,7 +263,7 @@ class _LongTexts:
         """What was printed, with the long texts in it."""
         start, parts = 0, list[bytes]()
         for one in sorted(self._texts):  # as they were printed: row by row, or output by output
-            mark = bodies.print_json(bodies.printed_text(one.mark, as_base64=one.as_base64))
+            mark = json_bodies.print_json(json_bodies.printed_text(one.mark, as_base64=one.as_base64))
             at = printed.index(mark, start)
             parts.append(printed[start:at])
             parts += await _print_long(one.value, lane, as_base64=one.as_base64)
@@ -275,7 +278,7 @@ async def _print_long(value: bytes, lane: Lane, *, as_base64: bool) -> list[byte
         try:
             for start in (*starts, len(value)):
                 piece = value[start : start + _LONG_BYTES]
-                parts.append(bodies.print_json(decoder.decode(piece, final=not piece))[1:-1])
+                parts.append(json_bodies.print_json(decoder.decode(piece, final=not piece))[1:-1])
                 await lane.breathe()
         except UnicodeDecodeError:
             pass
@@ -285,15 +288,15 @@ async def _print_long(value: bytes, lane: Lane, *, as_base64: bool) -> list[byte
     for start in starts:
         parts.append(base64.b64encode(value[start : start + _LONG_BYTES]))
         await lane.breathe()
-    return [b'{"%s":"' % bodies.BASE64.encode(), *parts, b'"}']
+    return [b'{"%s":"' % json_bodies.BASE64.encode(), *parts, b'"}']
 
 
 async def _print_tensor(name: str, tensor: Array, lane: Lane) -> bytes:
     if not tensor.ndim:
-        return bodies.print_json(bodies.json_values(name, tensor))
+        return json_bodies.print_json(json_bodies.json_values(name, tensor))
     parts = []
     for rows in printing.row_slices([tensor]):
-        parts.append(bodies.print_json(bodies.json_values(name, tensor[rows]))[1:-1])
+        parts.append(json_bodies.print_json(json_bodies.json_values(name, tensor[rows]))[1:-1])
         await lane.breathe()
     return await printing.joined_by_commas(b"[", parts, b"]", lane)
 

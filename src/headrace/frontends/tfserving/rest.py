@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, cast
 
 from headrace.frontends.calls import HttpCall, HttpHandler, HttpReply, HttpRoute
-from headrace.frontends.tfserving import bodies, descriptions, examples, large_json, results, serialized
+from headrace.frontends.tfserving import descriptions, examples, json_bodies, large_json, results, serialized
 from headrace.frontends.tfserving.rows import RowsDecoder
 from headrace.frontends.tfserving.specs import ModelChoice, answered, find, find_signature, path_choice
 from headrace.frontends.wire.allowance import Allowance
@@ -84,7 +84,7 @@ async def _predict(service: Service, chosen: ModelChoice, call: HttpCall) -> byt
     if needs_slices(tensor for _, tensor in tensors):
         async with service.lane as lane:
             return await large_json.print_predictions(tensors, by_row=by_row, lane=lane)
-    return bodies.print_predictions(tensors, by_row=by_row)
+    return json_bodies.print_predictions(tensors, by_row=by_row)
 
 
 def _inputs_at_once(
@@ -116,7 +116,7 @@ async def _large_columns(
                 return rows, True, ""
         document = await _large_document(service, call, allowance, lane)
         try:
-            name = bodies.signature_name(document)
+            name = json_bodies.signature_name(document)
             columns, by_row = await large_json.columns_of(
                 document, find_signature(loaded, name), allowance, lane
             )
@@ -129,9 +129,9 @@ async def _large_document(
     service: Service, call: HttpCall, allowance: Allowance, lane: Lane
 ) -> dict[str, Json]:
     if _LIST_BEGINS.match(call.body):
-        bodies.document([])  # refuses it before it is parsed
+        json_bodies.document([])  # refuses it before it is parsed
     found = await parse_in_slices(call.body, service.limits.max_json_depth, allowance, lane)
-    return bodies.document(found)
+    return json_bodies.document(found)
 
 
 def predict_inputs(
@@ -169,10 +169,10 @@ def general_predict_inputs(
     loaded: LoadedVersion, call: HttpCall, limits: Limits
 ) -> tuple[Signature, CheckedInputs, bool]:
     """Decode the body of a Predict request of any form; see ``predict_inputs``."""
-    document = bodies.parse(call.body, limits.max_json_depth)
-    signature = find_signature(loaded, bodies.signature_name(document))
+    document = json_bodies.parse(call.body, limits.max_json_depth)
+    signature = find_signature(loaded, json_bodies.signature_name(document))
     allowance = Allowance.of(limits, call)
-    columns, by_row = bodies.columns_of(document, signature, allowance)
+    columns, by_row = json_bodies.columns_of(document, signature, allowance)
     return signature, signature.check(columns, allowance=allowance), by_row
 
 
@@ -214,17 +214,17 @@ async def _example_inputs(
     loaded = find(service, chosen)
     allowance = Allowance.of(service.limits, call)
     if parsed_at_once(call.body, service.at_once_bytes, service.limits):
-        document = bodies.parse(call.body, service.limits.max_json_depth)
-        signature = find_signature(loaded, bodies.signature_name(document))
+        document = json_bodies.parse(call.body, service.limits.max_json_depth)
+        signature = find_signature(loaded, json_bodies.signature_name(document))
         check(loaded, signature)
-        given = bodies.examples_of(document, signature, allowance)
+        given = json_bodies.examples_of(document, signature, allowance)
         columns = run(_columns_of(signature, given, allowance))
     else:
         with Lease(loaded):
             async with service.lane as lane:
                 document = await _large_document(service, call, allowance, lane)
                 try:
-                    signature = find_signature(loaded, bodies.signature_name(document))
+                    signature = find_signature(loaded, json_bodies.signature_name(document))
                     check(loaded, signature)
                     given = await large_json.examples_of(document, signature, allowance, lane)
                     columns = await in_steps(_columns_of(signature, given, allowance), lane)
@@ -245,9 +245,9 @@ async def _metadata(service: Service, chosen: ModelChoice, call: HttpCall) -> by
     signatures = {name: descriptions.signature_def(one) for name, one in loaded.signatures.items()}
     spec = {**answered(loaded), "version": loaded.version}
     document = {"model_spec": spec, "metadata": {"signature_def": {"signature_def": signatures}}}
-    return bodies.print_json(descriptions.as_json(document))
+    return json_bodies.print_json(descriptions.as_json(document))
 
 
 async def _status(service: Service, chosen: ModelChoice, call: HttpCall) -> bytes:
     statuses = descriptions.version_statuses(service, chosen)
-    return bodies.print_json({"model_version_status": descriptions.as_json(statuses)})
+    return json_bodies.print_json({"model_version_status": descriptions.as_json(statuses)})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from headrace.frontends.tfserving import bodies
+from headrace.frontends.tfserving import json_bodies
 from headrace.frontends.tfserving.examples import Classes
 from headrace.frontends.wire import printing, protos
 from headrace.frontends.wire.printing import printing_cost
@@ -37,13 +37,13 @@ def print_result(result: Result) -> Steps[bytes]:
     parts = []
     for rows in _parts(result):
         if isinstance(result, Classes):
-            scores = bodies.json_values("", result.scores[rows])
+            scores = json_bodies.json_values("", result.scores[rows])
             names = result.texts(rows)
-            printed = bodies.print_json(
+            printed = json_bodies.print_json(
                 [list(zip(*pair, strict=True)) for pair in zip(names, scores, strict=True)]
             )
         else:
-            printed = bodies.print_json(bodies.json_values("", result[rows]))
+            printed = json_bodies.print_json(json_bodies.json_values("", result[rows]))
         parts.append(printed[1:-1])
         yield
     return b'{"results":[' + b",".join(parts) + b"]}"

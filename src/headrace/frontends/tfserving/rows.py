@@ -1,6 +1,7 @@
 """The commonest REST body, rows of known shape, decoded by a type made for the signature.
 
-What it takes it decodes as ``bodies`` would, only faster; what is wrong, or merely unusual, it leaves to it.
+What it takes it decodes as ``json_bodies`` would, only faster; what is wrong, or merely unusual, it leaves to
+that.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import msgspec
 import numpy as np
 
 from headrace.errors import InvalidRequest
-from headrace.frontends.tfserving.bodies import leaf_type
+from headrace.frontends.tfserving.json_bodies import leaf_type
 from headrace.frontends.tfserving.text_rows import TextRowsPacker
 from headrace.frontends.wire.allowance import Allowance
 from headrace.frontends.wire.json_cost import has_slow_numbers
