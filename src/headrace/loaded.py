@@ -20,9 +20,9 @@ from headrace.config import MODEL_CONFIG_FILE, BatchingPolicy, ModelConfig
 from headrace.errors import NotLoadable
 from headrace.lifecycle.background import LoaderThreads
 from headrace.lifecycle.idle import stop_if_dropped
-from headrace.predictors.default import DefaultValues, default_rows
+from headrace.predictors.default_model import DefaultModel
+from headrace.predictors.default_values import DefaultValues, default_rows
 from headrace.predictors.predictor import Predictor
-from headrace.predictors.standby import DefaultModel
 from headrace.runtimes import registry
 from headrace.servable import Servable, Signature
 from headrace.tensors import Tensors

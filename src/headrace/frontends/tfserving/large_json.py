@@ -251,10 +251,8 @@ class _LongTexts:
         flat, a_row = short.reshape(-1), max(1, tensor.size // len(tensor)) if tensor.ndim else 1
         for index in long:
             row = index // a_row if self._by_row else 0
-            mark, as_base64 = (
-                b"%s-%d-" % (self._mark, len(self._texts)),
-                name.endswith(json_bodies.BYTES_SUFFIX),
-            )
+            mark = b"%s-%d-" % (self._mark, len(self._texts))
+            as_base64 = name.endswith(json_bodies.BYTES_SUFFIX)
             self._texts.append(_LongText(row, len(self._texts), mark, flat[index], as_base64))
             flat[index] = mark
         return short

@@ -9,8 +9,8 @@ from headrace.batching.request import Answer, Origin, Request, Settlement
 from headrace.batching.statistics import VersionStatistics
 from headrace.config import DefaultPolicy
 from headrace.errors import DeadlineExceeded, ModelError, NotFound, Overloaded
+from headrace.predictors.default_model import DefaultModel, OtherVersion
 from headrace.predictors.predictor import Predictor
-from headrace.predictors.standby import DefaultModel, Standby
 from headrace.servable import DEFAULT_SIGNATURE, CheckedInputs, Signature, TensorSpec
 from tests.unit.predictors.doubles import FLOAT, ONE, Around, Told, answer_of, asked
 from tests.virtual_clock import VirtualClock
@@ -33,8 +33,10 @@ class Other(Around):
         self.cost = Cost()
 
 
-def standing_by(around: Predictor, other: Standby, clock: VirtualClock, after: float = 0.0) -> DefaultModel:
-    def find(name: str) -> Standby:
+def with_default(
+    around: Predictor, other: OtherVersion, clock: VirtualClock, after: float = 0.0
+) -> DefaultModel:
+    def find(name: str) -> OtherVersion:
         if name != "other":
             raise NotFound(f"no model {name}")
         return other
@@ -46,7 +48,7 @@ def standing_by(around: Predictor, other: Standby, clock: VirtualClock, after: f
 def test_the_other_model_is_asked_in_time_and_its_answer_kept_until_it_is_needed() -> None:
     clock, settlements = VirtualClock(1000.0), list[Settlement]()
     around, other = Around(), Other()
-    default, request = standing_by(around, other, clock), asked(settlements)  # type: ignore[arg-type]
+    default, request = with_default(around, other, clock), asked(settlements)  # type: ignore[arg-type]
     default.submit(request)
     clock.advance(0.87)
     assert other.requests == []
@@ -68,7 +70,7 @@ def test_a_refusal_asks_the_other_model_at_once() -> None:
     clock, settlements = VirtualClock(1000.0), list[Settlement]()
     other = Other()
     full = Around(Overloaded("full", retry_after_seconds=1.0))
-    standing_by(full, other, clock).submit(asked(settlements))  # type: ignore[arg-type]
+    with_default(full, other, clock).submit(asked(settlements))  # type: ignore[arg-type]
     (second,) = other.requests
     assert clock.timers == 0
     second.settle(answer_of(second, 4.0))
@@ -79,7 +81,7 @@ def test_a_refusal_asks_the_other_model_at_once() -> None:
 def test_a_model_that_answers_in_time_leaves_no_timer_and_no_second_question() -> None:
     clock, settlements = VirtualClock(1000.0), list[Settlement]()
     around, other = Around(), Other()
-    standing_by(around, other, clock).submit(asked(settlements))  # type: ignore[arg-type]
+    with_default(around, other, clock).submit(asked(settlements))  # type: ignore[arg-type]
     assert clock.timers == 1
     (first,) = around.requests
     answer = answer_of(first, 2.0)
@@ -91,7 +93,7 @@ def test_a_model_that_answers_in_time_leaves_no_timer_and_no_second_question() -
 def test_the_first_model_wins_after_the_other_one_was_asked() -> None:
     clock, settlements = VirtualClock(1000.0), list[Settlement]()
     around, other = Around(), Other()
-    standing_by(around, other, clock).submit(asked(settlements))  # type: ignore[arg-type]
+    with_default(around, other, clock).submit(asked(settlements))  # type: ignore[arg-type]
     clock.advance(0.95)
     (second,) = other.requests
     first = answer_of(around.requests[0], 2.0)
@@ -113,7 +115,7 @@ def test_another_model_that_cannot_take_the_request_leaves_the_refusal(
 ) -> None:
     clock, settlements = VirtualClock(1000.0), list[Settlement]()
     refusal = Overloaded("full", retry_after_seconds=1.0)
-    default = standing_by(Around(refusal), Other(signature), clock)  # type: ignore[arg-type]
+    default = with_default(Around(refusal), Other(signature), clock)  # type: ignore[arg-type]
     for _ in range(2):
         default.submit(asked(settlements))
     assert settlements == [refusal, refusal]
@@ -125,7 +127,7 @@ def test_another_model_that_cannot_take_the_request_leaves_the_refusal(
 def test_another_model_that_gives_other_outputs_leaves_the_refusal(caplog: pytest.LogCaptureFixture) -> None:
     settlements: list[Settlement] = []
     refusal, other = Overloaded("full", retry_after_seconds=1.0), Other()
-    standing_by(Around(refusal), other, VirtualClock()).submit(asked(settlements))  # type: ignore[arg-type]
+    with_default(Around(refusal), other, VirtualClock()).submit(asked(settlements))  # type: ignore[arg-type]
     answer = answer_of(other.requests[0], 1.0)
     answer.outputs.tensors = {"p": np.zeros(3, FLOAT)}
     other.requests[0].settle(answer)
@@ -136,7 +138,7 @@ def test_another_model_that_gives_other_outputs_leaves_the_refusal(caplog: pytes
 def test_reasons_with_numbers_in_them_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
     clock, settlements = VirtualClock(1000.0), list[Settlement]()
     refusal, other = Overloaded("full", retry_after_seconds=1.0), Other()
-    default = standing_by(Around(refusal), other, clock)  # type: ignore[arg-type]
+    default = with_default(Around(refusal), other, clock)  # type: ignore[arg-type]
     for number in range(5):
         clock.advance(20.0)
         default.submit(asked(settlements, deadline=2000.0))
@@ -148,7 +150,7 @@ def test_reasons_with_numbers_in_them_do_not_fill_the_log(caplog: pytest.LogCapt
 def test_a_model_that_fails_leaves_no_timer_and_no_second_question() -> None:
     clock, settlements = VirtualClock(1000.0), list[Settlement]()
     around, other = Around(), Other()
-    default = standing_by(around, other, clock)  # type: ignore[arg-type]
+    default = with_default(around, other, clock)  # type: ignore[arg-type]
     default.submit(asked(settlements, deadline=5000.0))
     around.requests[0].settle(ModelError("no"))
     assert clock.timers == 0  # else each would be held until the deadline, which clients choose
@@ -163,7 +165,7 @@ def test_a_model_that_fails_leaves_no_timer_and_no_second_question() -> None:
 def test_both_refuse() -> None:
     settlements: list[Settlement] = []
     refusal, other = Overloaded("full", retry_after_seconds=1.0), Other()
-    standing_by(Around(refusal), other, VirtualClock()).submit(asked(settlements))  # type: ignore[arg-type]
+    with_default(Around(refusal), other, VirtualClock()).submit(asked(settlements))  # type: ignore[arg-type]
     other.requests[0].settle(DeadlineExceeded("late"))
     assert settlements == [refusal]
 
@@ -173,7 +175,7 @@ def test_inputs_that_the_other_model_does_not_take_are_left_out() -> None:
     wide = Signature(DEFAULT_SIGNATURE, (TensorSpec("a", FLOAT, ()), *ONE.inputs), ONE.outputs)
     other = Other()
     refusal = Overloaded("full", retry_after_seconds=1.0)
-    default = standing_by(Around(refusal), other, VirtualClock())  # type: ignore[arg-type]
+    default = with_default(Around(refusal), other, VirtualClock())  # type: ignore[arg-type]
     inputs: CheckedInputs = wide.check({"a": [1.0], "x": [[5.0, 6.0]]})
     default.submit(Request(*inputs, settlements.append))
     (second,) = other.requests

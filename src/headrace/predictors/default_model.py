@@ -13,7 +13,7 @@ from headrace.batching.statistics import VersionStatistics
 from headrace.clock import Clock, Timer
 from headrace.config import DefaultPolicy
 from headrace.errors import DeadlineExceeded, FailedPrecondition, HeadraceError, Refused
-from headrace.predictors.default import Attempt, deadline_within, give_default
+from headrace.predictors.attempt import Attempt, deadline_within, give_default
 from headrace.predictors.predictor import Predictor
 from headrace.servable import CheckedInputs, Signature, signature_named
 from headrace.tensors import Tensors
@@ -29,7 +29,7 @@ _PART_AHEAD = 0.1
 _SILENT_SECONDS = 60.0
 
 
-class Standby(Protocol):
+class OtherVersion(Protocol):
     """A loaded version of the other model.
 
     Attributes:
@@ -53,7 +53,7 @@ class DefaultModel:
         around: Predictor,
         signatures: Mapping[str, Signature],
         policy: DefaultPolicy,
-        find: Callable[[str], Standby],
+        find: Callable[[str], OtherVersion],
         *,
         statistics: VersionStatistics,
         clock: Clock,
@@ -94,14 +94,14 @@ class DefaultModel:
             return _SECONDS_AHEAD  # it may be there by then
         return _SECONDS_AHEAD + _COSTS_AHEAD * cost.seconds(rows)
 
-    def inputs_for(self, standby: Standby, request: Request) -> CheckedInputs:
+    def inputs_for(self, other: OtherVersion, request: Request) -> CheckedInputs:
         """A request's inputs as the other model takes them.
 
         Raises:
             HeadraceError: It cannot take them.
         """
         layout = request.layout
-        signature = signature_named(standby.signatures, layout.signature)
+        signature = signature_named(other.signatures, layout.signature)
         places = {spec.name: index for index, spec in enumerate(layout.specs)}
         order = []
         for spec in signature.inputs:
@@ -205,8 +205,8 @@ class _Second:
         if self.done():
             return
         try:
-            standby = default.find(default.model)
-            inputs = default.inputs_for(standby, request)
+            other = default.find(default.model)
+            inputs = default.inputs_for(other, request)
         except HeadraceError as error:
             self._come(error)
             return
@@ -214,7 +214,7 @@ class _Second:
             inputs.layout, inputs.columns, inputs.rows, self._come,
             deadline=request.deadline, waiter=self,
         )  # fmt: skip
-        standby.batcher.submit(again)
+        other.batcher.submit(again)
 
     def _come(self, settlement: Settlement) -> None:
         if isinstance(settlement, Answer):

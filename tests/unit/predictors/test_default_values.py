@@ -10,7 +10,7 @@ import pytest
 from headrace.batching.request import Answer, Origin, Settlement
 from headrace.batching.statistics import VersionStatistics
 from headrace.errors import DeadlineExceeded, InvalidRequest, ModelError, NotFound, NotLoadable, Overloaded
-from headrace.predictors.default import DefaultValues, default_rows
+from headrace.predictors.default_values import DefaultValues, default_rows
 from headrace.predictors.predictor import Predictor
 from headrace.servable import Signature, TensorSpec
 from tests.unit.predictors.doubles import FLOAT, ONE, Around, Told, answer_of, asked
