@@ -177,7 +177,7 @@ class Outcomes:
         self._of_threads = Tally(Door.IN_PROCESS)
         self._lock = threading.Lock()
         self._observers: list[Observer] = []
-        self._failing: set[Observer] = set()
+        self._failing: set[int] = set()  # by id: what is called need not be hashable
 
     @property
     def tallies(self) -> Mapping[Door, Tally]:
@@ -247,11 +247,11 @@ class Outcomes:
             try:
                 observer(outcome)
             except Exception:  # noqa: BLE001 - an observer's own code: no call suffers for it
-                if observer not in self._failing:  # else every call would fill the log
-                    self._failing.add(observer)
+                if id(observer) not in self._failing:  # else every call would fill the log
+                    self._failing.add(id(observer))
                     _log.exception("an observer of outcomes failed; it is told of calls all the same")
             else:
-                self._failing.discard(observer)
+                self._failing.discard(id(observer))
 
 
 def _as_headrace_error(error: BaseException) -> HeadraceError:

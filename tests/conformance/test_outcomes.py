@@ -259,6 +259,21 @@ def test_an_observer_that_fails_hurts_no_answer_and_no_other_observer(
     run(scenario)
 
 
+def test_an_observer_may_be_an_object_that_is_not_hashable() -> None:
+    class Kept(list[Outcome]):
+        def __call__(self, outcome: Outcome) -> None:
+            self.append(outcome)
+
+    async def scenario(made: World) -> None:
+        kept = Kept()
+        made.engine.outcomes.observe(kept)
+        await made.ask("REST", Ask())
+        assert made.tally() == Counter([of("REST", None)])
+        assert kept == made.given
+
+    run(scenario)
+
+
 def test_without_observers_no_record_is_made_and_all_is_counted() -> None:
     async def scenario(made: World) -> None:
         await made.ask("REST", Ask())
