@@ -35,6 +35,7 @@ class UvicornTransport:
                 _Guarded(application, config.limits),
                 log_config=None,
                 access_log=False,
+                proxy_headers=False,  # a caller is the other end of its connection, not what it says it is
                 lifespan="off",
                 limit_concurrency=config.limits.max_connections or None,
                 timeout_keep_alive=IDLE_SECONDS,
