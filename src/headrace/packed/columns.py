@@ -1,9 +1,9 @@
 """A request's inputs where they lie in its message, and those of a batch.
 
-``places`` is one array of int32 for a request, its block: how long the block is, how many rows the request
-has and how many bytes its message; how many rows each input of texts came with; then for each text where it
-begins in the message and how long it is, input by input; then where each input of numbers begins and ends. A
-batch is blocks one after the other, and messages one after the other.
+A request's places are one array of int32: how long that array is, how many rows the request has and how many
+bytes its message; how many rows each input of texts came with; then for each text where it begins in the
+message and how long it is, input by input; then where each input of numbers begins and ends. A batch has the
+places of its requests one after the other, and their messages one after the other.
 
 Whoever does not know packed texts asks for them by an input's number or name, and gets an array of ``bytes``.
 """
@@ -19,10 +19,10 @@ import numpy as np
 from headrace.tensors import STRING, Array, Buffer, Tensors
 
 HEAD = 3
-"""What a block begins with: its length, the request's rows, and its message's bytes."""
+"""How much places begin with: their length, the request's rows, and its message's bytes."""
 
 PLACE = np.dtype(np.int32)
-"""Of a block; messages whose texts are packed are far shorter than what this can count."""
+"""One of the places; messages whose texts are packed are far shorter than what this can count."""
 
 
 class PackedInput(NamedTuple):
@@ -30,7 +30,7 @@ class PackedInput(NamedTuple):
 
     Attributes:
         is_text: Whether it is one of texts.
-        first: Where in the block its places begin.
+        first: Where its own begin among the places.
         size: How many texts, or bytes, came.
         shape: Its shape for all rows.
         came: How many rows came: the request's, or one that stands for all.
@@ -48,7 +48,7 @@ class PackedColumns(Sequence[Buffer]):
 
     Attributes:
         message: The message that they lie in.
-        places: The block.
+        places: Where in the message the inputs lie.
         inputs: The inputs, in the signature's order.
         text_bytes: How many bytes of text it has, those of one row that stands for all counted for each.
     """
@@ -133,7 +133,7 @@ class PackedTensors(Mapping[str, Array]):
 
     @cached_property
     def places(self) -> Array:
-        """All blocks, one after the other."""
+        """The places of all requests, one after the other."""
         requests = self.requests
         return np.frombuffer(b"".join([each.places.data for each in requests]), PLACE)
 

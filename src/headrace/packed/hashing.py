@@ -66,7 +66,7 @@ def packed(arrays: Sequence[Array], rows: int) -> tuple[Array, Array]:
         rows: How many.
 
     Returns:
-        The texts one after the other, and the block that says where each lies.
+        The texts one after the other, and the places that say where each lies.
 
     Raises:
         OverflowError: They have more than ``MOST_PACKED_BYTES``.
@@ -78,14 +78,14 @@ def packed(arrays: Sequence[Array], rows: int) -> tuple[Array, Array]:
     if len(data) > MOST_PACKED_BYTES:
         raise OverflowError(f"{len(data)} bytes of text at once")
     head = HEAD + len(arrays)
-    block = np.empty(head + 2 * len(texts), PLACE)
-    block[:HEAD] = len(block), rows, len(data)
-    block[HEAD:head] = rows
+    places = np.empty(head + 2 * len(texts), PLACE)
+    places[:HEAD] = len(places), rows, len(data)
+    places[HEAD:head] = rows
     sizes = np.fromiter(map(len, texts), PLACE, len(texts))
-    block[head::2] = np.cumsum(sizes) - sizes
-    block[head + 1 :: 2] = sizes
-    block.flags.writeable = False  # as a batch's is: the kernel is compiled for one type of array only
-    return np.frombuffer(data or b"\0", np.uint8), block
+    places[head::2] = np.cumsum(sizes) - sizes
+    places[head + 1 :: 2] = sizes
+    places.flags.writeable = False  # as a batch's is: the kernel is compiled for one type of array only
+    return np.frombuffer(data or b"\0", np.uint8), places
 
 
 @cached(nogil=True)
@@ -96,8 +96,8 @@ def place_texts(data: Array, places: Array, fields: TextFields, indices: Array, 
 
     Args:
         data: The requests' texts: messages one after the other.
-        places: The requests' blocks; see ``headrace.packed.columns``. They point into the messages only.
-        fields: The fields, in the order of a block's inputs of texts.
+        places: The requests' places; see ``headrace.packed.columns``. They point into the messages only.
+        fields: The fields, in the order of the requests' inputs of texts.
         indices: Gets rows: uint32 ``[rows, slots]``; may have more rows than the requests.
         keys: Gets keys: uint64 ``[rows, exact slots]``.
     """

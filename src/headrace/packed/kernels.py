@@ -26,7 +26,7 @@ DEPTH = 4
 """How deep messages with values lie in one another, at the most."""
 
 PLAN = 5
-"""What a plan says of an input: where its places begin in the block, where its values are among those of the
+"""What a plan says of an input: where its own begin among the places, where its values are among those of the
 outline, how many texts or bytes it has, whether each text is a value of the outline or all of them are raw in
 one, and whether it has one row for many."""
 
@@ -151,14 +151,14 @@ def outline(message: Array, form: Array, out: Array, spans: Array) -> tuple[int,
 
 @cached(nogil=True)
 def arrange(message: Array, spans: Array, plan: Array, most_spread: int, places: Array) -> int:
-    """Write a request's block; see ``headrace.packed.columns``.
+    """Write a request's places; see ``headrace.packed.columns``.
 
     Args:
         message: The message.
         spans: Where its values are.
         plan: Of its kind: the request's rows and the inputs of texts, then each input's ``PLAN``.
         most_spread: How many bytes of text it may have, if one row of some stands for many.
-        places: Becomes the block, as long as it shall be.
+        places: Gets them; is as long as they shall be.
 
     Returns:
         How many bytes of text there are; -1 if there are too many, or if an input has not as many texts or

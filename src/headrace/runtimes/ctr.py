@@ -179,8 +179,8 @@ class CtrServable:
             place_texts(inputs.data, inputs.places, places.texts, indices, keys)
             indices[came:], keys[came:] = indices[came - 1], keys[came - 1]
         else:
-            data, block = packed([inputs[name] for name in places.text_names], rows)
-            place_texts(data, block, places.texts, indices, keys)
+            data, where = packed([inputs[name] for name in places.text_names], rows)
+            place_texts(data, where, places.texts, indices, keys)
 
     def _look_up(self, keys: Array, indices: Array) -> None:
         """Fill in the rows of exact fields."""

@@ -29,10 +29,10 @@ def packed_columns(signature: Signature, inputs: Tensors) -> PackedColumns:
             numbers += [len(message), len(message) + len(raw)]
             message += raw
     size = head + len(texts) + len(numbers)
-    block = np.array([size, rows, len(message), *[rows] * len(counted), *texts, *numbers], PLACE)
+    written = np.array([size, rows, len(message), *[rows] * len(counted), *texts, *numbers], PLACE)
     found = []
     for spec in signature.inputs:
         first, count = places[spec.name]
         shape = inputs[spec.name].shape
         found.append(PackedInput(spec.dtype == STRING, first, count, shape, shape[0]))
-    return PackedColumns(message, block, tuple(found), sum(texts[1::2]))
+    return PackedColumns(message, written, tuple(found), sum(texts[1::2]))

@@ -51,11 +51,11 @@ def test_many_requests_have_the_rows_and_keys_of_each(counts: tuple[int, ...]) -
 
 def test_one_row_stands_for_all() -> None:
     once, rows = texts(1, 7), 4
-    data, block = packed(once, 1)
-    block = block.copy()
-    block[1] = rows
-    assert block[HEAD : HEAD + len(FIELDS)].tolist() == [1] * len(FIELDS)
-    indices, keys = placed(data, block, rows)
+    data, places = packed(once, 1)
+    places = places.copy()
+    places[1] = rows
+    assert places[HEAD : HEAD + len(FIELDS)].tolist() == [1] * len(FIELDS)
+    indices, keys = placed(data, places, rows)
     one, key = wanted(once)
     assert (indices == one).all()
     assert (keys == key).all()
