@@ -10,7 +10,7 @@ from headrace.batching.request import Answer
 from headrace.errors import HeadraceError, NotFound
 from headrace.frontends.calls import GrpcCall, GrpcMethod, StreamHandler, UnaryHandler
 from headrace.frontends.oip import descriptions
-from headrace.frontends.oip.messages import InferDecoder, Inference, InferRequest, origin_field
+from headrace.frontends.oip.messages import REQUEST_ID, InferDecoder, Inference, InferRequest, origin_field
 from headrace.frontends.oip.parameters import version_number
 from headrace.frontends.wire import protos
 from headrace.frontends.wire.allowance import Allowance
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from headrace.frontends.service import Service
 
 _SERVICE = "/inference.GRPCInferenceService/"
-_REQUEST_ID = 3  # ModelInferRequest.id
 _INFER_RESPONSE = 2  # ModelStreamInferResponse.infer_response
 
 # How many requests of one stream are under way at once: enough to fill batches, few enough that a client
@@ -156,7 +155,7 @@ def stream_error(message: bytes, error: HeadraceError) -> bytes:
     request_id = ""
     try:
         for field in fields(message, steps=iter(range(MOST_FIELDS))):
-            if field.number == _REQUEST_ID and field.wire_type == LENGTH_DELIMITED:
+            if field.number == REQUEST_ID and field.wire_type == LENGTH_DELIMITED:
                 request_id = message[field.start : field.stop].decode()
     except ValueError:
         pass  # what is wrong with it has been found out already

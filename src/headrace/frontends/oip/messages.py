@@ -63,8 +63,9 @@ if TYPE_CHECKING:
 InferRequest = protos.message("inference.ModelInferRequest")
 InferResponse = protos.message("inference.ModelInferResponse")
 
+REQUEST_ID = 3
+"""The number of ModelInferRequest.id."""
 
-_REQUEST_ID = 3  # ModelInferRequest.id
 _RAW_INPUTS = 7  # ModelInferRequest.raw_input_contents
 _ID = 3  # ModelInferResponse.id
 _RAW_OUTPUTS = 6  # ModelInferResponse.raw_output_contents
@@ -117,7 +118,7 @@ class InferDecoder:
         """
         self._loaded = loaded
         self._templates: Templates[_Known] = Templates()
-        self._texts: TextTemplates[_Known] = TextTemplates({_REQUEST_ID: -1, _RAW_INPUTS: -1})
+        self._texts: TextTemplates[_Known] = TextTemplates({REQUEST_ID: -1, _RAW_INPUTS: -1})
 
     def recognise(self, message: bytes, deadline: float = NO_DEADLINE) -> Inference | None:
         """Decode a request without parsing it, if one like it was parsed before.
@@ -137,12 +138,11 @@ class InferDecoder:
         loaded = self._loaded(known.model, known.version)
         if known.loaded() is not loaded:
             return None
-        request_id = ""
+        request_id: str | None = ""
         if known.has_id:
-            try:
-                request_id = parts[0].decode()
-            except UnicodeDecodeError:
-                return None  # parsing knows the right error
+            request_id = _decoded(parts[0])
+            if request_id is None:
+                return None
             columns = parts = parts[1:]
         if known.reorder is not None:
             columns = known.reorder(parts)
@@ -160,12 +160,9 @@ class InferDecoder:
         loaded = self._loaded(known.model, known.version)
         if known.loaded() is not loaded:
             return None
-        request_id = ""
-        if known.has_id:
-            try:
-                request_id = self._texts.first_value(message).decode()
-            except UnicodeDecodeError:
-                return None  # parsing knows the right error
+        request_id = _decoded(self._texts.first_value(message)) if known.has_id else ""
+        if request_id is None:
+            return None
         inputs = CheckedInputs(known.layout, columns, known.rows)
         return Inference(loaded, inputs, known.writer, request_id, deadline)
 
@@ -239,14 +236,22 @@ class InferDecoder:
             self._templates.learn(message, spans, known)
 
 
+def _decoded(request_id: bytes) -> str | None:
+    """A request's id; None for what is no text: parsing knows the right error."""
+    try:
+        return request_id.decode()
+    except UnicodeDecodeError:
+        return None
+
+
 def _spans(message: bytes, tensors: int, *, has_id: bool) -> list[Span] | None:
     """Find what differs between messages: the id, if any, then the tensors; None if they stand otherwise."""
-    wanted = [*[_REQUEST_ID] * has_id, *[_RAW_INPUTS] * tensors]
+    wanted = [*[REQUEST_ID] * has_id, *[_RAW_INPUTS] * tensors]
     try:
         found = [
             field
             for field in fields(message, steps=iter(range(MOST_FIELDS)))
-            if field.number in (_REQUEST_ID, _RAW_INPUTS) and field.wire_type == LENGTH_DELIMITED
+            if field.number in (REQUEST_ID, _RAW_INPUTS) and field.wire_type == LENGTH_DELIMITED
         ]
     except ValueError:  # too many, or a group: legal, but nothing that any client of this protocol sends
         return None
