@@ -175,7 +175,7 @@ class CheckedInputs(NamedTuple):
 
 @dataclass(frozen=True)
 class Signature:
-    """What one way of calling a model takes and gives; checks and coerces a request once, at the door.
+    """What one way of calling a model takes and gives; checks and coerces a request, once.
 
     Attributes:
         name: Its name, ``serving_default`` if the model has only one.

@@ -118,7 +118,7 @@ class Batcher:
         self._expiry_slack = _EXPIRY_SLACK_SECONDS
         self._closed = False
 
-    # --- at the door ---
+    # --- taking requests, or refusing them at once ---
 
     def submit(self, request: Request) -> None:
         """Take a request, or refuse it at once: its ``respond`` is called either way. Serving thread only."""

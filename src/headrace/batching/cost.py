@@ -2,7 +2,7 @@
 
 The line is fitted by least squares in which each observation weighs 3 % less with every batch after it, so it
 follows a machine that speeds up or slows down. BentoML's dispatcher uses the same model of latency to choose
-its waits; here it decides what to refuse at the door, how large a batch may grow and whether a batch is small
+its waits; here it decides what to refuse at once, how large a batch may grow and whether a batch is small
 enough to run where it stands.
 """
 

@@ -22,7 +22,7 @@ class VersionStatistics:
         rows: Rows of those.
         batches: Calls of the Servable that answered.
         failures: Requests that ended in an error of the model, or too late.
-        refused: Requests turned away at the door.
+        refused: Requests refused at once.
         cancelled: Requests whose caller left before they were computed.
         defaults: Requests that were answered with a default; they are refused or failed ones, too.
         queue_seconds: Time from a request's arrival to its batch's start, over all answered requests.

@@ -31,7 +31,7 @@ def grpc_methods(service: Service, watch_seconds: float = _WATCH_SECONDS) -> lis
     """The methods of the service. Every gRPC service here is as healthy as the server is ready.
 
     Args:
-        service: The door.
+        service: What is asked.
         watch_seconds: How often Watch looks.
     """
     health = _Health(service, watch_seconds)

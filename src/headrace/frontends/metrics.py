@@ -45,7 +45,7 @@ FAILURES = Metric(
     "headrace_failures", "counter", "Requests that ended in an error of the model, or too late."
 )
 REFUSED = Metric(
-    "headrace_refused", "counter", "Requests turned away at the door: queue full, or deadline out of reach."
+    "headrace_refused", "counter", "Requests refused at once: queue full, or deadline out of reach."
 )
 CANCELLED = Metric("headrace_cancelled", "counter", "Requests whose caller left before they were computed.")
 DEFAULT_ANSWERS = Metric(
@@ -105,7 +105,7 @@ MODEL_FAILURES = Metric(
     "Requests to all versions that ended in an error, or too late.",
     ("model",),
 )
-MODEL_REFUSED = Metric("headrace_model_refused", "counter", "Requests turned away at the door.", ("model",))
+MODEL_REFUSED = Metric("headrace_model_refused", "counter", "Requests refused at once.", ("model",))
 MODEL_CANCELLED = Metric(
     "headrace_model_cancelled", "counter", "Requests whose caller left before they were computed.", ("model",)
 )

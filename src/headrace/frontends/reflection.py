@@ -24,7 +24,7 @@ def grpc_methods(service: Service) -> list[GrpcMethod]:
     """The methods of both versions.
 
     Args:
-        service: The door; reflection asks it nothing.
+        service: Not asked for anything.
     """
     return [
         GrpcMethod(f"/{package}.ServerReflection/ServerReflectionInfo", stream=_answering(package))

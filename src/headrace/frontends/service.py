@@ -1,4 +1,4 @@
-"""The one door: what every protocol's codec calls, and nothing that knows a protocol."""
+"""The Service: what every protocol's codec asks, and nothing that knows a protocol."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Service:
     name = "headrace"
 
     def __init__(self, engine: Engine) -> None:
-        """Put a door before an engine."""
+        """Stand before an engine."""
         self._engine = engine
         self._draining = False
         self.outcomes = engine.outcomes

@@ -172,7 +172,7 @@ class _Watched:
         deadline: float = NO_DEADLINE,
         call: Call | None = None,
     ) -> asyncio.Future[Answer]:
-        """Hand over at once, as the door itself does; what is measured comes later."""
+        """Hand over at once, as the service itself does; what is measured comes later."""
         answer = asyncio.ensure_future(self._service.predict(loaded, inputs, deadline, call))
         answer.add_done_callback(partial(self._measure, loaded.name, time.monotonic()))
         return answer

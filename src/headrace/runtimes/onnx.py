@@ -128,8 +128,8 @@ class OnnxServable:
             for spec, is_map in zip(signature.outputs, maps, strict=True)
             if is_map or spec.dtype == STRING
         ]
-        # The session below the public one does the same. What the public one checks was checked at
-        # the door; checking it again costs a tenth of a small model's call.
+        # The session below the public one does the same. What the public one checks was checked
+        # when it came; checking it again costs a tenth of a small model's call.
         self._run: Callable[..., list[Any]] = getattr(session, "_sess", session).run
 
     def predict(self, inputs: Tensors, signature: str = DEFAULT_SIGNATURE) -> Tensors:

@@ -14,7 +14,7 @@ from headrace.training.releasing.publishing import Publisher, Release
 from headrace.training.running.delayed import Pending
 from headrace.training.running.learner import Learnable, Learner
 from headrace.training.scoring.windows import Windows
-from headrace.versions.held import server_settings
+from headrace.versions.named import server_settings
 
 
 def make_learner(

@@ -17,20 +17,20 @@ _DELETING = ".deleting-"
 _log = logging.getLogger(__name__)
 
 
-def versions_to_delete(versions: Mapping[int, int | None], keep: int, held: Iterable[int]) -> list[int]:
+def versions_to_delete(versions: Mapping[int, int | None], keep: int, named: Iterable[int]) -> list[int]:
     """Decide which versions go.
 
     Args:
         versions: All versions, each with the version that it is a patch of, or None.
         keep: How many of the newest stay; 0 for all.
-        held: Versions that stay whatever their number: what the model is pinned to, what labels point at.
+        named: Versions that stay whatever their number: pinned, held, labelled or listed.
 
     Returns:
-        The numbers of those that are neither among the newest, nor held, nor the base of one that stays.
+        The numbers of those that are neither among the newest, nor named, nor the base of one that stays.
     """
     if keep == 0:
         return []
-    staying = {*sorted(versions)[-keep:], *held}
+    staying = {*sorted(versions)[-keep:], *named}
     staying |= {base for number in staying if (base := versions.get(number)) is not None}
     return sorted(versions.keys() - staying)
 

@@ -15,7 +15,7 @@ WHOLE = dict.fromkeys(range(1, 8))
 
 
 @pytest.mark.parametrize(
-    ("versions", "keep", "held", "going"),
+    ("versions", "keep", "named", "going"),
     [
         ({}, 3, (), []),
         (WHOLE, 3, (), [1, 2, 3, 4]),
@@ -29,10 +29,10 @@ WHOLE = dict.fromkeys(range(1, 8))
         ({2: 1, 3: None}, 1, (), [2]),
     ],
 )
-def test_the_newest_the_held_and_their_bases_stay(
-    versions: dict[int, int | None], keep: int, held: tuple[int, ...], going: list[int]
+def test_the_newest_the_named_and_their_bases_stay(
+    versions: dict[int, int | None], keep: int, named: tuple[int, ...], going: list[int]
 ) -> None:
-    assert versions_to_delete(versions, keep, held) == going
+    assert versions_to_delete(versions, keep, named) == going
 
 
 def test_a_loaded_version_can_be_read_after_it_was_deleted(tmp_path: Path) -> None:

@@ -155,7 +155,7 @@ def repository_index(service: Service, *, only_ready: bool) -> list[Description]
     """List every version of every model with its state; a model without any, with what is wrong.
 
     Args:
-        service: The door.
+        service: What is asked.
         only_ready: Whether to leave out what does not answer.
     """
     without: list[Description] = [

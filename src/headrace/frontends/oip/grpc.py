@@ -39,7 +39,7 @@ def grpc_methods(service: Service) -> list[GrpcMethod]:
     """The methods of the service.
 
     Args:
-        service: The door.
+        service: What is asked.
     """
     infer = _inferring(service)
     return [

@@ -50,7 +50,7 @@ async def decode(
     """Decode a request whose JSON is large.
 
     Args:
-        service: The door.
+        service: What is asked.
         loaded: The version that the path means; the caller keeps it loaded.
         call: The call.
         json_bytes: How much of its body is JSON.

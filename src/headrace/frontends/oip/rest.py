@@ -51,7 +51,7 @@ def http_routes(service: Service) -> list[HttpRoute]:
     """The routes of the protocol.
 
     Args:
-        service: The door.
+        service: What is asked.
     """
     routes = [
         HttpRoute("GET", "/v2", _describing(service, lambda known, _: descriptions.server_metadata(known))),

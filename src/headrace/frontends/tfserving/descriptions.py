@@ -51,7 +51,7 @@ def version_statuses(service: Service, chosen: ModelChoice) -> list[dict[str, ob
     """The states of the versions that a request means, as the fields of ModelVersionStatus.
 
     Args:
-        service: The door.
+        service: What is asked.
         chosen: A model, and perhaps one version of it.
 
     Raises:

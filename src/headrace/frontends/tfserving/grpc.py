@@ -35,7 +35,7 @@ def grpc_methods(service: Service) -> list[GrpcMethod]:
     """The methods of both services.
 
     Args:
-        service: The door.
+        service: What is asked.
     """
     return [
         GrpcMethod(path, unary=_measured(service, path.rpartition("/")[2], handler_of))

@@ -66,7 +66,7 @@ def inferring(
     """The handler of a method that takes examples.
 
     Args:
-        service: The door.
+        service: What is asked.
         request_name: The request message's name.
         tasks_of: What a request asks, of one model and version.
         response_of: Makes the response of each task's signature, method and result.

@@ -37,7 +37,7 @@ def http_routes(service: Service) -> list[HttpRoute]:
     """The routes of the API.
 
     Args:
-        service: The door.
+        service: What is asked.
     """
     routes = []
     for version in _VERSIONS:
@@ -54,12 +54,12 @@ def http_routes(service: Service) -> list[HttpRoute]:
 
 def _handler(service: Service, answer: _Answering, method: str = "") -> HttpHandler:
     metrics = service.tensorflow_metrics
-    door = service if metrics is None else metrics.watching(service, method.capitalize())
+    measured = service if metrics is None else metrics.watching(service, method.capitalize())
 
     async def handle(call: HttpCall) -> HttpReply:
         given = call.parameters
         chosen = path_choice(given["model"], given.get("version"), given.get("label"))
-        return HttpReply(await answer(door, chosen, call))
+        return HttpReply(await answer(measured, chosen, call))
 
     if metrics is None:
         return handle

@@ -25,9 +25,9 @@ from headrace.errors import ConfigError, HeadraceError, ModelError
 from headrace.stream.features import Features
 from headrace.training.releasing.patch import Patch, base_of, choose_base, find_patch, open_base, write_patch
 from headrace.versions.control import read_control, undisturbed
-from headrace.versions.held import held_versions
 from headrace.versions.layout import version_directories
 from headrace.versions.manifest import publish
+from headrace.versions.named import read_named_versions
 from headrace.versions.retention import (
     delete_versions,
     hide_versions,
@@ -197,12 +197,12 @@ class Publisher:
         if self._keep == 0:
             return []
         try:
-            held = held_versions(self.model_directory, self._server_configs)
-            if not versions_to_delete(_bases(self.model_directory), self._keep, held):
+            named = read_named_versions(self.model_directory, self._server_configs)
+            if not versions_to_delete(_bases(self.model_directory), self._keep, named):
                 return []
             with undisturbed(self.model_directory):  # what is pinned or held from now on finds what is there
-                held |= read_control(self.model_directory).named_numbers()
-                doomed = versions_to_delete(_bases(self.model_directory), self._keep, held)
+                named |= read_control(self.model_directory).named_numbers()
+                doomed = versions_to_delete(_bases(self.model_directory), self._keep, named)
                 hidden = hide_versions(self.model_directory, doomed)
         except HeadraceError as error:
             _log.warning("old versions stay, because it is unknown which are needed: %s", error.message)

@@ -9,7 +9,7 @@ import pytest
 from headrace.config import Table, parse_server_config
 from headrace.errors import ConfigError
 from headrace.versions.control import hold, let_go, pin
-from headrace.versions.held import held_versions, named_versions, settings_of
+from headrace.versions.named import named_versions, read_named_versions, settings_of
 
 OWN = "[versions]\nlabels = { stable = 4 }\n"
 
@@ -60,16 +60,16 @@ def test_links_to_a_models_directory_are_followed(tmp_path: Path) -> None:
     (tmp_path / "ctr").symlink_to(tmp_path / "data")
     server = tmp_path / "server.toml"
     server.write_text('[models.ads]\npath = "ctr"\n[models.ads.versions]\nlabels = { a = 1 }\n')
-    assert held_versions(tmp_path / "data", [server]) == {1}
+    assert read_named_versions(tmp_path / "data", [server]) == {1}
     server.write_text("[models.ctr.versions]\nlabels = { a = 2 }\n")
-    assert held_versions(tmp_path / "ctr", [server]) == {2}
+    assert read_named_versions(tmp_path / "ctr", [server]) == {2}
 
 
 def test_a_model_that_is_not_there_yet_has_named_versions_too(tmp_path: Path) -> None:
     server = tmp_path / "server.toml"
     server.write_text("[models.ctr.versions]\nlabels = { a = 2 }\n")
-    assert held_versions(tmp_path / "ctr") == set()
-    assert held_versions(tmp_path / "ctr", [server]) == {2}
+    assert read_named_versions(tmp_path / "ctr") == set()
+    assert read_named_versions(tmp_path / "ctr", [server]) == {2}
 
 
 def test_what_the_control_record_pins_or_holds_is_named(tmp_path: Path) -> None:
@@ -78,9 +78,9 @@ def test_what_the_control_record_pins_or_holds_is_named(tmp_path: Path) -> None:
     hold(tmp_path, 1, "audit")
     hold(tmp_path, 3, "audit")
     pin(tmp_path, 2)
-    assert held_versions(tmp_path) == {1, 2, 3}
+    assert read_named_versions(tmp_path) == {1, 2, 3}
     let_go(tmp_path, 3, "audit")
-    assert held_versions(tmp_path) == {1, 2}
+    assert read_named_versions(tmp_path) == {1, 2}
 
 
 @pytest.mark.parametrize(
@@ -100,4 +100,4 @@ def test_what_cannot_be_told_is_an_error(tmp_path: Path, text: str | None, messa
     if text is not None:
         server.write_text(text)
     with pytest.raises(ConfigError, match=message):
-        held_versions(tmp_path / "ctr", [server])
+        read_named_versions(tmp_path / "ctr", [server])

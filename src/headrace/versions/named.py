@@ -23,7 +23,7 @@ from headrace.errors import ConfigError
 from headrace.versions.control import read_control
 
 
-def held_versions(model_directory: Path, server_configs: Iterable[Path] = ()) -> frozenset[int]:
+def read_named_versions(model_directory: Path, server_configs: Iterable[Path] = ()) -> frozenset[int]:
     """Read which versions of a model must stay.
 
     Args:
