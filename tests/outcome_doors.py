@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import grpc
@@ -90,9 +91,10 @@ class World:
 
     async def ask(self, how: str, ask: Ask) -> None:
         """Ask by one of ``DOORS``; what comes of it is the outcomes' to say."""
-        if how in {"callback", "in process"}:
+        if DOORS[how] is Door.IN_PROCESS:
             with suppress(HeadraceError, KeyError):
-                await (self._by_callback(ask) if how == "callback" else self._in_process(ask))
+                by = {"callback": self._by_callback, "thread": self._by_thread}
+                await by.get(how, self._in_process)(ask)
         elif how == "grpcio":
             await self._by_grpcio(ask)
         elif how.startswith("REST"):
@@ -123,6 +125,10 @@ class World:
 
     async def _in_process(self, ask: Ask) -> None:
         await self.engine.predict(ask.model, {"x": ask.x}, timeout_seconds=ask.seconds)
+
+    async def _by_thread(self, ask: Ask) -> None:
+        predict = partial(self.engine.predict_blocking, timeout_seconds=ask.seconds)
+        await asyncio.to_thread(predict, ask.model, {"x": ask.x})
 
     async def _by_callback(self, ask: Ask) -> None:
         loaded = self.engine.loaded(ask.model)
@@ -158,6 +164,7 @@ DOORS: Mapping[str, Door] = {
     "grpcio": Door.GRPC,
     "in process": Door.IN_PROCESS,
     "callback": Door.IN_PROCESS,
+    "thread": Door.IN_PROCESS,
 }
 
 
