@@ -8,16 +8,15 @@ own work.
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import logging
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, Self, TypeVar
+from typing import NamedTuple, Self
 
-from headrace.batching.callers import WaitingRequest
+from headrace.batching.callers import WaitingRequest, run_in
 from headrace.batching.request import (
     NO_DEADLINE,
     Answer,
@@ -29,7 +28,7 @@ from headrace.batching.request import (
 )
 from headrace.clock import LoopClock
 from headrace.config import BatchingPolicy, ModelConfig, ServerConfig
-from headrace.errors import ConfigError, FailedPrecondition, HeadraceError, Unavailable
+from headrace.errors import ConfigError, FailedPrecondition, HeadraceError
 from headrace.lifecycle.background import LoaderThreads
 from headrace.lifecycle.manager import Manager
 from headrace.lifecycle.source import DirectorySource
@@ -42,9 +41,6 @@ from headrace.tensors import Array
 
 _log = logging.getLogger(__name__)
 
-ResultT = TypeVar("ResultT")
-_STOPPED = "the server is stopping"
-_LOOK_SECONDS = 1.0
 _SETTLED = frozenset({State.READY, State.FAILED})
 
 
@@ -251,10 +247,10 @@ class Engine:
         thread = threading.Thread(target=loop.run_forever, name="headrace", daemon=True)
         thread.start()
         try:
-            _run_in(loop, engine.start())
+            run_in(loop, engine.start())
             yield engine
         finally:
-            _run_in(loop, engine.close())
+            run_in(loop, engine.close())
             loop.call_soon_threadsafe(loop.stop)
             thread.join()
             loop.close()
@@ -365,7 +361,13 @@ class Engine:
             chosen = found.check_outputs(outputs)
             checked = found.check(inputs)
             deadline = NO_DEADLINE if timeout_seconds is None else self._clock.now() + timeout_seconds
-            answer = await self.answer(loaded, checked, deadline, call)
+            if call.outcome is not None:
+                call.outcome.handed_to(loaded.origin)
+            answer = loaded.at_once.answer(checked, deadline) if loaded.at_once is not None else None
+            if answer is None:
+                answer = await self.answer(loaded, checked, deadline, call)
+            elif call.outcome is not None:
+                call.outcome.given(answer)
             given = answer.tensors(chosen or found.output_names)
         except BaseException as error:
             self.outcomes.failed(call, error)
@@ -400,7 +402,7 @@ class Engine:
         if answered is not None:
             return answered
         crossing = self.predict(spec, inputs, outputs=chosen, timeout_seconds=timeout_seconds)
-        return _run_in(self._loop, crossing)
+        return run_in(self._loop, crossing)
 
     def _predict_here(
         self,
@@ -479,20 +481,3 @@ class _Submitted(Request):
         if not self.settled:
             self._outcomes.failed(self._call, LEFT)
         super().abandon()
-
-
-def _run_in(loop: asyncio.AbstractEventLoop, work: Coroutine[object, object, ResultT]) -> ResultT:
-    """Run a coroutine in another thread's loop, and cancel it there when this thread is interrupted."""
-    try:
-        future: concurrent.futures.Future[ResultT] = asyncio.run_coroutine_threadsafe(work, loop)
-    except RuntimeError as error:
-        work.close()
-        raise Unavailable(_STOPPED) from error
-    try:
-        while not concurrent.futures.wait([future], _LOOK_SECONDS).done:
-            if loop.is_closed():  # it had ended before it came to this
-                raise Unavailable(_STOPPED)
-        return future.result()
-    except KeyboardInterrupt:
-        future.cancel()
-        raise

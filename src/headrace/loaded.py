@@ -11,6 +11,7 @@ from pathlib import Path
 from weakref import ref
 
 from headrace import cpus
+from headrace.batching.at_once import AtOnce
 from headrace.batching.batcher import Batcher
 from headrace.batching.callers import Callers
 from headrace.batching.request import Origin
@@ -53,6 +54,7 @@ class LoadedVersion:
         config: The model's settings.
         batcher: Merges the requests to it.
         predictor: Where requests are submitted: the Batcher itself, or what stands around it.
+        at_once: Says which calls of the serving thread the Batcher answers before they await anything.
         callers: Answers threads that wait; None where only the serving thread can, because something stands
             around the Batcher, or because requests are held back for others.
         codec_cache: What codecs have learnt about requests to this very version; dies with it.
@@ -61,8 +63,9 @@ class LoadedVersion:
     """
 
     __slots__ = (
-        "__weakref__", "_clock", "_leases", "_on_idle", "batcher", "callers", "codec_cache", "config", "name",
-        "origin", "path", "platform", "predictor", "published", "servable", "signatures", "version",
+        "__weakref__", "_clock", "_leases", "_on_idle", "at_once", "batcher", "callers", "codec_cache",
+        "config", "name", "origin", "path", "platform", "predictor", "published", "servable", "signatures",
+        "version",
     )  # fmt: skip
 
     def __init__(
@@ -104,6 +107,7 @@ class LoadedVersion:
             origin=self.origin,
         )
         self.predictor: Predictor = self.batcher
+        self.at_once: AtOnce | None = AtOnce(self.batcher, clock)
         self.callers: Callers | None = None
         if not policy.max_wait_seconds:
             self.callers = Callers(
@@ -288,7 +292,7 @@ class VersionLoader:
         """Put what answers in a version's place around it, if its settings say so."""
         policy = loaded.config.default
         if policy.values or policy.model:
-            loaded.callers = None
+            loaded.callers = loaded.at_once = None
         if policy.values:
             loaded.predictor = DefaultValues(
                 loaded.batcher,

@@ -204,3 +204,42 @@ def test_a_model_that_raises_what_is_no_exception_fails_its_own_request_only() -
 
     armed = threading.Event()
     run(scenario())
+
+
+def test_a_lone_task_is_answered_at_once_and_gives_way_to_others_all_the_same() -> None:
+    async def scenario() -> None:
+        policy = BatchingPolicy(inline_seconds=1.0)
+        async with Engine.from_objects({"m": Doubling()}, batching=policy) as engine:
+            turns = 0
+
+            async def count() -> None:
+                nonlocal turns
+                while True:
+                    turns += 1
+                    await asyncio.sleep(0)
+
+            counting = asyncio.create_task(count())
+            for _ in range(100):
+                assert (await engine.predict("m", {"x": ROW}))["y"].tolist() == [[2.0, 4.0]]
+            assert 10 <= turns < 100
+            with pytest.raises(ModelError):
+                await engine.predict("m", {"x": -ROW})
+            counting.cancel()
+            statistics = engine.loaded("m").statistics
+            assert (statistics.requests, statistics.batches, statistics.failures) == (100, 100, 1)
+
+    run(scenario())
+
+
+def test_after_a_lone_task_many_share_batches_but_for_the_first_call() -> None:
+    async def scenario() -> None:
+        model = Doubling()
+        async with Engine.from_objects({"m": model}, batching=BatchingPolicy(inline_seconds=1.0)) as engine:
+            for _ in range(20):
+                await engine.predict("m", {"x": ROW})
+            model.batches.clear()
+            for _ in range(3):
+                await asyncio.gather(*(engine.predict("m", {"x": ROW}) for _ in range(30)))
+            assert model.batches == [1, 29, 30, 30]
+
+    run(scenario())

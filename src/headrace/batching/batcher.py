@@ -148,6 +148,13 @@ class Batcher:
         if not self._scheduled and len(self._running) < self._instance_count:
             self._schedule()
 
+    def submit_alone(self, request: Request) -> None:
+        """Answer a request at once, if it is a short one. Only where nothing waits or runs."""
+        now = request.enqueued = self._now()
+        lane = self._lane(request.layout)
+        if not self._closed and self._is_short(lane, request, now):
+            self._answer_alone(lane, request, now)
+
     def _refusal(self, request: Request, now: float) -> HeadraceError | None:
         """Say why a request is not taken, if it is not.
 

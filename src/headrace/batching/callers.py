@@ -21,12 +21,14 @@ for themselves now and then.
 from __future__ import annotations
 
 import _thread
+import asyncio
+import concurrent.futures
 import copy
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import cast
+from collections.abc import Callable, Coroutine
+from typing import TypeVar, cast
 
 from headrace.batching.batch import Batch
 from headrace.batching.batcher import Batcher
@@ -35,7 +37,7 @@ from headrace.batching.cost import BatchCost
 from headrace.batching.request import Answer, Origin, Request, Settlement
 from headrace.batching.statistics import VersionStatistics
 from headrace.config import BatchingPolicy
-from headrace.errors import DeadlineExceeded, HeadraceError
+from headrace.errors import DeadlineExceeded, HeadraceError, Unavailable
 from headrace.servable import CheckedInputs, Servable
 
 _GATHER_SECONDS = 0.0002
@@ -46,6 +48,10 @@ They are about to leave a request, too, or to go; but the system may have put on
 
 _LOOK_SECONDS = 1.0
 """A sleeper looks so often whether nobody is at work, although somebody should have woken it."""
+
+_STOPPED = "the server is stopping"
+
+ResultT = TypeVar("ResultT")
 
 
 class WaitingRequest(Request):
@@ -90,6 +96,17 @@ class WaitingRequest(Request):
             self.settlement = settlement
             self.wake()
         return wanted
+
+    def answer(self) -> Answer:
+        """Its answer, once it is settled.
+
+        Raises:
+            HeadraceError: Why there is none.
+        """
+        settlement = self.settlement
+        if type(settlement) is Answer:
+            return settlement
+        raise cast("HeadraceError", settlement)
 
     def abandon(self) -> None:
         """Its thread waits no more. Whoever is at work may be reading the columns, so they stay."""
@@ -208,10 +225,7 @@ class Callers:
             self._see_that_somebody_works()
             if self.on_idle is not None and not self._inside:
                 self.on_idle()
-        settlement = request.settlement
-        if type(settlement) is Answer:
-            return settlement
-        raise cast("HeadraceError", settlement)
+        return request.answer()
 
     # --- without the turn ---
 
@@ -413,13 +427,6 @@ class _TurnsBatcher(Batcher):
         self.given.clear()
         self.turns.ready.clear()
 
-    def submit_alone(self, request: WaitingRequest) -> None:
-        """Answer a request at once, if it would be the next batch, and a short one; else nothing happens."""
-        now = request.enqueued = request.arrived
-        lane = self._lane(request.layout)
-        if self._is_short(lane, request, now):
-            self._answer_alone(lane, request, now)
-
     def _give(self, batch: Batch) -> bool:
         self.given.append(batch)
         return True
@@ -430,3 +437,20 @@ def _is_for_this_thread(error: BaseException) -> bool:
     if isinstance(error, SystemExit):  # a handler of SIGTERM raises it; elsewhere a model has
         return threading.current_thread() is threading.main_thread()
     return isinstance(error, KeyboardInterrupt)
+
+
+def run_in(loop: asyncio.AbstractEventLoop, work: Coroutine[object, object, ResultT]) -> ResultT:
+    """Run a coroutine in another thread's loop, and cancel it there when this thread is interrupted."""
+    try:
+        future: concurrent.futures.Future[ResultT] = asyncio.run_coroutine_threadsafe(work, loop)
+    except RuntimeError as error:
+        work.close()
+        raise Unavailable(_STOPPED) from error
+    try:
+        while not concurrent.futures.wait([future], _LOOK_SECONDS).done:
+            if loop.is_closed():  # it had ended before it came to this
+                raise Unavailable(_STOPPED)
+        return future.result()
+    except KeyboardInterrupt:
+        future.cancel()
+        raise
