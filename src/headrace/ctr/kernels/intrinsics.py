@@ -89,6 +89,17 @@ def one_by_one(_typing: Any) -> Any:
     return types.void(), generate
 
 
+@intrinsic
+def assume(_typing: Any, condition: Any) -> Any:
+    """Tell LLVM what always holds, such as how wide an array is: it then unrolls loops over it."""
+
+    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        builder.assume(arguments[0])
+        return context.get_dummy_value()
+
+    return types.void(condition), generate
+
+
 def _pointer(context: Any, builder: Any, kinds: Any, arguments: Any) -> Any:
     array, parts = context.make_array(kinds[0])(context, builder, arguments[0]), kinds[1]
     if isinstance(kinds[1], types.Integer):

@@ -24,6 +24,7 @@ from headrace.ctr.models.arguments import NOTHING, Room, Rows, Slots, Work, shap
 from headrace.ctr.models.interactions import crossing
 from headrace.ctr.serving.scoring import WeightsScorer
 from headrace.ctr.settings import ModelSettings
+from headrace.ctr.tables import STATE_PER_WEIGHT
 from headrace.errors import ConfigError
 from headrace.stream.block import Block
 from headrace.stream.features import Features
@@ -50,7 +51,12 @@ class OnlineModel(LearningModel):
         self.settings, self.features = settings, features
         linear_code, embedding_code = code_of(settings.linear), code_of(settings.embeddings)
         self._shape = shape_of(settings, features)._replace(
-            linear_code=linear_code, embedding_code=embedding_code
+            linear_code=linear_code,
+            embedding_code=embedding_code,
+            slots=features.slots,
+            dense=features.dense_width,
+            crossed=len(settings.interactions),
+            linear_width=1 + STATE_PER_WEIGHT[settings.linear.kind],
         )
         self._crossing, self._slots = crossing(settings, features), Slots.of(features)
         self._groups = Groups(settings, features, self._crossing.rows)

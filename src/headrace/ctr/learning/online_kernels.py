@@ -13,6 +13,7 @@ import numba
 
 from headrace.compiled import cached
 from headrace.ctr.kernels.compiling import KERNEL, PART
+from headrace.ctr.kernels.intrinsics import assume
 from headrace.ctr.learning.row_updates import update_dense, update_embeddings, update_linear, update_pairs
 from headrace.ctr.learning.update_rules import Rule, move
 from headrace.ctr.models.arguments import FWFM, LR, Served, Shape, Work
@@ -51,6 +52,11 @@ def learner(shape: Shape) -> LearnKernel:
     @cached(**KERNEL)
     def learn(work, served, rules, probabilities):  # type: ignore[no-untyped-def]
         labels, weights = work.rows.labels, work.rows.weights
+        # Here, not in a function of their own: from there LLVM does not take them.
+        assume(work.rows.indices.shape[1] == shape.slots)
+        assume(work.rows.crossed.shape[1] == shape.crossed)
+        assume(work.rows.dense.shape[1] == shape.dense)
+        assume(served.linear.values.shape[1] == shape.linear_width)
         for row in range(work.rows.indices.shape[0]):
             prefetch_coming(shape, work, served, row)
             probability = sigmoid(logit(shape, work, served, row))

@@ -30,6 +30,10 @@ class Shape(NamedTuple):
         scaled: Whether tables are in 16 or 8 bits.
         linear_code: The rule of linear weights: see ``headrace.ctr.learning.update_rules``.
         embedding_code: The rule of embeddings.
+        slots: How many values a row has; like the next ones for the kernel that learns online only, else 0.
+        dense: How many dense features there are.
+        crossed: How many interactions there are.
+        linear_width: How many numbers a row of the linear learning table has.
     """
 
     kind: int
@@ -40,6 +44,10 @@ class Shape(NamedTuple):
     scaled: bool = False
     linear_code: int = 0
     embedding_code: int = 0
+    slots: int = 0
+    dense: int = 0
+    crossed: int = 0
+    linear_width: int = 0
 
 
 class Rows(NamedTuple):

@@ -8,7 +8,7 @@ import numba
 import numpy as np
 
 from headrace.ctr.kernels.compiling import PART
-from headrace.ctr.kernels.intrinsics import read
+from headrace.ctr.kernels.intrinsics import one_by_one, read
 from headrace.ctr.models.embeddings import weight_at
 
 _ZERO, _ONE = np.float32(0), np.float32(1)
@@ -26,6 +26,7 @@ def linear_sum(shape, table, work, row):  # type: ignore[no-untyped-def]
     indices, crossed, starts = work.rows.indices, work.rows.crossed, work.slots.starts
     total = _ZERO
     for field in range(shape.fields):
+        one_by_one()
         if shape.single:
             total += weight_at(shape, table, np.uintp(read(indices, (row, field))), 0)
         else:
