@@ -97,34 +97,54 @@ def _merged(sum_: np.uint64, lane: np.uint64) -> np.uint64:
     return (sum_ ^ _mixed(np.uint64(0), lane)) * _PRIME_1 + _PRIME_4
 
 
-@cached(nogil=True)
-def hash_bytes(address: Integer, length: Integer, seed: np.uint64) -> np.uint64:
-    """XXH64 of some bytes in memory."""
-    end = address + length
-    if length >= 32:
-        one, two = seed + _PRIME_1 + _PRIME_2, seed + _PRIME_2
-        three, four = seed, seed - _PRIME_1
-        while address + 32 <= end:
-            one = _mixed(one, read_uint64(address, 0))
-            two = _mixed(two, read_uint64(address, 1))
-            three = _mixed(three, read_uint64(address, 2))
-            four = _mixed(four, read_uint64(address, 3))
-            address += 32
-        sum_ = _turned(one, 1) + _turned(two, 7) + _turned(three, 12) + _turned(four, 18)
-        sum_ = _merged(_merged(_merged(_merged(sum_, one), two), three), four)
-    else:
-        sum_ = seed + _PRIME_5
+@njit(inline="always")
+def _with_byte(sum_: np.uint64, byte: np.uint8) -> np.uint64:
+    return _turned(sum_ ^ (np.uint64(byte) * _PRIME_5), 11) * _PRIME_1
+
+
+@njit(inline="always")
+def _with_rest(sum_: np.uint64, address: Integer, length: Integer) -> np.uint64:
+    """Take in the last bytes, fewer than 32: by the bits of their number, as loops over bytes mispredict."""
     sum_ += np.uint64(length)
-    while address + 8 <= end:
+    while length >= 8:
         sum_ = _turned(sum_ ^ _mixed(np.uint64(0), read_uint64(address, 0)), 27) * _PRIME_1 + _PRIME_4
         address += 8
-    if address + 4 <= end:
+        length -= 8
+    if length & 4:
         sum_ = _turned(sum_ ^ (np.uint64(read_uint32(address, 0)) * _PRIME_1), 23) * _PRIME_2 + _PRIME_3
         address += 4
-    while address < end:
-        sum_ = _turned(sum_ ^ (np.uint64(read_uint8(address, 0)) * _PRIME_5), 11) * _PRIME_1
-        address += 1
+    if length & 2:
+        sum_ = _with_byte(_with_byte(sum_, read_uint8(address, 0)), read_uint8(address, 1))
+        address += 2
+    if length & 1:
+        sum_ = _with_byte(sum_, read_uint8(address, 0))
     return _finished(sum_)
+
+
+@cached(nogil=True, _nrt=False)
+def _hash_long(address: Integer, length: Integer, seed: np.uint64) -> np.uint64:
+    one, two = seed + _PRIME_1 + _PRIME_2, seed + _PRIME_2
+    three, four = seed, seed - _PRIME_1
+    end = address + length
+    while address + 32 <= end:
+        one = _mixed(one, read_uint64(address, 0))
+        two = _mixed(two, read_uint64(address, 1))
+        three = _mixed(three, read_uint64(address, 2))
+        four = _mixed(four, read_uint64(address, 3))
+        address += 32
+    sum_ = _turned(one, 1) + _turned(two, 7) + _turned(three, 12) + _turned(four, 18)
+    sum_ = _merged(_merged(_merged(_merged(sum_, one), two), three), four)
+    rest = end - address
+    return _with_rest(sum_ + np.uint64(length - rest), address, rest)
+
+
+@njit(inline="always")
+def hash_bytes(address: Integer, length: Integer, seed: np.uint64) -> np.uint64:
+    """XXH64 of some bytes in memory."""
+    if length < 32:
+        return _with_rest(seed + _PRIME_5, address, length)
+    hashed: np.uint64 = _hash_long(address, length, seed)
+    return hashed
 
 
 @njit(inline="always")

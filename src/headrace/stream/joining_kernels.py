@@ -8,7 +8,7 @@ calls has validated the batch fully.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -34,8 +34,12 @@ from headrace.stream.hashing import (
 )
 from headrace.tensors import Array
 
-TILE = 128
-"""Rows of a tile: with 32 slots it has 16 KiB."""
+TILE = 256
+"""Rows of a tile: with 32 slots it has 32 KiB."""
+
+
+_PART: dict[str, Any] = {"nogil": True, "_nrt": False}
+"""Parts that make no arrays: references are not counted, which is atomic and dearer than short loops."""
 
 
 class Values(NamedTuple):
@@ -80,7 +84,7 @@ def _bit(bits: Integer, place: Integer) -> bool:
     return bool((read_uint8(bits, place >> 3) >> np.uint8(place & 7)) & np.uint8(1))
 
 
-@cached(nogil=True)
+@cached(**_PART)
 def _integers(  # noqa: PLR0912  # One loop a type.
     source: Values, first: Integer, count: Integer, found: Array
 ) -> None:
@@ -115,7 +119,7 @@ def _integers(  # noqa: PLR0912  # One loop a type.
 # ---- Categorical fields --------------------------------------------------------------------------
 
 
-@cached(nogil=True)
+@cached(**_PART)
 def _texts(
     source: Values, first: Integer, count: Integer, seed: np.uint64, found: Array, there: Array
 ) -> None:
@@ -130,7 +134,7 @@ def _texts(
         found[place] = hash_bytes(source.data + start, end - start, seed)
 
 
-@cached(nogil=True)
+@cached(**_PART)
 def _plain(
     source: Values, column: np.record, span: tuple[Integer, Integer], found: Array, there: Array
 ) -> None:
@@ -162,13 +166,13 @@ def _plain(
 
 
 class Entries(NamedTuple):
-    """What ``_plain`` gives for values, such as a dictionary's; both empty if they were not looked at."""
+    """What ``_plain`` gives for values: a tile's, or a dictionary's, empty if they were not looked at."""
 
     found: Array
     there: Array
 
 
-@cached(nogil=True)
+@cached(**_PART)
 def _load(
     array: Integer, column: np.record, entries: Entries, span: tuple[Integer, Integer], into: Entries
 ) -> None:
@@ -230,24 +234,26 @@ def _key(found: np.uint64) -> np.uint64:
     return found if found != np.uint64(0) else np.uint64(1)
 
 
-@cached(nogil=True)
-def _put(column: np.record, found: Array, there: Array, indices: Array, keys: Array) -> Integer:
-    """Put one value a row into its slot; returns the first place with a wrong one, or -1."""
-    slot, count = column.slot, len(indices)
-    missing = np.uint32(column.table_start)
+@cached(**_PART)
+def _put(column: np.record, came: Entries, count: Integer, tile: Array, keys: Array) -> Integer:
+    """Put one value a row into its slot of a tile; returns the first place with a wrong one, or -1."""
+    found, there, slot = came.found, came.there, np.uintp(column.slot)
+    start, buckets = column.table_start, column.buckets
     if column.keys == of.EXACT:
         for place in range(count):
-            indices[place, slot] = 0
+            tile[slot, place] = 0
             keys[place, column.key_column] = _key(found[place]) if there[place] else np.uint64(0)
         return -1
     if column.keys == of.HASH:
         for place in range(count):
-            indices[place, slot] = _row(column, found[place]) if there[place] else missing
+            bucket = bucket_of(found[place], buckets) if there[place] else np.uint64(0)
+            tile[slot, place] = np.uint32(start + bucket)
         return -1
     wrong = False
     for place in range(count):
-        wrong |= there[place] and found[place] >= column.buckets
-        indices[place, slot] = np.uint32(column.table_start + found[place]) if there[place] else missing
+        bucket = found[place] if there[place] else np.uint64(0)
+        wrong |= bucket >= buckets
+        tile[slot, place] = np.uint32(start + bucket)
     if wrong:
         for place in range(count):
             if _wrong(column, found[place], there[place]):
@@ -271,13 +277,17 @@ def _ends(array: Integer, column: np.record, row: Integer) -> tuple[Integer, Int
 
 @cached(nogil=True)
 def _put_lists(
-    array: Integer, column: np.record, entries: Entries, first: Integer, out: tuple[Array, Array]
+    array: Integer,
+    column: np.record,
+    entries: Entries,
+    span: tuple[Integer, Integer],
+    out: tuple[Array, Array],
 ) -> Integer:
     """Put each row's values into the field's slots; returns the first row with a wrong one, or -1."""
-    indices, keys = out
+    (first, rows), (tile, keys) = span, out
     found, there = np.empty(column.slots, np.uint64), np.empty(column.slots, np.bool_)
     exact = column.keys == of.EXACT
-    for row in range(len(indices)):
+    for row in range(rows):
         start, end = _ends(array, column, first + row)
         count = min(end - start, column.slots)
         if count > 0:
@@ -288,12 +298,20 @@ def _put_lists(
             some |= is_there
             if is_there and _wrong(column, found[place], True):
                 return row
-            indices[row, column.slot + place] = _row(column, found[place]) if is_there and not exact else 0
+            tile[column.slot + place, row] = _row(column, found[place]) if is_there and not exact else 0
             if exact:
                 keys[row, column.key_column + place] = _key(found[place]) if is_there else np.uint64(0)
         if not some and not exact:
-            indices[row, column.slot] = column.table_start
+            tile[column.slot, row] = column.table_start
     return -1
+
+
+@cached(**_PART)
+def _turn(tile: Array, indices: Array) -> None:
+    """Write a tile's slots as rows."""
+    for row in range(np.uintp(indices.shape[0])):
+        for slot in range(np.uintp(indices.shape[1])):
+            indices[row, slot] = tile[slot, row]
 
 
 @cached(nogil=True)
@@ -309,24 +327,25 @@ def join_categorical(array: Integer, columns: Array, indices: Array, keys: Array
     Returns:
         The first row with a bucket that its table does not have.
     """
-    found, there = np.empty(TILE, np.uint64), np.empty(TILE, np.bool_)
+    came = Entries(np.empty(TILE, np.uint64), np.empty(TILE, np.bool_))
+    tile = np.empty((indices.shape[1], TILE), np.uint32)
     entries = _entries(array, columns, len(indices))
     for first in range(0, len(indices), TILE):
         end = min(first + TILE, len(indices))
         worst, whose = end, -1
         for number in range(len(columns)):
-            column = columns[number]
-            values = _child(array, column.child)
-            rows, row_keys = indices[first:end], keys[first:end]
+            column, row_keys = columns[number], keys[first:end]
+            values, span = _child(array, column.child), (first, end - first)
             if column.shape == of.ONE:
-                _load(values, column, entries[number], (first, end - first), Entries(found, there))
-                wrong = _put(column, found, there, rows, row_keys)
+                _load(values, column, entries[number], span, came)
+                wrong = _put(column, came, end - first, tile, row_keys)
             else:
-                wrong = _put_lists(values, column, entries[number], first, (rows, row_keys))
+                wrong = _put_lists(values, column, entries[number], span, (tile, row_keys))
             if 0 <= wrong < worst - first:
                 worst, whose = first + int(wrong), number
         if whose >= 0:
             return Problem(worst, whose)
+        _turn(tile, indices[first:end])
     return Problem(-1, -1)
 
 
