@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.stream.converting import is_listed
+
+_OFFSETS = {pa.string(): np.int32, pa.large_string(): np.int64}
 
 
 class Validator:
@@ -22,6 +25,7 @@ class Validator:
         coded = [number for number, field in enumerate(columns) if _has_dictionary(field.type)]
         self._coded = [number for number in coded if _is_coded(columns.field(number).type)]
         self.again = len(coded) > len(self._coded)
+        self._texts = any(field.type in _OFFSETS for field in columns)
 
     def validate(self, batch: pa.RecordBatch, *, new_dictionaries: bool) -> None:
         """Validate a batch.
@@ -33,14 +37,28 @@ class Validator:
         Raises:
             pa.ArrowInvalid: Something is wrong with it.
         """
-        if new_dictionaries or self.again or not self._coded:
+        if new_dictionaries or self.again or not (self._coded or self._texts):
             batch.validate(full=True)
             return
+        batch.validate()
         columns = batch.columns
         for number in self._coded:
             columns[number] = _indices(columns[number])
         for column in columns:
-            column.validate(full=True)
+            if not _is_plain(column):
+                column.validate(full=True)
+
+
+def _is_plain(column: pa.Array) -> bool:
+    """Whether texts are all there, ASCII, and one after the other: Arrow would look at each of them alone."""
+    if column.type not in _OFFSETS or not len(column):
+        return False
+    valid, offsets, data = column.buffers()
+    places = np.frombuffer(offsets, _OFFSETS[column.type])[column.offset : column.offset + len(column) + 1]
+    ascii_bytes = 0 if data is None or np.frombuffer(data, np.int8).min(initial=0) < 0 else data.size
+    return bool(
+        valid is None and places[0] >= 0 and places[-1] <= ascii_bytes and (places[1:] >= places[:-1]).all()
+    )
 
 
 def _has_dictionary(kind: pa.DataType) -> bool:
