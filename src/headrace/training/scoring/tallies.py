@@ -28,6 +28,7 @@ _SUMS = 6
 _MANTISSA_BITS = 23
 _LEAST_EXPONENT = 127 - 24
 _EXPONENTS = 24
+_SMALL = 1e-200  # far from what float64 still tells, by more than LEAST_PROBABILITY
 _NONE = np.zeros(0, np.float32)
 
 
@@ -200,9 +201,26 @@ class Tally:
 
 
 @cached(nogil=True)
-def _loss(probability: float, clicked: bool) -> float:
+def _given(probability: float, clicked: bool) -> float:
     given = probability if clicked else 1.0 - probability
-    return -math.log(min(max(given, LEAST_PROBABILITY), 1.0 - LEAST_PROBABILITY))
+    return min(max(given, LEAST_PROBABILITY), 1.0 - LEAST_PROBABILITY)
+
+
+@cached(nogil=True)
+def _loss(probability: float, clicked: bool) -> float:
+    return -math.log(_given(probability, clicked))
+
+
+@cached(nogil=True)
+def _losses(probabilities: Array, labels: Array) -> float:
+    """The sum of all rows' losses, by a logarithm of what they were given multiplied, not one a row."""
+    total, product = 0.0, 1.0
+    for row in range(len(labels)):
+        product *= _given(float(probabilities[row]), labels[row] > 0.5)
+        if product < _SMALL:
+            total -= math.log(product)
+            product = 1.0
+    return total - math.log(product)
 
 
 @cached(nogil=True)
@@ -214,6 +232,9 @@ def _add(columns: tuple[Array, ...], sums: Array, histogram: Array, detail: int)
         nearest[row] = min(predictions[row], np.float32(1.0) - predictions[row])
     bits = nearest.view(np.uint32)
     half = histogram.shape[2] // 2
+    together = len(sums) == 1 and not len(weights)
+    if together:
+        sums[0, 4] += _losses(predictions, labels)
     for row in range(len(predictions)):
         weight = float(weights[row]) if len(weights) else 1.0
         clicked, group = labels[row] > 0.5, groups[row]
@@ -221,7 +242,8 @@ def _add(columns: tuple[Array, ...], sums: Array, histogram: Array, detail: int)
         sums[group, 1] += weight
         sums[group, 2] += weight * clicked
         sums[group, 3] += weight * predictions[row]
-        sums[group, 4] += weight * _loss(float(predictions[row]), clicked)
+        if not together:
+            sums[group, 4] += weight * _loss(float(predictions[row]), clicked)
         if len(truth):
             sums[group, 5] += weight * _loss(float(truth[row]), clicked)
         place = (int(bits[row]) >> (_MANTISSA_BITS - detail)) - (_LEAST_EXPONENT << detail)
