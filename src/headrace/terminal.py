@@ -36,6 +36,13 @@ def table(rows: Sequence[Sequence[str]], right: Collection[int] = (), *, indent:
     return "\n".join(lines)
 
 
+def size(count: int) -> str:
+    """A number of bytes with its unit, to a tenth: small files are not 0.0 MB."""
+    if count < 1000:
+        return f"{count} B"
+    return f"{count / 1e3:.1f} kB" if count < 1e6 else f"{count / 1e6:,.1f} MB"
+
+
 class Line:
     """One line that is renewed in place; nothing where nobody looks."""
 

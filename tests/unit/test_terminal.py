@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from headrace.terminal import Line, table
+from headrace.terminal import Line, size, table
 from tests.virtual_clock import VirtualClock
 
 
@@ -16,6 +16,14 @@ def test_columns_are_aligned_and_lines_have_no_blanks_at_their_ends() -> None:
         ["  name     rows", "  a       1,000  best", "  longer      7"]
     )
     assert table([]) == ""
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (1_000_000, "1.0 MB"), (2e9, "2,000.0 MB")],
+)
+def test_sizes_have_units_that_tell_small_files_apart(count: int, shown: str) -> None:
+    assert size(count) == shown
 
 
 def test_wide_letters_and_marks_take_the_places_that_they_take() -> None:

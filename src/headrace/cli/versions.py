@@ -9,7 +9,7 @@ from pathlib import Path
 from headrace.cli import models, verbs
 from headrace.disk import saying
 from headrace.errors import ConfigError
-from headrace.terminal import table
+from headrace.terminal import size, table
 from headrace.versions.control import read_control
 from headrace.versions.on_disk import VersionOnDisk, list_versions
 from headrace.versions.record import Pin, parse_record
@@ -101,7 +101,7 @@ class _Model:
         rows = [
             (
                 str(found.version),
-                f"{found.size_bytes / 1e6:.1f} MB",
+                size(found.size_bytes),
                 found.created,
                 "pinned" if found.pinned else "",
                 f"held by {', '.join(found.holders)}" if found.holders else "",

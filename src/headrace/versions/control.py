@@ -203,7 +203,7 @@ def find_pin(record: ControlRecord, versions: Mapping[int, Path]) -> PinnedTo | 
     if number not in versions:
         return PinnedTo(number, f"it is pinned to version {number}, which is not there")
     try:
-        is_same = record.pin.version in keys(number, versions[number])
+        is_same = record.pin.version in version_keys(number, versions[number])
     except LoadError as error:
         return PinnedTo(number, f"it is pinned to version {number}: {error.message}")
     if is_same:
@@ -215,7 +215,7 @@ def find_pin(record: ControlRecord, versions: Mapping[int, Path]) -> PinnedTo | 
     )
 
 
-def keys(number: int, directory: Path) -> tuple[str, ...]:
+def version_keys(number: int, directory: Path) -> tuple[str, ...]:
     """What a version may be called in a record: by its manifest, if it has one, or by its number.
 
     Raises:
@@ -231,7 +231,7 @@ def _key(model_directory: Path, version: int) -> str:
     if version not in known:
         have = ", ".join(map(str, known)) or "none"
         raise NotFound(f"{model_directory.name} has no version {version}; it has: {have}")
-    return keys(version, known[version])[0]
+    return version_keys(version, known[version])[0]
 
 
 def _change(model_directory: Path, decide: Decide) -> ControlRecord:

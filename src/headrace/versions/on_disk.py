@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.errors import LoadError
-from headrace.versions.control import keys
+from headrace.versions.control import version_keys
 from headrace.versions.layout import version_directories
 from headrace.versions.manifest import read_manifest
 from headrace.versions.record import ControlRecord
@@ -54,7 +54,7 @@ def _on_disk(number: int, path: Path, record: ControlRecord) -> VersionOnDisk:
     try:
         manifest = read_manifest(path)
         created = manifest.created if manifest is not None else ""
-        names = keys(number, path)
+        names = version_keys(number, path)
     except LoadError as error:
         problem = error.message
     holders = [one for name in names if name in record.versions for one in record.versions[name].holds]
