@@ -135,7 +135,10 @@ class InProcessCall:
 
 
 Observer = Callable[[Outcome], object]
-"""Gets each Outcome once, in the serving thread, before the answer is sent: it must not take long."""
+"""Gets each Outcome once, in the serving thread, before the answer is sent: it must not take long.
+
+Of a call in a thread that waits it hears shortly after.
+"""
 
 
 class Tally:
