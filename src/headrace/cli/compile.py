@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.cli import models, numbers, verbs
+from headrace.disk import saying
 from headrace.errors import ConfigError, HeadraceError
 from headrace.versions.layout import version_directories
 
@@ -113,8 +115,10 @@ def _versions(options: argparse.Namespace, folder: Path) -> Iterator[tuple[str, 
     from headrace.ctr.files.description import MODEL_FILE  # noqa: PLC0415 - compiled kernels, only when used
 
     for model, wanted in models.find_models(options.models):
-        for number, version in version_directories(model).items():
-            if wanted in (None, number) and (version / MODEL_FILE).is_file():
+        with saying(f"{model} cannot be listed"):
+            there = version_directories(model)
+        for number, version in there.items():
+            if wanted in (None, number) and os.path.isfile(version / MODEL_FILE):
                 yield f"{models.name_of(model)}/{number}", version
 
 

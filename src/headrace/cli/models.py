@@ -6,9 +6,12 @@ path is, is seen from what lies there; a name that is a number is a version of w
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from pathlib import Path
 
+from headrace.disk import saying
 from headrace.errors import ConfigError, HeadraceError, NotFound
 from headrace.versions.layout import (
     MANIFEST_FILE,
@@ -34,6 +37,7 @@ ANY = "DIR[/NAME[/N]]"
 """For a directory of models, one of them, or one version of it."""
 
 _TOLD = 5
+_NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
 
 
 def find_model(path: Path, *, there: bool = True) -> tuple[Path, int | None]:
@@ -48,10 +52,11 @@ def find_model(path: Path, *, there: bool = True) -> tuple[Path, int | None]:
 
     Raises:
         NotFound: There is no such directory, or no such version in it; the message says which there are.
+        FailedPrecondition: It cannot be looked at.
         ConfigError: It is a directory of models; the message names them.
     """
     directory, number = _split(path)
-    if not directory.is_dir():
+    if not is_directory(directory):
         raise NotFound(f"{VERSION}: {directory} is not a directory")
     held = model_directories(directory)
     if held:
@@ -76,7 +81,7 @@ def find_version(path: Path) -> Path:
         ConfigError: Likewise.
     """
     directory, number = find_model(path)
-    versions = version_directories(directory)
+    versions = _versions(directory)
     if number is None and not versions:
         return directory
     return versions[max(versions) if number is None else number]
@@ -90,12 +95,14 @@ def find_models(path: Path) -> list[tuple[Path, int | None]]:
 
     Raises:
         NotFound: There is no such directory, or no such version in it.
+        FailedPrecondition: It cannot be looked at.
     """
     directory, number = _split(path)
-    if number is None and not directory.is_dir():
+    if number is None and not is_directory(directory):
         raise NotFound(f"{ANY}: {directory} is not a directory")
     if number is None and (model_directories(directory) or not holds_versions(directory)):
-        return [(one, None) for one in sorted(directory.iterdir()) if one.is_dir() and one.name[0] != "."]
+        with saying(f"{directory} cannot be listed"):
+            return [(one, None) for one in sorted(directory.iterdir()) if one.is_dir() and one.name[0] != "."]
     if number is not None:
         expect_version(directory, number)
     return [(directory, number)]
@@ -107,7 +114,7 @@ def expect_version(model: Path, number: int) -> None:
     Raises:
         NotFound: It is not; the message says which are.
     """
-    there = version_directories(model)
+    there = _versions(model)
     if number not in there:
         have = ", ".join(map(str, there)) or "none"
         raise NotFound(f"{VERSION}: {name_of(model)} has no version {number}; it has: {have}")
@@ -130,15 +137,35 @@ def expect_no_version(directory: Path) -> None:
         )
 
 
+def is_directory(path: Path) -> bool:
+    """Whether a path leads to a directory; a name that is longer than names can be leads to none.
+
+    Raises:
+        FailedPrecondition: The system does not tell: who runs this may not look there.
+    """
+    with saying(f"{path} cannot be looked at"):
+        try:
+            return stat.S_ISDIR(os.stat(path).st_mode)
+        except OSError as error:
+            if error.errno in _NOT_THERE:
+                return False
+            raise
+
+
 def name_of(model: Path) -> str:
     """What a model is called: as its directory is."""
     return _place(model)[0]
 
 
+def _versions(model: Path) -> dict[int, Path]:
+    with saying(f"{model} cannot be listed"):
+        return version_directories(model)
+
+
 def _split(path: Path) -> tuple[Path, int | None]:
     name, above = _place(path)
     number = version_number(name)
-    if number is None or not above.is_dir() or holds_versions(path) or model_directories(path):
+    if number is None or not is_directory(above) or holds_versions(path) or model_directories(path):
         return path, None  # a directory of models, or a model, may be called by a number, too
     return above, number
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from headrace.cli import models, numbers, verbs
 from headrace.config import MODEL_CONFIG_FILE, parse_model_config, read_model_config
 from headrace.config.checks import MOST_THREADS
+from headrace.disk import saying
 from headrace.errors import ConfigError
 from headrace.profiling.report import Profile, as_json, as_table
 from headrace.profiling.trace import write_trace
@@ -84,7 +85,8 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError("--keras and --schema say what learns; add --training")
     directory = models.find_version(options.model)
     settings = _settings(directory, options.threads)
-    names = [entry.name for entry in directory.iterdir() if entry.is_file()]
+    with saying(f"{directory} cannot be listed"):
+        names = [entry.name for entry in directory.iterdir() if entry.is_file()]
     runtime, name = find(names, settings.kind)
     profiles = _profiles(runtime, directory / name, settings, options)
     if options.trace is not None:

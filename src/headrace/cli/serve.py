@@ -136,8 +136,8 @@ def _config(options: argparse.Namespace) -> ServerConfig:
         config = server_config(options.own_settings, str(options.config), options.config.absolute().parent)
     if options.models is None and not config.models:
         raise ConfigError("nothing to serve: name a directory of models, or models in --config FILE")
-    if options.models is not None and not options.models.is_dir():
-        way_out = "" if options.models.exists() else f"; `headrace example {options.models}` makes one"
+    if options.models is not None and not models.is_directory(options.models):
+        way_out = "" if os.path.exists(options.models) else f"; `headrace example {options.models}` makes one"
         raise ConfigError(f"DIR: {options.models} is not a directory{way_out}")
     if options.models is not None:
         models.expect_no_version(options.models)

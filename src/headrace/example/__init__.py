@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -28,7 +29,7 @@ def write(directory: Path) -> Path:
         ConfigError: The directory cannot be written.
     """
     target = directory / NAME
-    if target.exists():
+    if os.path.lexists(target):
         raise Conflict(f"{target} exists already; remove it, or give another directory")
     try:
         directory.mkdir(parents=True, exist_ok=True)

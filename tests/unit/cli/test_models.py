@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -169,3 +172,46 @@ def test_a_file_where_a_directory_is_wanted_is_not_to_be_overwritten_by_an_examp
     Path("README.md").write_text("read me")
     assert main(["serve", "README.md"]) == 2
     assert capsys.readouterr().err == "headrace: DIR: README.md is not a directory\n"
+
+
+_NAMED = [
+    ["versions", "{}"],
+    ["rollback", "{}"],
+    ["hold", "{}/1"],
+    ["profile", "{}"],
+    ["compile", "{}"],
+    ["export", "{}", "out.onnx"],
+    ["serve", "{}", "--http-port", "0", "--grpc-port", "0"],
+    ["example", "{}"],
+]
+
+
+@pytest.mark.parametrize("words", _NAMED, ids=lambda words: str(words[0]))
+def test_a_name_that_is_too_long_is_one_line(
+    models: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([word.format(models / ("9" * 400)) for word in words]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("headrace: ")
+
+
+@pytest.mark.parametrize("words", _NAMED[:5], ids=lambda words: str(words[0]))
+def test_what_may_not_be_looked_at_is_one_line(
+    models: Path, words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refusing stands for permissions, which root, who may run this, always has."""
+    closed = numbered(models, "1")
+
+    def refusing(given: Callable[[Path], object]) -> Callable[[Path], object]:
+        def list_it(path: Path) -> object:
+            if str(path) == str(closed):
+                raise PermissionError(errno.EACCES, "Permission denied", str(path))
+            return given(path)
+
+        return list_it
+
+    for name in ("listdir", "scandir"):
+        monkeypatch.setattr(os, name, refusing(getattr(os, name)))
+    assert main([word.format(closed) for word in words]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "Permission denied" in line
