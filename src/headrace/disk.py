@@ -157,14 +157,28 @@ def _sweep_files(file: Path) -> None:
                 os.unlink(entry.path)
 
 
-def write_file(file: Path, content: bytes, *, synced: bool = True) -> None:
-    """Write a file's content, as ``whole_file`` does.
+def write_file(file: Path, content: bytes) -> None:
+    """Write a file's content, as ``whole_file`` does, for all who may read its directory.
 
     Raises:
         OSError: It cannot be written.
     """
-    with whole_file(file, synced=synced) as opened:
+    with whole_file(file) as opened:
+        let_read(opened.fileno(), file.parent)
         opened.write(content)
+
+
+def let_read(descriptor: int, directory: Path) -> None:
+    """Let those read a file who may read its directory, whatever the umask of who has made it.
+
+    Raises:
+        OSError: The directory is not there.
+    """
+    wanted = os.stat(directory).st_mode & (stat.S_IRGRP | stat.S_IROTH)
+    has = stat.S_IMODE(os.fstat(descriptor).st_mode)
+    if has | wanted != has:
+        with suppress(OSError):  # it is somebody else's, or its file system has no permissions
+            os.fchmod(descriptor, has | wanted)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from headrace.disk import open_file, read_file, saying, write_file
+from headrace.disk import let_read, open_file, read_file, saying, write_file
 from headrace.errors import ConfigError, Conflict, FailedPrecondition
 from headrace.versions.layout import CONTROL_FILE, CONTROL_LOCK
 from headrace.versions.record import LARGEST_RECORD_BYTES
@@ -179,6 +179,7 @@ def _open_lock(file: Path) -> int:
         descriptor = os.open(file, os.O_RDONLY | flags)
     try:
         open_file(file).close()  # an ordinary file, and no pipe that somebody has put there
+        let_read(descriptor, file.parent)
     except BaseException:
         os.close(descriptor)
         raise

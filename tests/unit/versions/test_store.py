@@ -90,6 +90,20 @@ def test_a_lock_that_others_made_and_only_read_is_enough(tmp_path: Path) -> None
     FileStore(tmp_path).swap(FileStore(tmp_path).read(), b"one")
 
 
+def test_who_may_read_the_directory_may_read_what_was_decided(tmp_path: Path) -> None:
+    """Who decides has a umask of 077, as root often has; servers and trainers run as somebody else."""
+    before = os.umask(0o077)
+    try:
+        for mode, may in ((0o755, 0o644), (0o750, 0o640), (0o700, 0o600)):
+            directory = tmp_path / str(mode)
+            directory.mkdir()
+            directory.chmod(mode)
+            FileStore(directory).swap(FileStore(directory).read(), b"one")
+            assert {path.stat().st_mode & 0o777 for path in directory.iterdir()} == {may}
+    finally:
+        os.umask(before)
+
+
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize(
     "make",
