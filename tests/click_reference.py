@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from headrace.ctr.learning.sharing import PAIRS_STEP, share_of, sharing
+from headrace.ctr.learning.sharing import PAIRS_STEP, embeddings_share, share_of, sharing
 from headrace.ctr.settings import ModelSettings, Optimizer
 from headrace.stream.block import Block
 from headrace.stream.features import Features
@@ -83,7 +83,8 @@ class Reference:
             power=settings.linear.power,
         )
         share = share_of(settings, self.features)
-        linear, embeddings = sharing(settings.linear, share), sharing(settings.embeddings, share)
+        linear = sharing(settings.linear, share)
+        embeddings = sharing(settings.embeddings, embeddings_share(settings, share))
         towards, pooled = None, None
         if settings.kind != "lr":
             towards, pooled = self.towards(indices), self.pooled(indices)

@@ -18,7 +18,7 @@ from headrace.ctr.kernels.memory import fixed
 from headrace.ctr.learning.online_kernels import Rules, learner
 from headrace.ctr.learning.pace import Pace
 from headrace.ctr.learning.parameter_groups import Groups
-from headrace.ctr.learning.sharing import PAIRS_STEP, share_of, sharing
+from headrace.ctr.learning.sharing import PAIRS_STEP, embeddings_share, share_of, sharing
 from headrace.ctr.learning.update_rules import code_of, rule_of
 from headrace.ctr.models.arguments import NOTHING, Room, Rows, Slots, Work, shape_of
 from headrace.ctr.models.interactions import crossing
@@ -138,7 +138,7 @@ class OnlineModel(LearningModel):
         return Rules(
             rule_of(linear, pulled=False, weight=weight),
             rule_of(sharing(linear, share), weight=weight),
-            rule_of(sharing(embeddings, share), weight=weight),
+            rule_of(sharing(embeddings, embeddings_share(self.settings, share)), weight=weight),
             rule_of(sharing(embeddings, PAIRS_STEP), weight=weight),
         )
 

@@ -4,7 +4,8 @@ All weights that a row touches move against the same error. Where their sums of 
 seen rarely keep taking the long steps that they began with, and the more of them there are, the further the
 row's prediction moves: with 26 fields, the rates that are right for six move it too far. So a row's values
 share what six fields move together. What every row touches has long forgotten its first steps, and shares
-nothing: the bias, and fwfm's weights of pairs, which move further even, for their gradients are small.
+nothing: the bias, and fwfm's weights of pairs, which move further even, for their gradients are small. Nor do
+ffm's embeddings, each of which is for one other field: more fields are more of them, not more for each.
 """
 
 from __future__ import annotations
@@ -30,6 +31,16 @@ def share_of(settings: ModelSettings, features: Features) -> float:
     """
     fields = sum(1 if one.pooling == "mean" else one.values for one in features.categorical)
     return min(1.0, _FIELDS / max(fields + len(settings.interactions), 1))
+
+
+def embeddings_share(settings: ModelSettings, share: float) -> float:
+    """What an embedding moves, of what it would alone.
+
+    Args:
+        settings: The model's.
+        share: What ``share_of`` says.
+    """
+    return 1.0 if settings.kind == "ffm" else share
 
 
 def sharing(optimizer: Optimizer, share: float) -> Optimizer:

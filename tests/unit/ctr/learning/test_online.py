@@ -54,7 +54,14 @@ def settings_of(kind: Kind, optimizers: str = "adagrad", threads: int = 1) -> Mo
 
 CASES: tuple[tuple[Kind, str], ...] = (
     *((kind, "adagrad") for kind in KINDS),
-    *(("lr", "sgd"), ("fwfm", "sgd"), ("ffm", "ftrl"), ("fm", "forgetting"), ("fwfm", "forgetting")),
+    *(
+        ("lr", "sgd"),
+        ("fwfm", "sgd"),
+        ("ffm", "ftrl"),
+        ("fm", "forgetting"),
+        ("fwfm", "forgetting"),
+        ("ffm", "forgetting"),
+    ),
 )
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from headrace.ctr.learning.online import OnlineModel
 from headrace.ctr.learning.sharing import PAIRS_STEP, share_of, sharing
-from headrace.ctr.settings import Interaction, ModelSettings, Optimizer
+from headrace.ctr.settings import Interaction, Kind, ModelSettings, Optimizer
 from headrace.stream.features import Features
 from headrace.stream.schema import Field, Schema
 from tests.click_blocks import LABEL, block_of
@@ -62,6 +62,15 @@ def test_a_wide_row_moves_its_prediction_no_further_than_a_narrow_one() -> None:
         model.learn(block)
         moved.append(abs(float(model.predict(block)[0] - before)))
     assert moved[1] == pytest.approx(moved[0], rel=0.05)
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("fm", 0.05), ("fwfm", 0.05), ("ffm", 0.2)])
+def test_embeddings_for_one_other_field_share_nothing(kind: Kind, expected: float) -> None:
+    """With them shared, an ffm of twelve fields was worse than Adagrad's."""
+    features = Features.of(schema_of(24))
+    settings = ModelSettings(kind=kind, factors=4, linear=FORGETTING, embeddings=FORGETTING)
+    rules = OnlineModel(settings, features)._rules(1.0)
+    assert rules.embeddings.learning_rate == pytest.approx(expected)
 
 
 def test_pairs_move_further_and_the_bias_as_far_as_it_says() -> None:
