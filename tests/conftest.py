@@ -45,10 +45,14 @@ def children() -> list[str]:
     """Give the command lines of the processes this one has started and not waited for."""
     found = []
     for task in Path("/proc/self/task").iterdir():
-        for pid in (task / "children").read_text().split():
+        try:
+            pids = (task / "children").read_text().split()
+        except (FileNotFoundError, ProcessLookupError):  # a thread that has ended just now
+            continue
+        for pid in pids:
             try:
                 command = Path(f"/proc/{pid}/cmdline").read_bytes()
-            except FileNotFoundError:
+            except (FileNotFoundError, ProcessLookupError):
                 continue
             found.append(command.replace(b"\0", b" ").decode(errors="replace").strip())
     # multiprocessing's tracker lives as long as the process that uses shared memory.
