@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import random
 import signal
@@ -164,6 +165,27 @@ def test_what_takes_long_runs_side_by_side() -> None:
         asleep(engine, 1)
         model.open()
         assert all(one.answered_right for one in (*first, third))
+
+
+def test_code_with_one_instance_is_never_called_twice_at_once() -> None:
+    """Threads and tasks have a Batcher each, and each had an instance."""
+
+    class Code(Gated):
+        may_block = True
+
+    model = Code()
+    with serving(model, aside=True, instances=1) as (engine, _):
+        model.shut = True
+        first = Asking(engine, 1.0)
+        model.await_entered()
+        second = Asking(engine, 2.0)
+        task = asyncio.run_coroutine_threadsafe(engine.predict("m", rows_of(3.0)), engine._loop)
+        wait_for(lambda: of(engine).outstanding == 3)
+        assert not model.entered.acquire(timeout=0.1)
+        model.open()
+        assert first.answered_right
+        assert second.answered_right
+        assert task.result(PATIENCE_SECONDS)["y"].tolist() == [[6.0, 6.0]]
 
 
 @both_ways

@@ -107,6 +107,7 @@ class Batcher:
             f"{origin.model}/{origin.version}", instances, self._compute_in_thread
         )
         self._lanes: dict[object, Lane] = {}
+        self._most_lanes = _LANES_KEPT
         self._running: set[Batch] = set()
         self._running_rows = 0
         self._following_rows = 0  # of parts that are not in a lane's queue yet
@@ -203,6 +204,9 @@ class Batcher:
         return self._lanes.get(layout.signature if self._pads else layout) or self._open_lane(layout)
 
     def _open_lane(self, layout: RowLayout) -> Lane:
+        if len(self._lanes) >= self._most_lanes:  # as many shapes as clients care to send
+            self._lanes = {key: lane for key, lane in self._lanes.items() if lane.queue}
+            self._most_lanes = max(_LANES_KEPT, 2 * len(self._lanes))
         lane = Lane(self._signatures[layout.signature], self._policy)
         self._lanes[layout.signature if self._pads else layout] = lane
         return lane
@@ -237,8 +241,6 @@ class Batcher:
     def _lanes_by_age(self) -> Sequence[Lane]:
         if len(self._lanes) == 1:
             return tuple(self._lanes.values())
-        if len(self._lanes) > _LANES_KEPT:  # as many shapes as clients care to send
-            self._lanes = {key: lane for key, lane in self._lanes.items() if lane.queue}
         lanes = [lane for lane in self._lanes.values() if lane.queue]
         lanes.sort(key=lambda lane: lane.waits_since)
         return lanes

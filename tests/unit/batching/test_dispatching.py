@@ -7,6 +7,7 @@ import pytest
 
 from headrace.batching.plan import Release
 from headrace.config import BatchingPolicy
+from headrace.errors import Overloaded
 from headrace.servable import DEFAULT_SIGNATURE, Signature, TensorSpec
 from tests.unit.batching.stage import FLOAT, SUMS, Model, Stage
 
@@ -389,6 +390,17 @@ def test_as_many_layouts_as_clients_care_to_send_are_all_served() -> None:
             assert all(one.answered_right for one in asked)
         assert stage.idle()
         assert len(stage.batcher._lanes) <= 201  # lanes are kept by the number, not for ever
+
+
+def test_layouts_that_are_refused_leave_nothing() -> None:
+    """While a model hangs nothing is dispatched, and each shape that a client tried left a lane."""
+    with Stage(BatchingPolicy(instances=1, max_queue_rows=1)) as stage:
+        stage.ask([[1.0]])
+        stage.turn()
+        stage.ask([[2.0]])
+        for length in range(2, 500):
+            assert isinstance(stage.ask(np.ones((1, length), np.float32)).error, Overloaded)
+        assert len(stage.batcher._lanes) <= 64
 
 
 # --- where a batch runs ---
