@@ -27,7 +27,6 @@ from headrace.tensors import Array
 from headrace.training.configuration import changed, settings_of
 
 WINDOWS = 10
-SEED = 9
 BATCH_ROWS = 1024
 
 
@@ -38,9 +37,10 @@ def main() -> None:
     parser.add_argument("drift", type=float)
     parser.add_argument("rows", type=int)
     parser.add_argument("kind", choices=KINDS)
+    parser.add_argument("--seed", type=int, default=9, help="choose on one, confirm on another")
     asked = parser.parse_args()
     generator = GeneratorSettings(
-        rows=asked.rows, seed=SEED, shape=asked.shape, drift=asked.drift, batch_rows=BATCH_ROWS
+        rows=asked.rows, seed=asked.seed, shape=asked.shape, drift=asked.drift, batch_rows=BATCH_ROWS
     )
     features = Features.of(schema_of(generator))
     blocks = list(_blocks(generator, features))
