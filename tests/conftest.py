@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,9 @@ ROOT = Path(__file__).resolve().parent.parent
 # Shared machines stall for longer than any deadline per example. The same examples each run: failures repeat.
 settings.register_profile("headrace", deadline=None, derandomize=True)
 settings.load_profile("headrace")
+
+# Where tests run in a script's background, the shell has them ignore it, and all that they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
