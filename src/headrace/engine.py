@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from headrace.batching.callers import WaitingRequest, run_in
+from headrace.batching.callers import WaitingRequest
 from headrace.batching.request import (
     NO_DEADLINE,
     Answer,
@@ -28,6 +28,7 @@ from headrace.batching.request import (
 )
 from headrace.clock import LoopClock
 from headrace.config import BatchingPolicy, ModelConfig, ServerConfig
+from headrace.crossing import run_in
 from headrace.errors import ConfigError, FailedPrecondition, HeadraceError
 from headrace.lifecycle.background import LoaderThreads
 from headrace.lifecycle.manager import Manager

@@ -21,14 +21,12 @@ for themselves now and then.
 from __future__ import annotations
 
 import _thread
-import asyncio
-import concurrent.futures
 import copy
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
-from typing import TypeVar, cast
+from collections.abc import Callable
+from typing import cast
 
 from headrace.batching.batch import Batch
 from headrace.batching.batcher import Batcher
@@ -37,7 +35,7 @@ from headrace.batching.cost import BatchCost
 from headrace.batching.request import Answer, Origin, Request, Settlement
 from headrace.batching.statistics import VersionStatistics
 from headrace.config import BatchingPolicy
-from headrace.errors import DeadlineExceeded, HeadraceError, Unavailable
+from headrace.errors import DeadlineExceeded, HeadraceError
 from headrace.servable import CheckedInputs, Servable
 
 _GATHER_SECONDS = 0.0002
@@ -48,10 +46,6 @@ They are about to leave a request, too, or to go; but the system may have put on
 
 _LOOK_SECONDS = 1.0
 """A sleeper looks so often whether nobody is at work, although somebody should have woken it."""
-
-_STOPPED = "the server is stopping"
-
-ResultT = TypeVar("ResultT")
 
 
 class WaitingRequest(Request):
@@ -437,20 +431,3 @@ def _is_for_this_thread(error: BaseException) -> bool:
     if isinstance(error, SystemExit):  # a handler of SIGTERM raises it; elsewhere a model has
         return threading.current_thread() is threading.main_thread()
     return isinstance(error, KeyboardInterrupt)
-
-
-def run_in(loop: asyncio.AbstractEventLoop, work: Coroutine[object, object, ResultT]) -> ResultT:
-    """Run a coroutine in another thread's loop, and cancel it there when this thread is interrupted."""
-    try:
-        future: concurrent.futures.Future[ResultT] = asyncio.run_coroutine_threadsafe(work, loop)
-    except RuntimeError as error:
-        work.close()
-        raise Unavailable(_STOPPED) from error
-    try:
-        while not concurrent.futures.wait([future], _LOOK_SECONDS).done:
-            if loop.is_closed():  # it had ended before it came to this
-                raise Unavailable(_STOPPED)
-        return future.result()
-    except KeyboardInterrupt:
-        future.cancel()
-        raise

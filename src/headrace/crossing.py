@@ -1,0 +1,38 @@
+"""From a thread that waits into the serving thread's event loop, and back."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+from collections.abc import Coroutine
+from typing import TypeVar
+
+from headrace.errors import Unavailable
+
+_LOOK_SECONDS = 1.0
+"""So often it is looked whether the loop has ended, which then answers nobody."""
+
+_STOPPED = "the server is stopping"
+
+ResultT = TypeVar("ResultT")
+
+
+def run_in(loop: asyncio.AbstractEventLoop, work: Coroutine[object, object, ResultT]) -> ResultT:
+    """Run a coroutine in another thread's loop, and cancel it there when this thread is interrupted.
+
+    Raises:
+        Unavailable: The loop has ended.
+    """
+    try:
+        future: concurrent.futures.Future[ResultT] = asyncio.run_coroutine_threadsafe(work, loop)
+    except RuntimeError as error:
+        work.close()
+        raise Unavailable(_STOPPED) from error
+    try:
+        while not concurrent.futures.wait([future], _LOOK_SECONDS).done:
+            if loop.is_closed():  # it had ended before it came to this
+                raise Unavailable(_STOPPED)
+        return future.result()
+    except KeyboardInterrupt:
+        future.cancel()
+        raise
