@@ -208,6 +208,13 @@ class Signature:
         return tuple(spec.name for spec in self.outputs)
 
     @cached_property
+    def output_values(self) -> int:
+        """How many numbers a row of all outputs has; 0 where that is not fixed, or some are texts."""
+        if any(spec.dtype == STRING or None in spec.shape for spec in self.outputs):
+            return 0
+        return sum(math.prod(size or 1 for size in spec.shape) for spec in self.outputs)
+
+    @cached_property
     def _number_inputs(self) -> tuple[tuple[str, np.dtype[Any]], ...]:
         """The names of the inputs with their dtypes; none where one of them is texts."""
         numbers = tuple((spec.name, spec.dtype) for spec in self.inputs if spec.dtype != STRING)

@@ -169,9 +169,9 @@ def test_a_callback_whose_waiter_leaves_is_one_outcome() -> None:
 def test_a_body_over_the_budget_is_one_outcome(how: str) -> None:
     async def scenario(made: World) -> None:
         bodies = made.application.bodies
-        bodies.held_bytes = bodies.limits.max_inflight_bytes
+        bodies.hold_of_stream(bodies.limits.max_inflight_bytes)
         await made.ask(how, Ask())
-        bodies.held_bytes = 0
+        bodies.release(bodies.limits.max_inflight_bytes)
         assert made.codes() == expected(how, Overloaded(""))
 
     run(scenario)
@@ -181,9 +181,9 @@ def test_a_body_over_the_budget_is_one_outcome(how: str) -> None:
 def test_one_call_too_many_is_one_outcome(how: str) -> None:
     async def scenario(made: World) -> None:
         made.application.bodies.call_bytes = made.application.bodies.limits.max_inflight_bytes + 1
-        made.application.bodies.held_bytes = 1
+        made.application.bodies.hold_of_stream(1)
         await made.ask(how, Ask())
-        made.application.bodies.held_bytes = 0
+        made.application.bodies.release(1)
         assert made.codes() == Counter([of(how, Overloaded(""))])
 
     run(scenario, by_grpcio=how == "grpcio")

@@ -224,7 +224,7 @@ def test_depth_is_counted_in_levels(depth: int, limit: int) -> None:
 
 @given(arrays.arrays(np.float64, SHAPES))
 def test_printed_json_is_what_the_standard_library_reads(array: Array) -> None:
-    back = json.loads(json_bodies.print_predictions([("y", array)], by_row=True))["predictions"]
+    back = json.loads(json_bodies.print_predictions({"y": array}, by_row=True))["predictions"]
     np.testing.assert_array_equal(np.array(back), array)
 
 

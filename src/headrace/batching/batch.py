@@ -86,12 +86,13 @@ class Lane:
         """Since when the queue waits for its turn: its head came then, or a part followed another."""
         return max(self.queue[0].enqueued, self._turn)
 
-    def weigh(self, request: Request) -> None:
-        """Let a request know how many bytes of text it has."""
-        request.text_bytes = bytes_of(request.columns, self.texts)
+    def weigh(self, request: Request) -> bool:
+        """Let a request know how many bytes of text it has.
 
-    def is_cut(self, request: Request) -> bool:
-        """Whether a request is cut for its texts, however few rows it has."""
+        Returns:
+            Whether it is cut for them, however few rows it has.
+        """
+        request.text_bytes = bytes_of(request.columns, self.texts)
         return request.text_bytes > MOST_BYTES and request.rows > 1 and self._cuts_texts
 
     def put_parts(self, request: Request, *, fill: bool) -> list[Request]:
@@ -107,7 +108,7 @@ class Lane:
         Returns:
             All of them, in order.
         """
-        if self.is_cut(request):
+        if self.texts and self.weigh(request):
             counts = row_counts(request.columns, self.texts, request.rows, self.max_rows, self.allowed)
         else:
             counts = parts_within(request.rows, self.max_rows)

@@ -118,17 +118,15 @@ class Batcher:
         self._expiry_at = math.inf
         self._expiry_slack = _EXPIRY_SLACK_SECONDS
         self._closed = False
+        self._most_rows = policy.max_queue_rows  # that may wait; -1 once it is closed
 
     # --- taking requests, or refusing them at once ---
 
     def submit(self, request: Request) -> None:
         """Take a request, or refuse it at once: its ``respond`` is called either way. Serving thread only."""
         now = request.enqueued = self._now()
-        if (
-            self._closed
-            or request.deadline != NO_DEADLINE
-            or self.queued_rows + request.rows > self._policy.max_queue_rows
-        ):
+        rows = request.rows
+        if request.deadline != NO_DEADLINE or self.queued_rows + rows > self._most_rows:
             refusal = self._refusal(request, now)
             if refusal is not None:
                 self.statistics.refused += 1
@@ -136,14 +134,12 @@ class Batcher:
                 return
         layout = request.layout
         lane = self._lanes.get(layout.signature if self._pads else layout) or self._open_lane(layout)
-        if lane.texts:
-            lane.weigh(request)
-        if request.rows > lane.max_rows or lane.is_cut(request):
+        if rows > lane.max_rows or (lane.texts and lane.weigh(request)):
             self._put_parts(lane, request)
         else:
             lane.queue.append(request)
             self.outstanding += 1
-        self.queued_rows += request.rows
+        self.queued_rows += rows
         if request.deadline < self._expiry_at:
             self._watch_deadline(request.deadline, now)
         if not self._scheduled and len(self._running) < self._instance_count:
@@ -456,6 +452,7 @@ class Batcher:
     def close(self) -> None:
         """Refuse what comes from now on; threads end when they have done their work. Serving thread only."""
         self._closed = True
+        self._most_rows = -1
         for timer in (self._wake, self._expiry):
             if timer is not None:
                 timer.cancel()

@@ -275,12 +275,14 @@ class AwaitedRequest(Request):
 
     def settle(self, settlement: Settlement) -> bool:
         """Answer, once; see ``Request.settle``."""
-        wanted = not self.settled and not self._future.done()
-        self.settled = True
+        future = self._future
         self.columns = ()
-        if wanted:
-            if type(settlement) is Answer:
-                self._future.set_result(settlement)
-            else:
-                self._future.set_exception(cast("HeadraceError", settlement))
-        return wanted
+        if self.settled or future.done():
+            self.settled = True
+            return False
+        self.settled = True
+        if type(settlement) is Answer:
+            future.set_result(settlement)
+        else:
+            future.set_exception(cast("HeadraceError", settlement))
+        return True

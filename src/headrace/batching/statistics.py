@@ -80,7 +80,7 @@ class VersionStatistics:
         answered = len(requests)
         arrivals = [request.enqueued for request in requests]
         arrived = sum(arrivals)
-        rows = sum([request.rows for request in requests])
+        rows = timings.rows if answered == timings.requests else sum([request.rows for request in requests])
         slowest = bisect_left(LATENCY_BUCKETS_SECONDS, now - min(arrivals))
         if slowest == bisect_left(LATENCY_BUCKETS_SECONDS, now - max(arrivals)):
             self.latency_counts[slowest] += answered  # most batches lie in one bucket

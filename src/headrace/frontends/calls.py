@@ -113,7 +113,7 @@ class HttpCall(Call):
         path: The decoded path, without the query.
         parameters: The values of the route pattern's ``{names}``, decoded; absent optional ones are missing.
         query: The query string, as it came.
-        body: The whole body; the account of the byte budget includes it.
+        body: The whole body; the account of the byte budget includes a large one.
     """
 
     __slots__ = ("body", "method", "parameters", "path", "query")
@@ -127,24 +127,26 @@ class HttpCall(Call):
         parameters: Mapping[str, str],
         headers: Headers = (),
         body: bytes = b"",
+        query: bytes = b"",
+        budget: Budget | None = None,
     ) -> None:
-        """Describe a request that came without a query or a deadline; set those as attributes."""
+        """Describe a request that came without a deadline; set that as an attribute."""
         self.method = method
         self.path = path
         self.parameters = parameters
         self.headers = headers
         self.body = body
-        self.query = b""
+        self.query = query
         self.deadline = NO_DEADLINE
         self.account: Account | None = None
-        self.budget: Budget | None = None
+        self.budget = budget
         self.notes = ()
         self.outcome = None
 
     def counted(self) -> Account | None:
         """The account of this call, opened when it is first asked for; the transport settles it."""
         if self.account is None and self.budget is not None:
-            self.account = Account(self.budget.hold_of_stream, len(self.body))
+            self.account = Account(self.budget.hold_of_stream)
         return self.account
 
 

@@ -65,7 +65,7 @@ def _inferring(service: Service) -> UnaryHandler:
         loaded, inputs, writer, request_id, deadline = found
         answer = await predict(loaded, inputs, deadline, call)
         written = writer.write(answer, request_id) or await write_large(found, answer, call)
-        return written + origin_field(answer.origin) if answer.outputs.origin.is_default else written
+        return _flagged(written, answer) if call.notes else written
 
     async def infer_new(message: bytes, call: GrpcCall, allowance: Allowance) -> bytes:
         def ask(found: Inference) -> Awaitable[Answer]:
@@ -74,7 +74,7 @@ def _inferring(service: Service) -> UnaryHandler:
         steps = parse(message, call.deadline, allowance)
         found, answer = await decode_and_ask(message, form, steps, ask, allowance, service.lane)
         written = found.writer.write(answer, found.request_id) or await write_large(found, answer, call)
-        return written + origin_field(answer.origin) if answer.outputs.origin.is_default else written
+        return _flagged(written, answer) if call.notes else written
 
     async def write_large(found: Inference, answer: Answer, call: GrpcCall) -> bytes:
         with Allowance.of(service.limits, call) as allowance:
@@ -82,6 +82,10 @@ def _inferring(service: Service) -> UnaryHandler:
                 return await in_steps(found.writer.writing(answer, found.request_id, allowance), lane)
 
     return infer
+
+
+def _flagged(written: bytes, answer: Answer) -> bytes:
+    return written + origin_field(answer.origin) if answer.origin.is_default else written
 
 
 # ---- Streams ----

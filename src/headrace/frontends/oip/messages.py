@@ -102,6 +102,8 @@ class _Known(NamedTuple):
     layout: RowLayout
     rows: int
     writer: AnswerWriter
+    is_plain: bool
+    """Whether the tensors are the columns, as they are: none of what follows."""
     has_id: bool
     reorder: Callable[[Sequence[bytes]], tuple[bytes, ...]] | None
     spread: tuple[int, ...]
@@ -133,24 +135,25 @@ class InferDecoder:
         found = self._templates.find(message)
         if found is None:
             return None if self._texts.is_empty else self._recognise_texts(message, deadline)
-        known, parts = found
+        (model, version, known, layout, rows, writer, is_plain, has_id, reorder, spread), parts = found
         columns: tuple[Buffer, ...] = parts
-        loaded = self._loaded(known.model, known.version)
-        if known.loaded() is not loaded:
+        loaded = self._loaded(model, version)
+        if known() is not loaded:
             return None
         request_id: str | None = ""
-        if known.has_id:
-            request_id = _decoded(parts[0])
-            if request_id is None:
-                return None
-            columns = parts = parts[1:]
-        if known.reorder is not None:
-            columns = known.reorder(parts)
-        if known.spread:
-            columns = spread_columns(columns, known.spread, known.layout, known.rows)
+        if not is_plain:
+            if has_id:
+                request_id = _decoded(parts[0])
+                if request_id is None:
+                    return None
+                columns = parts = parts[1:]
+            if reorder is not None:
+                columns = reorder(parts)
+            if spread:
+                columns = spread_columns(columns, spread, layout, rows)
         # Named tuples made without their slow constructors: this is every request's way.
-        inputs = _tuple(CheckedInputs, (known.layout, columns, known.rows))
-        return _tuple(Inference, (loaded, inputs, known.writer, request_id, deadline))
+        inputs = _tuple(CheckedInputs, (layout, columns, rows))
+        return _tuple(Inference, (loaded, inputs, writer, request_id, deadline))
 
     def _recognise_texts(self, message: bytes, deadline: float) -> Inference | None:
         found = self._texts.find(message)
@@ -214,6 +217,7 @@ class InferDecoder:
             return
         layout, places = inference.inputs.layout, {name: index for index, name in enumerate(by_name)}
         order = [places[spec.name] for spec in layout.specs]
+        reorder = itemgetter(*order) if order != sorted(order) else None
         has_id = bool(inference.request_id)
         spans = _spans(message, len(tensors), has_id=has_id)
         if spans is None:
@@ -225,8 +229,9 @@ class InferDecoder:
             layout,
             inference.inputs.rows,
             inference.writer,
+            not (has_id or reorder or spread),
             has_id,
-            itemgetter(*order) if order != sorted(order) else None,
+            reorder,
             spread or (),
         )
         if packs:
@@ -362,13 +367,15 @@ class _Part(NamedTuple):
 
     Attributes:
         name: The output.
-        row_bytes: The size of a row; None for strings, which have no fixed size.
+        row_bytes: The size of a row; -1 for strings, which have no fixed size.
         before: What stands before the bytes: the message's head at the first, and a number's length.
+        is_quick: Whether the bytes are known to be so few that they are copied at once.
     """
 
     name: str
-    row_bytes: int | None
+    row_bytes: int
     before: bytes
+    is_quick: bool
 
 
 _Writers = dict[tuple[str, tuple[str, ...], bool], "AnswerWriter"]
@@ -377,7 +384,7 @@ _Writers = dict[tuple[str, tuple[str, ...], bool], "AnswerWriter"]
 class AnswerWriter:
     """Writes the ModelInferResponses of one version for one selection of outputs."""
 
-    __slots__ = ("_base", "_fixed", "_names", "_parts", "_specs", "_typed")
+    __slots__ = ("_base", "_fixed", "_names", "_only", "_parts", "_specs", "_typed")
 
     def __init__(
         self, loaded: LoadedVersion, signature: Signature, outputs: tuple[str, ...], *, typed: bool
@@ -398,6 +405,7 @@ class AnswerWriter:
         self._base: bytes = base.SerializeToString()
         self._fixed = all(None not in spec.shape for spec in self._specs)
         self._parts: dict[object, tuple[_Part, ...]] = {}
+        self._only: dict[int, _Part] = {}  # where one output is all, and quick, by the number of rows
 
     def write(self, answer: Answer, request_id: str = "") -> bytes | None:
         """Serialize an answer, at once.
@@ -409,28 +417,25 @@ class AnswerWriter:
         Returns:
             The bytes; None where that would take long: then use ``writing``.
         """
+        only = self._only.get(answer.stop - answer.start)
+        if only is not None and not request_id:  # what most models and most clients are like
+            name, row_bytes, before, _ = only
+            return before + answer.raw(name, row_bytes)
         if self._typed:
             if any(is_large(answer.tensor(name)) for name in self._names):
                 return None
             return self._base + self._typed_outputs(answer) + _id_field(request_id)
-        parts = self._parts_of(answer)
-        if len(parts) == 1 and not request_id:  # what most models and most clients are like
-            name, row_bytes, before = parts[0]
-            if row_bytes is not None and not is_large_raw(answer.rows, row_bytes):
-                return before + answer.raw(name, row_bytes)
         written = []
-        for name, row_bytes, before in parts:
+        for name, row_bytes, before, is_quick in self._parts_of(answer):
             written.append(before)
-            if row_bytes is None:
-                tensor = answer.tensor(name)
-                if is_large(tensor):
-                    return None
-                strings = join_strings(tensor.ravel().tolist())
-                written += (length_prefix(_RAW_OUTPUTS, len(strings)), strings)
-            elif is_large_raw(answer.rows, row_bytes):
-                return None
-            else:
+            if is_quick:
                 written.append(answer.raw(name, row_bytes))
+                continue
+            tensor = answer.tensor(name)
+            if row_bytes >= 0 or is_large(tensor):
+                return None
+            strings = join_strings(tensor.ravel().tolist())
+            written += (length_prefix(_RAW_OUTPUTS, len(strings)), strings)
         return b"".join(written) + _id_field(request_id)
 
     def writing(self, answer: Answer, request_id: str, allowance: Allowance) -> Steps[bytes]:
@@ -450,9 +455,9 @@ class AnswerWriter:
             for spec in self._specs:
                 written += yield from writing_output(spec, answer.tensor(spec.name), allowance)
         else:
-            for name, row_bytes, before in self._parts_of(answer):
+            for name, row_bytes, before, _ in self._parts_of(answer):
                 written.append(before)
-                if row_bytes is None:
+                if row_bytes < 0:
                     written += yield from raw_texts_of(_RAW_OUTPUTS, answer.tensor(name), allowance)
                 else:
                     allowance.hold(row_bytes * answer.rows)
@@ -475,14 +480,19 @@ class AnswerWriter:
         for spec, shape in zip(self._specs, self._shapes(answer), strict=True):
             response.outputs.add(name=spec.name, datatype=datatype_name(spec), shape=shape)
             if spec.dtype == STRING:
-                parts.append(_Part(spec.name, None, b""))
+                parts.append(_Part(spec.name, -1, b"", is_quick=False))
             else:
                 row_bytes = spec.dtype.itemsize * math.prod(shape[1:])
-                parts.append(_Part(spec.name, row_bytes, length_prefix(_RAW_OUTPUTS, shape[0] * row_bytes)))
+                size = shape[0] * row_bytes
+                before = length_prefix(_RAW_OUTPUTS, size)
+                parts.append(_Part(spec.name, row_bytes, before, is_quick=not is_large_raw(size)))
         head = self._base + response.SerializeToString()
         if len(self._parts) >= _HEADS_KEPT:
             self._parts.clear()
+            self._only.clear()
         found = self._parts[key] = (parts[0]._replace(before=head + parts[0].before), *parts[1:])
+        if self._fixed and len(found) == 1 and found[0].is_quick:
+            self._only[answer.stop - answer.start] = found[0]
         return found
 
     def _typed_outputs(self, answer: Answer) -> bytes:

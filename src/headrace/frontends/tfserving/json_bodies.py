@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from itertools import chain, islice
 from typing import Annotated, Any, cast
@@ -420,17 +420,17 @@ def print_json(document: object) -> bytes:
     return body
 
 
-def print_predictions(tensors: Iterable[tuple[str, Array]], *, by_row: bool) -> bytes:
+def print_predictions(tensors: Mapping[str, Array], *, by_row: bool) -> bytes:
     """Print Predict's answer: ``predictions`` for rows, ``outputs`` for columns; one output has no name.
 
     Args:
-        tensors: The outputs.
+        tensors: The outputs, by name.
         by_row: Whether the request came in rows.
     """
-    values = {name: json_values(name, tensor) for name, tensor in tensors}
-    if len(values) == 1:
-        (only,) = values.values()
-        return print_json({"predictions" if by_row else "outputs": only})
+    if len(tensors) == 1:
+        ((name, tensor),) = tensors.items()
+        return print_json({"predictions" if by_row else "outputs": json_values(name, tensor)})
+    values = {name: json_values(name, tensor) for name, tensor in tensors.items()}
     if not by_row:
         return print_json({"outputs": values})
     return print_json(

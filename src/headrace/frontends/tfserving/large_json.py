@@ -7,6 +7,7 @@ import binascii
 import codecs
 import math
 import secrets
+from collections.abc import Mapping
 from itertools import chain
 from typing import NamedTuple, cast
 
@@ -198,20 +199,20 @@ def _length(values: Json) -> int:
 # ---- Answers ----
 
 
-async def print_predictions(tensors: list[tuple[str, Array]], *, by_row: bool, lane: Lane) -> bytes:
+async def print_predictions(tensors: Mapping[str, Array], *, by_row: bool, lane: Lane) -> bytes:
     """Print Predict's answer in slices of rows; see ``json_bodies.print_predictions``."""
     texts = _LongTexts(by_row=by_row)
-    tensors = [(name, await texts.taken_out(name, tensor, lane)) for name, tensor in tensors]
+    tensors = {name: await texts.taken_out(name, tensor, lane) for name, tensor in tensors.items()}
     if by_row:
         parts = []
-        for rows in printing.row_slices([tensor for _, tensor in tensors]):
-            cut = [(name, tensor[rows]) for name, tensor in tensors]
+        for rows in printing.row_slices([*tensors.values()]):
+            cut = {name: tensor[rows] for name, tensor in tensors.items()}
             parts.append(_within(json_bodies.print_predictions(cut, by_row=True)))
             await lane.breathe()
         return await texts.put_back(
             await printing.joined_by_commas(b'{"predictions":[', parts, b"]}", lane), lane
         )
-    printed = [(name, await _print_tensor(name, tensor, lane)) for name, tensor in tensors]
+    printed = [(name, await _print_tensor(name, tensor, lane)) for name, tensor in tensors.items()]
     if len(printed) == 1:
         whole = b'{"outputs":' + printed[0][1] + b"}"
     else:

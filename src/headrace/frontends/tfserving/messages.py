@@ -312,7 +312,7 @@ class AnswerWriter:
                     return None
                 response = PredictResponse(outputs={name: write_tensor(tensor)})
                 written.append(response.SerializeToString())
-            elif is_large_raw(answer.rows, row_bytes):
+            elif is_large_raw(answer.rows * row_bytes):
                 return None
             else:
                 written += (prefix, answer.raw(name, row_bytes))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from headrace.frontends.calls import HttpCall, HttpHandler, HttpReply, HttpRoute
 from headrace.frontends.tfserving import descriptions, examples, json_bodies, large_json, results, serialized
@@ -15,10 +15,10 @@ from headrace.frontends.wire.json_cost import is_light, light_bytes, parsed_at_o
 from headrace.frontends.wire.json_text import Json, parse_in_slices
 from headrace.frontends.wire.lane import Lane
 from headrace.frontends.wire.long_lists import given_back
-from headrace.frontends.wire.printing import needs_slices
+from headrace.frontends.wire.printing import PRINTED_AT_ONCE, needs_slices
 from headrace.frontends.wire.steps import Steps, in_steps, run
 from headrace.lifecycle.handle import Lease
-from headrace.servable import DEFAULT_SIGNATURE, CheckedInputs, Signature, takes_packed
+from headrace.servable import CheckedInputs, Signature, takes_packed
 from headrace.tensors import Array
 
 if TYPE_CHECKING:
@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from headrace.loaded import LoadedVersion
 
 _LIST_BEGINS = re.compile(rb"[ \t\r\n]*\[")
-_Answering = Callable[["Service", ModelChoice, HttpCall], Awaitable[bytes]]
+_PredictInputs = tuple[Signature, CheckedInputs, bool]
+"""The signature, the inputs, and whether they came in rows."""
+_Answering = Callable[["Service", ModelChoice, HttpCall], Awaitable[HttpReply]]
 
 # Both at once are refused by name, not as an unknown path.
 _VERSIONS = ("", "/versions/{version}", "/labels/{label}", "/versions/{version}/labels/{label}")
@@ -56,51 +58,55 @@ def _handler(service: Service, answer: _Answering, method: str = "") -> HttpHand
     metrics = service.tensorflow_metrics
     measured = service if metrics is None else metrics.watching(service, method.capitalize())
 
-    async def handle(call: HttpCall) -> HttpReply:
+    def handle(call: HttpCall) -> Awaitable[HttpReply]:
         given = call.parameters
-        chosen = path_choice(given["model"], given.get("version"), given.get("label"))
-        return HttpReply(await answer(measured, chosen, call))
+        return answer(measured, path_choice(given["model"], given.get("version"), given.get("label")), call)
 
     if metrics is None:
         return handle
     return metrics.measured(handle, lambda call: call.parameters["model"], method, "REST")
 
 
-async def _predict(service: Service, chosen: ModelChoice, call: HttpCall) -> bytes:
-    if len(call.body) > service.at_once_bytes:
-        await service.lane.step()
+async def _predict(service: Service, chosen: ModelChoice, call: HttpCall) -> HttpReply:
+    if len(call.body) <= service.at_once_bytes:
+        loaded = find(service, chosen)
+        signature, inputs, by_row = predict_inputs(loaded, call, service.limits)
+    else:
+        loaded, (signature, inputs, by_row) = await _larger_inputs(service, chosen, call)
+    answer = await service.predict(loaded, inputs, call.deadline, call)
+    tensors = {name: answer.tensor(name) for name in signature.output_names}
+    size = inputs.rows * signature.output_values
+    if not 0 < size <= PRINTED_AT_ONCE and needs_slices(tensors.values()):
+        async with service.lane as lane:
+            return HttpReply(await large_json.print_predictions(tensors, by_row=by_row, lane=lane))
+    return HttpReply(json_bodies.print_predictions(tensors, by_row=by_row))
+
+
+async def _larger_inputs(
+    service: Service, chosen: ModelChoice, call: HttpCall
+) -> tuple[LoadedVersion, _PredictInputs]:
+    """What ``find`` and ``predict_inputs`` give, for a body that may take long."""
+    await service.lane.step()
     loaded = find(service, chosen)
     at_once = _inputs_at_once(service, loaded, call)
     if at_once is not None:
-        signature, inputs, by_row = at_once
-    else:
-        allowance = Allowance.of(service.limits, call)
-        with Lease(loaded):
-            columns, by_row, name = await _large_columns(service, loaded, call, allowance)
-        signature = find_signature(loaded, name)
-        inputs = signature.check(columns, allowance=allowance)
-    answer = await service.predict(loaded, inputs, call.deadline, call)
-    tensors = [(name, answer.tensor(name)) for name in signature.output_names]
-    if needs_slices(tensor for _, tensor in tensors):
-        async with service.lane as lane:
-            return await large_json.print_predictions(tensors, by_row=by_row, lane=lane)
-    return json_bodies.print_predictions(tensors, by_row=by_row)
+        return loaded, at_once
+    allowance = Allowance.of(service.limits, call)
+    with Lease(loaded):
+        columns, by_row, name = await _large_columns(service, loaded, call, allowance)
+    signature = find_signature(loaded, name)
+    return loaded, (signature, signature.check(columns, allowance=allowance), by_row)
 
 
-def _inputs_at_once(
-    service: Service, loaded: LoadedVersion, call: HttpCall
-) -> tuple[Signature, CheckedInputs, bool] | None:
+def _inputs_at_once(service: Service, loaded: LoadedVersion, call: HttpCall) -> _PredictInputs | None:
     """What ``predict_inputs`` gives; None for a body that shall be decoded in slices."""
     body, limits = call.body, service.limits
-    size = len(body)
-    if size <= service.at_once_bytes:
-        return predict_inputs(loaded, call, limits)
-    if size > light_bytes(service.at_once_bytes, limits):
+    if len(body) > light_bytes(service.at_once_bytes, limits):
         return None
     decoder = _rows_decoder(loaded)
     inputs = decoder.decode(body) if decoder else None
-    if inputs is not None:
-        return loaded.signatures[DEFAULT_SIGNATURE], inputs, True
+    if decoder is not None and inputs is not None:
+        return decoder.signature, inputs, True
     return general_predict_inputs(loaded, call, limits) if is_light(body) else None
 
 
@@ -134,9 +140,7 @@ async def _large_document(
     return json_bodies.document(found)
 
 
-def predict_inputs(
-    loaded: LoadedVersion, call: HttpCall, limits: Limits
-) -> tuple[Signature, CheckedInputs, bool]:
+def predict_inputs(loaded: LoadedVersion, call: HttpCall, limits: Limits) -> _PredictInputs:
     """Decode the body of a Predict request.
 
     Args:
@@ -151,23 +155,25 @@ def predict_inputs(
         InvalidRequest: The body is wrong.
     """
     decoder = _rows_decoder(loaded)
-    inputs = decoder.decode(call.body) if decoder else None
-    if inputs is not None:
-        return loaded.signatures[DEFAULT_SIGNATURE], inputs, True
+    if decoder is not None:
+        inputs = decoder.decode(call.body)
+        if inputs is not None:
+            return decoder.signature, inputs, True
     return general_predict_inputs(loaded, call, limits)
 
 
 def _rows_decoder(loaded: LoadedVersion) -> RowsDecoder | None:
     cache = loaded.codec_cache
-    if RowsDecoder not in cache:
+    try:
+        return cache[RowsDecoder]  # type: ignore[return-value]  # what is under this key
+    except KeyError:
         signature, packs = find_signature(loaded, ""), takes_packed(loaded.servable)
-        cache[RowsDecoder] = RowsDecoder(signature) if RowsDecoder.fits(signature, packs=packs) else None
-    return cast("RowsDecoder | None", cache[RowsDecoder])
+        decoder = RowsDecoder(signature) if RowsDecoder.fits(signature, packs=packs) else None
+        cache[RowsDecoder] = decoder
+        return decoder
 
 
-def general_predict_inputs(
-    loaded: LoadedVersion, call: HttpCall, limits: Limits
-) -> tuple[Signature, CheckedInputs, bool]:
+def general_predict_inputs(loaded: LoadedVersion, call: HttpCall, limits: Limits) -> _PredictInputs:
     """Decode the body of a Predict request of any form; see ``predict_inputs``."""
     document = json_bodies.parse(call.body, limits.max_json_depth)
     signature = find_signature(loaded, json_bodies.signature_name(document))
@@ -176,7 +182,7 @@ def general_predict_inputs(
     return signature, signature.check(columns, allowance=allowance), by_row
 
 
-async def _classify(service: Service, chosen: ModelChoice, call: HttpCall) -> bytes:
+async def _classify(service: Service, chosen: ModelChoice, call: HttpCall) -> HttpReply:
     def check(loaded: LoadedVersion, signature: Signature) -> None:
         examples.check_kind(signature, "classify")
         examples.class_outputs(signature, loaded.config.signature)  # refuses before anything is computed
@@ -186,7 +192,7 @@ async def _classify(service: Service, chosen: ModelChoice, call: HttpCall) -> by
     return await _printed(service, examples.classes_of(answer, signature, loaded.config.signature))
 
 
-async def _regress(service: Service, chosen: ModelChoice, call: HttpCall) -> bytes:
+async def _regress(service: Service, chosen: ModelChoice, call: HttpCall) -> HttpReply:
     def check(loaded: LoadedVersion, signature: Signature) -> None:
         examples.check_kind(signature, "regress")
         examples.value_output(signature, loaded.config.signature)
@@ -196,11 +202,11 @@ async def _regress(service: Service, chosen: ModelChoice, call: HttpCall) -> byt
     return await _printed(service, examples.values_of(answer, signature, loaded.config.signature))
 
 
-async def _printed(service: Service, result: results.Result) -> bytes:
+async def _printed(service: Service, result: results.Result) -> HttpReply:
     if results.needs_slices(result):
         async with service.lane as lane:
-            return await in_steps(results.print_result(result), lane)
-    return run(results.print_result(result))
+            return HttpReply(await in_steps(results.print_result(result), lane))
+    return HttpReply(run(results.print_result(result)))
 
 
 async def _example_inputs(
@@ -240,14 +246,14 @@ def _columns_of(
     return make(signature, given, allowance)
 
 
-async def _metadata(service: Service, chosen: ModelChoice, call: HttpCall) -> bytes:
+async def _metadata(service: Service, chosen: ModelChoice, call: HttpCall) -> HttpReply:
     loaded = find(service, chosen)
     signatures = {name: descriptions.signature_def(one) for name, one in loaded.signatures.items()}
     spec = {**answered(loaded), "version": loaded.version}
     document = {"model_spec": spec, "metadata": {"signature_def": {"signature_def": signatures}}}
-    return json_bodies.print_json(descriptions.as_json(document))
+    return HttpReply(json_bodies.print_json(descriptions.as_json(document)))
 
 
-async def _status(service: Service, chosen: ModelChoice, call: HttpCall) -> bytes:
+async def _status(service: Service, chosen: ModelChoice, call: HttpCall) -> HttpReply:
     statuses = descriptions.version_statuses(service, chosen)
-    return json_bodies.print_json({"model_version_status": descriptions.as_json(statuses)})
+    return HttpReply(json_bodies.print_json({"model_version_status": descriptions.as_json(statuses)}))

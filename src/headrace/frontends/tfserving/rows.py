@@ -45,13 +45,20 @@ _UNUSUAL = (
     OverflowError,
 )
 
+_tuple = tuple.__new__
+
 Pack = Callable[[Any], bytes]
 
 
 class RowsDecoder:
-    """Decodes ``{"instances": [...]}`` for one signature."""
+    """Decodes ``{"instances": [...]}`` for one signature.
+
+    Attributes:
+        signature: What the rows are.
+    """
 
     __slots__ = (
+        "_bare",
         "_columns",
         "_decode",
         "_decode_rows",
@@ -60,9 +67,9 @@ class RowsDecoder:
         "_raw_names",
         "_row_end",
         "_row_type",
-        "_signature",
         "_texts",
         "_values_a_row",
+        "signature",
     )
 
     def __init__(self, signature: Signature) -> None:
@@ -88,11 +95,16 @@ class RowsDecoder:
         names = 2 * len(fields) if len(fields) > 1 else 0
         self._values_a_row = 1 + names + sum(_inner_values(spec) for spec in signature.inputs)
         self._row_type = row
-        self._signature = signature
+        self.signature = signature
         self._layout = signature.layout(tuple(_fixed(spec) for spec in signature.inputs))
         getters = [attrgetter(name) for name, _ in fields]
         packers = [None if spec.dtype == STRING else _packer(spec) for spec in signature.inputs]
-        self._columns = tuple((get, pack) for get, pack in zip(getters, packers, strict=True) if pack)
+        self._bare = packers[0]
+        self._columns = [
+            _packer(spec, get)
+            for spec, get in zip(signature.inputs, getters, strict=True)
+            if spec.dtype != STRING
+        ]
         self._texts = TextRowsPacker(self._layout, getters, packers) if None in packers else None
         self._names = ("", signature.name)
         self._raw_names = {b"", signature.name.encode()}
@@ -126,8 +138,8 @@ class RowsDecoder:
             columns = self._packed(rows) if self._texts is None else self._texts.pack(rows)
         except _UNUSUAL:
             return None
-        self._signature.check_rows(len(rows))
-        return None if columns is None else CheckedInputs(self._layout, columns, len(rows))
+        # A named tuple made without its slow constructor.
+        return None if columns is None else _tuple(CheckedInputs, (self._layout, columns, len(rows)))
 
     async def decode_in_slices(
         self, body: bytes, allowance: Allowance, lane: Lane
@@ -166,7 +178,7 @@ class RowsDecoder:
             found.append(columns)
             start = cut + 1
             await lane.breathe()
-        whole = zip(self._signature.inputs, zip(*found, strict=True), strict=True)
+        whole = zip(self.signature.inputs, zip(*found, strict=True), strict=True)
         return {spec.name: _joined(spec, parts) for spec, parts in whole}
 
     def _part(self, text: bytes, allowance: Allowance) -> tuple[bytes, ...] | None:
@@ -182,13 +194,14 @@ class RowsDecoder:
 
     def _packed(self, rows: Sequence[Any]) -> tuple[bytes, ...] | None:
         if len(rows) == 1 and type(rows[0]) is self._row_type:
-            return tuple([pack(get(rows[0])) for get, pack in self._columns])
+            row = rows[0]
+            return tuple([pack(row) for pack in self._columns])
         named = [type(row) is self._row_type for row in rows]
         if all(named):
-            return tuple([b"".join([pack(one) for one in map(get, rows)]) for get, pack in self._columns])
-        if any(named):
+            return tuple([b"".join([pack(row) for row in rows]) for pack in self._columns])
+        if any(named) or self._bare is None:
             return None
-        return (b"".join([self._columns[0][1](row) for row in rows]),)
+        return (b"".join([*map(self._bare, rows)]),)
 
 
 def _decoder(kind: Any) -> Callable[[bytes], Any]:
@@ -226,18 +239,24 @@ def _type(spec: TensorSpec) -> Any:
     return found
 
 
-def _packer(spec: TensorSpec) -> Pack:
-    """What turns one row's value into bytes."""
+def _packer(spec: TensorSpec, get: Callable[[Any], Any] | None = None) -> Pack:
+    """What turns one row's value into bytes; or the row itself, if ``get`` finds the value in it."""
     # NumPy's characters for long and unsigned long mean eight bytes here, and four to struct.
     code = {"l": "q", "L": "Q"}.get(spec.dtype.char, spec.dtype.char)
     pack = Struct(f"<{math.prod(_fixed(spec))}{code}").pack
-    match len(spec.shape):
-        case 0:
+    match len(spec.shape), get:
+        case 0, None:
             return pack
-        case 1:
-            return lambda row: pack(*row)
-        case rank:
-            return lambda row: pack(*_flattened(row, rank))
+        case 1, None:
+            return lambda value: pack(*value)
+        case rank, None:
+            return lambda value: pack(*_flattened(value, rank))
+        case 0, _:
+            return lambda row: pack(get(row))
+        case 1, _:
+            return lambda row: pack(*get(row))
+        case rank, _:
+            return lambda row: pack(*_flattened(get(row), rank))
 
 
 def _flattened(row: list[Any], rank: int) -> list[Any]:

@@ -33,7 +33,7 @@ from headrace.frontends.calls import (
     StreamHandler,
     UnaryHandler,
 )
-from headrace.frontends.transport.bodies import Bodies, Receive, announced_bytes
+from headrace.frontends.transport.bodies import Bodies, Event, Receive, announced_bytes
 from headrace.frontends.transport.grpc_framing import (
     MessageReader,
     error_headers,
@@ -168,26 +168,24 @@ class Application:
     async def _unary(self, handler: UnaryHandler, scope: Scope, receive: Receive, send: Send) -> None:
         bodies, outcomes = self.bodies, self.outcomes
         held = 0
-        account = None
         failed: HeadraceError | None = None
         call = GrpcCall(NO_DEADLINE, None, bodies, scope["headers"])
-        call.outcome = Outcome(call.door, _caller(scope)) if outcomes.observed else None
-        if not bodies.open():
-            await self._send_grpc_error(send, call, bodies.full())
-            return
+        if outcomes.observed:
+            call.outcome = Outcome(call.door, _caller(scope))
+        bodies.open()
         try:
-            encoding = _encoding_of(call)
-            event = await bodies.silent.coming(receive)
+            timeout = dict(scope["headers"]).get(b"grpc-timeout")
+            if timeout is not None:
+                call.deadline = _deadline(timeout_seconds(timeout))
+            calm = bodies.taken_bytes <= bodies.calm_bytes
+            event = await (receive() if calm else bodies.first(receive))
             message = plain_message(event.get("body", b""))
             if message is None:
-                body = await bodies.read(event, receive)
-                call.account = account = Account(bodies.hold_of_stream, len(body))
-                message = await self._opened(one_message(body, encoding, bodies.limits), account)
-            else:
+                message = await self._read_message(call, event, receive)
+            elif len(message) > bodies.included_bytes:
                 bodies.hold(len(message))
                 held = len(message)
-                if held > _COUNTED_FROM_BYTES:
-                    call.account = account = Account(bodies.hold_of_stream)
+                call.account = Account(bodies.hold_of_stream)
             reply = await handler(message, call)
         except HeadraceError as error:
             # Without its frames: this one knows it, and all together would wait for the garbage collector.
@@ -199,7 +197,7 @@ class Application:
             outcomes.failed(call, error)
             raise
         finally:
-            bodies.close(held if account is None else held + account.held)
+            bodies.close(held if call.account is None else held + call.account.held)
         if failed is not None:
             # Only now: what a refused call held must not refuse the next one while the error is being sent.
             await self._send_grpc_error(send, call, failed)
@@ -218,17 +216,27 @@ class Application:
             await send({"type": "http.response.body", "body": frame(reply), "more_body": False})
         await send(_grpc_ok(call.notes) if call.notes else _GRPC_OK)
 
+    async def _read_message(self, call: GrpcCall, event: Event, receive: Receive) -> bytes:
+        """Read a message that is not all there, or is compressed; its account has what is held for it."""
+        bodies = self.bodies
+        body = await bodies.read(event, receive)
+        call.account = account = Account(bodies.hold_of_stream, len(body))
+        encoding = call.header(b"grpc-encoding") or b""
+        return await self._opened(one_message(body, encoding, bodies.limits), account)
+
     async def _stream(self, handler: StreamHandler, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
         failed: HeadraceError | None = None
         unanswered: deque[Account] = deque()
         call = GrpcCall(NO_DEADLINE, None, self.bodies, scope["headers"])
         self._recorded(call, scope)
-        if not self.bodies.open():
-            await self._send_grpc_error(send, call, self.bodies.full())
-            return
+        self.bodies.open()
         try:
-            messages = self._messages(receive, _encoding_of(call), unanswered)
+            self.bodies.check_room()
+            if (timeout := call.header(b"grpc-timeout")) is not None:
+                call.deadline = _deadline(timeout_seconds(timeout))
+            encoding = call.header(b"grpc-encoding") or b""
+            messages = self._messages(receive, encoding, unanswered)
             async for reply in handler(messages, call):
                 if unanswered:
                     self.bodies.release(unanswered.popleft().held)
@@ -308,36 +316,34 @@ class Application:
     # --- REST ---
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
-        method: str = "GET" if scope["method"] == "HEAD" else scope["method"]
-        path: str = scope["path"]
+        method, path, bodies, held = scope["method"], scope["path"], self.bodies, 0
         if root := scope.get("root_path"):
             path = path.removeprefix(root)
-        match = self._router.match(method, path)
-        if match.handler is None and method == "POST" and _is_grpc(scope["headers"]):
-            unknown = self._recorded(GrpcCall(headers=scope["headers"]), scope)
-            await self._send_grpc_error(send, unknown, Unsupported(f"method {path} is not served here"))
+        handler, parameters, allowed = self._router.match(method, path)
+        call = HttpCall(method, path, parameters, scope["headers"], b"", scope["query_string"], bodies)
+        if self.outcomes.observed:
+            call.outcome = Outcome(call.door, _caller(scope))
+        if handler is None:
+            await self._send_no_route(call, allowed, scope, send)
             return
-        bodies, held = self.bodies, 0
-        call = HttpCall(method, path, match.parameters, scope["headers"])
-        call.budget = bodies
-        call.query = scope["query_string"]
-        call.outcome = Outcome(call.door, _caller(scope)) if self.outcomes.observed else None
-        if not bodies.open():
-            await self._send_reply(self._refusal(call, bodies.full()), scope, send)
-            return
+        bodies.open()
         try:
-            if match.handler is None:
-                reply = self._no_route(call, match.allowed)
+            if method == "POST":
+                length = _read_headers(call)
+                if length > bodies.included_bytes:
+                    bodies.check(length)
+                calm = bodies.taken_bytes <= bodies.calm_bytes
+                event = await (receive() if calm else bodies.first(receive))
+                call.body = body = event.get("body", b"")
+                if length != len(body) or length > bodies.included_bytes:
+                    held = await self._read_rest(call, event, receive)
+            reply = await handler(call)
+            if call.notes:
+                reply.headers += call.notes
+            if call.outcome is None:
+                self._of_rest.answered += 1  # as above
             else:
-                if method == "POST":
-                    held = await self._read_body(call, receive)
-                reply = await match.handler(call)
-                if call.notes:
-                    reply.headers += call.notes
-                if call.outcome is None:
-                    self._of_rest.answered += 1  # as above
-                else:
-                    self.outcomes.answered(call)
+                self.outcomes.answered(call)
         except HeadraceError as error:
             reply = self._refusal(call, error)
         except Exception:  # noqa: BLE001 - the boundary to the network: a bug fails its own request only
@@ -347,7 +353,7 @@ class Application:
             self.outcomes.failed(call, error)
             raise
         finally:
-            bodies.close(held if call.account is None else call.account.held)
+            bodies.close(held if call.account is None else held + call.account.held)
         if self._holding is not None:
             await self._holding.wait()
         await self._send_reply(reply, scope, send)
@@ -355,6 +361,16 @@ class Application:
     def _refusal(self, call: HttpCall, error: HeadraceError) -> HttpReply:
         self.outcomes.failed(call, error)
         return error_reply(error)
+
+    async def _send_no_route(
+        self, call: HttpCall, allowed: tuple[str, ...], scope: Scope, send: Send
+    ) -> None:
+        if call.method == "POST" and _is_grpc(call.headers):
+            unknown = self._recorded(GrpcCall(headers=call.headers), scope)
+            error = Unsupported(f"method {call.path} is not served here")
+            await self._send_grpc_error(send, unknown, error)
+        else:
+            await self._send_reply(self._no_route(call, allowed), scope, send)
 
     def _no_route(self, call: HttpCall, allowed: tuple[str, ...]) -> HttpReply:
         path = f"{call.path:.200}"
@@ -367,26 +383,28 @@ class Application:
         reply.headers = (*reply.headers, (b"allow", ", ".join(allowed).encode()))
         return reply
 
-    async def _read_body(self, call: HttpCall, receive: Receive) -> int:
-        """Read a call's body, and open it.
+    async def _read_rest(self, call: HttpCall, event: Event, receive: Receive) -> int:
+        """Read a body that is not small and all there, and open it.
+
+        Args:
+            call: Has the part of it that has come, and gets the whole.
+            event: The first of ASGI's events, which had that part.
+            receive: Gives those after it.
 
         Returns:
-            What is held for it, if it has no account.
+            What is held for it beside its account.
         """
-        bodies = self.bodies
-        compressed, length = _read_headers(call)
-        bodies.check(length)
-        event = await bodies.silent.coming(receive)
-        body: bytes = event.get("body", b"")
-        if len(body) == length:
-            bodies.hold(length)
+        bodies, body = self.bodies, call.body
+        if body and len(body) == announced_bytes(call.header(b"content-length") or b""):
+            bodies.hold(len(body))
         else:
-            body = await bodies.read(event, receive)
-        call.body = body
+            call.body = body = await bodies.read(event, receive)
+        compressed = _is_compressed(call.header(b"content-encoding") or b"")
         if compressed or len(body) > _COUNTED_FROM_BYTES:
             call.account = Account(bodies.hold_of_stream, len(body))
             if compressed:
                 call.body = await self._opened(opening(body, bodies.limits), call.account)
+            return 0
         return len(body)
 
     async def _send_reply(self, reply: HttpReply, scope: Scope, send: Send) -> None:
@@ -402,23 +420,27 @@ class Application:
         await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-def _read_headers(call: HttpCall) -> tuple[bool, int]:
+def _read_headers(call: HttpCall) -> int:
     """Take the deadline, which runs from now on, from the headers.
 
     Returns:
-        Whether the body is compressed, and the length that it is declared to have; -1 if it declares none.
+        The length that the body is declared to have; -1 if it declares none, or is compressed.
     """
-    compressed, length = False, -1
-    for name, value in call.headers:
-        if name == b"content-length":
-            length = announced_bytes(value)
-        elif name == b"content-encoding" and value.lower() not in {b"", b"identity"}:
-            if value.lower() not in {b"gzip", b"x-gzip", b"deflate"}:
-                raise Unsupported(f"content-encoding {value.decode('latin-1')!r} is not supported; use gzip")
-            compressed = True
-        elif name == _TIMEOUT_HEADER:
-            call.deadline = _deadline(_milliseconds(value))
-    return compressed, length
+    named = dict(call.headers)
+    milliseconds = named.get(_TIMEOUT_HEADER)
+    if milliseconds is not None:
+        call.deadline = _deadline(_milliseconds(milliseconds))
+    if b"content-encoding" in named and _is_compressed(named[b"content-encoding"]):
+        return -1
+    return announced_bytes(named.get(b"content-length", b""))
+
+
+def _is_compressed(encoding: bytes) -> bool:
+    if encoding.lower() in {b"", b"identity"}:
+        return False
+    if encoding.lower() not in {b"gzip", b"x-gzip", b"deflate"}:
+        raise Unsupported(f"content-encoding {encoding.decode('latin-1')!r} is not supported; use gzip")
+    return True
 
 
 def _caller(scope: Scope) -> str:
@@ -431,21 +453,6 @@ def _is_grpc(headers: Headers) -> bool:
         if name == b"content-type":
             return value.startswith(b"application/grpc") and not value.startswith(b"application/grpc-web")
     return False
-
-
-def _encoding_of(call: GrpcCall) -> bytes:
-    """Take the deadline, which runs from now on, from the headers.
-
-    Returns:
-        How the messages are compressed.
-    """
-    encoding = b""
-    for name, value in call.headers:
-        if name == b"grpc-timeout":
-            call.deadline = _deadline(timeout_seconds(value))
-        elif name == b"grpc-encoding":
-            encoding = value
-    return encoding
 
 
 def _grpc_ok(notes: tuple[tuple[bytes, bytes], ...]) -> MutableMapping[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from functools import partial
 from typing import Any
@@ -17,28 +16,33 @@ from headrace.frontends.wire.joining import joined
 Event = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Event]]
 
-
-_DIGITS_OF_63_BITS = 19
+_MOST_DIGITS = 19  # of a declared length: with so many it is too large, whatever follows
 _JOINED_AT_ONCE_BYTES = 1024 * 1024
 
 
 def announced_bytes(content_length: bytes) -> int:
-    """What a body's ``content-length`` says; -1 for what is no number, the largest for what is too long."""
-    if not content_length.isdigit():
-        return -1
-    return int(content_length) if len(content_length) < _DIGITS_OF_63_BITS else sys.maxsize
+    """What a body's ``content-length`` says; -1 for what is no number."""
+    return int(content_length[:_MOST_DIGITS]) if content_length.isdigit() else -1
 
 
-CALL_BYTES = 20 * 1024
-"""What an open call counts with in the budget beside its body: 46,000 silent streams took 960 MB, now 557."""
+INCLUDED_BYTES = 4096
+"""Up to how large a body is within what its call counts with."""
+CALL_BYTES = 20 * 1024 + INCLUDED_BYTES
+"""What an open call counts with, and a small body with it: 46,000 silent streams took 960 MB."""
 
-_WAITING_SHARE = 4
+_WAITING_SHARE, _CALM_SHARE = 4, 16
 
 
 class Bodies:
     """Reads bodies under the limits, and knows how many bytes are held.
 
     Attributes:
+        limits: What they are.
+        taken_bytes: What all open calls count with, their bodies included.
+        held_bytes: Their bodies.
+        call_bytes: What a call counts with, and with it a body of up to ``included_bytes``.
+        included_bytes: What is larger is held by itself.
+        calm_bytes: As long as no more is taken, nobody needs to know who waits: see ``silent``.
         silent: The calls of whose bodies nothing has come.
         begun: The calls that wait for more: of a body, or for a stream's next message.
         pauses: The pauses of streams before and between their messages.
@@ -47,37 +51,47 @@ class Bodies:
     def __init__(self, limits: Limits) -> None:
         """Start with nothing held."""
         self.limits = limits
-        self.held_bytes = 0
-        self.call_bytes = CALL_BYTES
-        self._calls_bytes = 0
+        self.taken_bytes = self.held_bytes = 0
+        self.call_bytes, self.included_bytes = CALL_BYTES, min(INCLUDED_BYTES, limits.max_message_bytes)
+        self.calm_bytes = limits.max_inflight_bytes // _CALM_SHARE
+        self._most_bytes, self._largest = limits.max_inflight_bytes, limits.max_message_bytes
         most = max(1, limits.max_inflight_bytes // _WAITING_SHARE // CALL_BYTES)
-        self.silent, self.begun = Waiting(most), Waiting(most)
+        self.silent, self.begun = Waiting(max(1, most - self.calm_bytes // CALL_BYTES)), Waiting(most)
         self.pauses, self._messages = Pauses(), Pauses()
 
-    def open(self) -> bool:
-        """Count a call as open, before anything of its body has come; ``close`` ends it.
-
-        Returns:
-            Whether there is room for it.
-        """
-        taken = self._calls_bytes + self.call_bytes
-        if taken + self.held_bytes > self.limits.max_inflight_bytes and self._calls_bytes:
-            return False
-        self._calls_bytes = taken
-        return True
+    def open(self) -> None:
+        """Count a call as open, before anything of its body has come; ``close`` ends it."""
+        self.taken_bytes += self.call_bytes
 
     def close(self, held: int) -> None:
         """Count a call as ended, and the bytes that it held as given back."""
-        self._calls_bytes -= self.call_bytes
-        self.held_bytes -= held
+        self.taken_bytes -= self.call_bytes
+        if held:
+            self.release(held)
 
-    def full(self) -> Overloaded:
-        """The error for a call for which there is no room."""
-        return Overloaded(
-            f"{self._calls_bytes // self.call_bytes} requests are open, each of which counts with "
-            f"{self.call_bytes} bytes; one more would pass max_inflight_bytes = "
-            f"{self.limits.max_inflight_bytes}"
-        )
+    def check_room(self) -> None:
+        """Refuse the call that was opened last, if there is no room for it beside others.
+
+        Raises:
+            Overloaded: There is none.
+        """
+        if self._most_bytes < self.taken_bytes != self.call_bytes:
+            calls = (self.taken_bytes - self.held_bytes) // self.call_bytes - 1
+            raise Overloaded(
+                f"{calls} requests are open, each of which counts with {self.call_bytes} bytes beside its "
+                f"body; one more would pass max_inflight_bytes = {self._most_bytes}"
+            )
+
+    async def first(self, receive: Receive) -> Event:
+        """Receive the first of a call's events, where so much is taken that it has to be known who waits.
+
+        Where that is not so (``calm_bytes``), ``receive`` does the same at less cost.
+
+        Raises:
+            Overloaded: There is no room for the call; or too many waited, and this one had waited longest.
+        """
+        self.check_room()
+        return await self.silent.coming(receive)
 
     async def read(self, event: Event, receive: Receive) -> bytes:
         """Read a whole body; the caller gives its bytes back with ``release`` when the request is answered.
@@ -114,7 +128,8 @@ class Bodies:
             TooLarge: They are more than one body may have.
             Overloaded: All bodies together would have too many.
         """
-        self.check(before + size)
+        if before + size > self._largest:
+            self.check(before + size)
         self.hold_of_stream(size)
 
     def check(self, size: int) -> None:
@@ -123,11 +138,8 @@ class Bodies:
         Raises:
             TooLarge: It is.
         """
-        if size > self.limits.max_message_bytes:
-            raise TooLarge(
-                f"the body has {size} bytes or more; "
-                f"this server takes at most {self.limits.max_message_bytes}"
-            )
+        if size > self._largest:
+            raise TooLarge(f"the body has {size} bytes or more; this server takes at most {self._largest}")
 
     def grow(self, account: Account, size: int) -> None:
         """Count a body as large as it has become by now, decompressed.
@@ -150,16 +162,18 @@ class Bodies:
         Raises:
             Overloaded: All bodies together would have too many.
         """
-        held = self.held_bytes + self._calls_bytes
-        if held + size > self.limits.max_inflight_bytes and self.held_bytes:
+        taken = self.taken_bytes + size
+        if taken > self._most_bytes and self.held_bytes:
             raise Overloaded(
-                f"requests of {held} bytes are being answered; {size} more would pass "
-                f"max_inflight_bytes = {self.limits.max_inflight_bytes}"
+                f"requests of {self.taken_bytes} bytes are being answered; {size} more would pass "
+                f"max_inflight_bytes = {self._most_bytes}"
             )
+        self.taken_bytes = taken
         self.held_bytes += size
 
     def release(self, size: int) -> None:
         """Count bytes as no longer held."""
+        self.taken_bytes -= size
         self.held_bytes -= size
 
     async def _gather(self, receive: Receive, first: bytes, event: Event) -> bytes:

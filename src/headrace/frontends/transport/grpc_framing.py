@@ -18,6 +18,7 @@ from headrace.status import codes
 
 PREFIX_BYTES = 5
 _PREFIX = struct.Struct(">BI")
+_prefix = _PREFIX.pack
 _TIMEOUT_UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 _LONGEST_MESSAGE = 2000
 # Clients refuse trailers beyond 8 KiB or so, and then say that instead of what went wrong.
@@ -30,12 +31,12 @@ Header = tuple[bytes, bytes]
 
 def frame(message: bytes) -> bytes:
     """Put the prefix of an uncompressed message in front of it."""
-    return frame_prefix(message) + message
+    return _prefix(0, len(message)) + message
 
 
 def frame_prefix(message: bytes) -> bytes:
     """The prefix of an uncompressed message."""
-    return _PREFIX.pack(0, len(message))
+    return _prefix(0, len(message))
 
 
 def plain_message(body: bytes) -> bytes | None:
@@ -43,10 +44,9 @@ def plain_message(body: bytes) -> bytes | None:
 
     None also for a compressed message, which takes the longer way.
     """
-    if len(body) >= PREFIX_BYTES:
-        compressed, length = _PREFIX.unpack_from(body)
-        if not compressed and length == len(body) - PREFIX_BYTES:
-            return body[PREFIX_BYTES:]
+    size = len(body) - PREFIX_BYTES
+    if size >= 0 and body.startswith(_prefix(0, size)):
+        return body[PREFIX_BYTES:]
     return None
 
 

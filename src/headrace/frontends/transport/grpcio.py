@@ -149,10 +149,10 @@ class _Unary:
         account = Account(bodies.hold_of_stream)
         outcomes = self._application.outcomes
         call = _call(context, outcomes, account)
-        if not bodies.open():
-            await _abort(context, call, bodies.full(), outcomes)
+        bodies.open()
         failed: HeadraceError
         try:
+            bodies.check_room()
             message = await self._arrived(messages, bodies)
             account.hold(len(message))
             reply = await self._handler(message, call)
@@ -203,9 +203,9 @@ def _stream(method: GrpcMethod, application: Application, pauses: Pauses) -> obj
                 yield message
 
         call = _call(context, outcomes, budget=bodies)
-        if not bodies.open():
-            await _abort(context, call, bodies.full(), outcomes)
+        bodies.open()
         try:
+            bodies.check_room()
             async for reply in method.stream(counted(), call):  # type: ignore[misc]  # the caller has checked
                 if unanswered:
                     bodies.release(unanswered.popleft())

@@ -44,7 +44,7 @@ class Router:
         """Find the handler of a request.
 
         Args:
-            method: The HTTP method.
+            method: The HTTP method; HEAD goes where GET goes.
             path: The decoded path, without the query.
         """
         found = self._recent.get((method, path))
@@ -60,10 +60,10 @@ class Router:
         self._recent[asked] = found
 
     def _search(self, method: str, path: str) -> Match:
-        allowed = []
+        allowed, asked = [], "GET" if method == "HEAD" else method
         for known, pattern, handler in self._routes:
             matched = pattern.fullmatch(path)
-            if matched and known == method:
+            if matched and known == asked:
                 return Match(handler, matched.groupdict())
             if matched:
                 allowed.append(known)

@@ -17,6 +17,7 @@ _COMMA_BYTE = ord(",")
 _NO_CASE, _OPENING = 0xDF, ord("[")  # both opening brackets, as one letter's two cases
 _FEW_EXPONENTS = 4
 _COUNTED_BYTES = 4096  # below these, searching is quicker than an array
+_SHORT_BYTES = 1024
 _LOWER = 0x20
 _NUMBER_WITH_EXPONENT = re.compile(rb"[\[:,\s]-?[0-9][0-9.]*[eE][-+]?0*[1-9][0-9]")
 _EXPONENTS = (re.compile(rb"e[-+]?0*[1-9][0-9]"), re.compile(rb"E[-+]?0*[1-9][0-9]"))
@@ -60,7 +61,10 @@ def has_slow_numbers(text: bytes) -> bool:
 
     Those are numbers with large exponents, such as ``1e-320``; Python's own parser has no trouble with them.
     """
-    if _some(b"e", text) + _some(b"E", text) <= _FEW_EXPONENTS:
+    if len(text) <= _SHORT_BYTES and text.find(b"E") < 0:  # counting is as quick as finding some, there
+        return text.count(b"e") > _FEW_EXPONENTS and _NUMBER_WITH_EXPONENT.search(text) is not None
+    some = _some(b"e", text)
+    if some <= _FEW_EXPONENTS and (text.find(b"E") < 0 or some + _some(b"E", text) <= _FEW_EXPONENTS):
         return False
     if len(text) > _COUNTED_BYTES:
         given = np.frombuffer(text, np.uint8)
@@ -74,9 +78,8 @@ def has_slow_numbers(text: bytes) -> bool:
 
 def _some(letter: bytes, text: bytes) -> int:
     """How many of a letter there are, or one more than few; finding is ten times as quick as counting."""
-    at = -1
-    for found in range(_FEW_EXPONENTS + 1):
+    found, at = 0, text.find(letter)
+    while at >= 0 and found <= _FEW_EXPONENTS:
+        found += 1
         at = text.find(letter, at + 1)
-        if at < 0:
-            return found
-    return _FEW_EXPONENTS + 1
+    return found

@@ -36,17 +36,19 @@ def needs_slices(tensors: Iterable[Array]) -> bool:
     """Whether printing tensors takes so long that it is done in the lane."""
     cost = 0
     for tensor in tensors:
-        cost += tensor.size if tensor.size > PRINTED_AT_ONCE else printing_cost(tensor)
-        if cost > PRINTED_AT_ONCE:
-            return True
-    return False
+        cost += tensor.size
+        if cost <= PRINTED_AT_ONCE and tensor.dtype.char == STRING.char:
+            cost += _cost_of_texts(tensor)
+    return cost > PRINTED_AT_ONCE
 
 
 def printing_cost(tensor: Array) -> int:
     """What printing a tensor costs, in numbers: texts by their lengths."""
-    if tensor.dtype != STRING:
-        return tensor.size
-    return tensor.size + sum(map(len, tensor.flat)) // _TEXT_BYTES_A_NUMBER
+    return tensor.size + (_cost_of_texts(tensor) if tensor.dtype == STRING else 0)
+
+
+def _cost_of_texts(tensor: Array) -> int:
+    return sum(map(len, tensor.flat)) // _TEXT_BYTES_A_NUMBER
 
 
 async def joined_by_commas(start: bytes, parts: list[bytes], end: bytes, lane: Lane) -> bytes:

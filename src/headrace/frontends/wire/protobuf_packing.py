@@ -32,9 +32,9 @@ def is_large(tensor: Array) -> bool:
     return tensor.dtype == STRING and sum(map(len, tensor.ravel().tolist())) > _BYTES_AT_ONCE
 
 
-def is_large_raw(rows: int, row_bytes: int) -> bool:
+def is_large_raw(size: int) -> bool:
     """Whether an output's bytes are so many that they are copied in steps."""
-    return rows * row_bytes > _BYTES_AT_ONCE
+    return size > _BYTES_AT_ONCE
 
 
 def field_of(number: int, tensor: Array, allowance: Allowance) -> Steps[list[bytes]]:

@@ -10,7 +10,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from headrace.config import Limits
-from headrace.frontends.transport.bodies import CALL_BYTES, Bodies
+from headrace.errors import Overloaded
+from headrace.frontends.transport.bodies import CALL_BYTES, INCLUDED_BYTES, Bodies
 from tests.unit.frontends.transport.wire import GRPC, Event, Server, Wire, body, message, part
 
 LIMITS = Limits(max_message_bytes=1000, max_inflight_bytes=5000, body_timeout_seconds=0.05)
@@ -19,14 +20,19 @@ SILENT: list[Event] = []
 WHOLE = body(message(b"a"))
 
 
+def is_last(event: Event) -> bool:
+    return not event.get("more_body")
+
+
 @asynccontextmanager
 async def asked(
     server: Server, path: str, crowd: Sequence[Sequence[Event]]
 ) -> AsyncIterator[tuple[list[Wire], list[asyncio.Task[None]]]]:
     """So many calls open at once, for as long as the block lasts."""
     wires = [Wire(events) for events in crowd]
-    headers = [] if path == REST else GRPC
-    scopes = [server.scope("POST", path, headers) for _ in wires]
+    sizes = [len(events[0]["body"]) if len(events) == 1 and is_last(events[0]) else 0 for events in crowd]
+    headers = GRPC if path != REST else []
+    scopes = [server.scope("POST", path, [*headers, (b"content-length", b"%d" % size)]) for size in sizes]
     calls = [
         asyncio.create_task(server.application(scope, wire.receive, wire.send))
         for scope, wire in zip(scopes, wires, strict=True)
@@ -116,22 +122,24 @@ def test_a_call_that_is_cancelled_by_its_server_is_not_answered() -> None:
             with pytest.raises(asyncio.CancelledError):
                 await calls[0]
             assert wires[0].sent == []
-            assert server.application.bodies.open()
+            assert server.application.bodies.taken_bytes == 0
 
     asyncio.run(scenario())
 
 
 def test_the_numbers_by_default() -> None:
     """46,000 silent streams took 960 MB: each counts with what it took, and a quarter may be silent."""
-    assert CALL_BYTES == 20 * 1024
+    assert CALL_BYTES == (20 + 4) * 1024
     bodies = Bodies(Limits())
     assert bodies.call_bytes == CALL_BYTES
-    assert bodies.silent.most == bodies.begun.most == 6553
-    opened = 0
-    while bodies.open():
-        opened += 1
-    assert opened == 512 * 1024 * 1024 // CALL_BYTES
-    assert "max_inflight_bytes" in bodies.full().message
+    unseen = bodies.calm_bytes // CALL_BYTES
+    assert (unseen, bodies.silent.most, bodies.begun.most) == (1365, 4096, 5461)
+    for _ in range(512 * 1024 * 1024 // CALL_BYTES):
+        bodies.open()
+        bodies.check_room()
+    bodies.open()
+    with pytest.raises(Overloaded, match=r"^21845 requests are open, .* max_inflight_bytes = 536870912"):
+        bodies.check_room()
 
 
 @pytest.mark.parametrize("path", [UNARY, STREAM, REST])
@@ -180,5 +188,37 @@ def test_a_server_that_stops_ends_streams_between_their_messages_only() -> None:
             await asyncio.wait(calls, timeout=10)
             assert [outcome(wire) for wire in wires] == [14, 14]
             assert sum(event.get("body") == message(b"a") for event in wires[1].sent) == 3
+
+    asyncio.run(scenario())
+
+
+def test_while_little_is_taken_nobody_is_ended_for_being_silent() -> None:
+    """Then it costs a call nothing that others might have to be ended."""
+    server = Server(
+        Limits(max_message_bytes=1000, max_inflight_bytes=160_000), call_bytes=1000, most_waiting=2
+    )
+    server.application.bodies.calm_bytes = 10_000
+
+    async def scenario() -> None:
+        async with asked(server, UNARY, [SILENT] * 14) as (wires, _):
+            assert [outcome(wire) for wire in wires] == [*[None] * 10, 14, 14, None, None]
+
+    asyncio.run(scenario())
+
+
+def test_a_small_body_is_within_what_its_call_counts_with() -> None:
+    server = Server(Limits(), call_bytes=CALL_BYTES)
+    server.application.bodies.included_bytes = INCLUDED_BYTES
+    server.release = asyncio.Event()
+    small, large = bytes(INCLUDED_BYTES), bytes(INCLUDED_BYTES + 1)
+
+    async def scenario() -> None:
+        bodies = server.application.bodies
+        for path, frame in ((UNARY, message), (REST, bytes)):
+            async with asked(server, path, [body(frame(small))] * 3):
+                assert (bodies.taken_bytes, bodies.held_bytes) == (3 * CALL_BYTES, 0)
+            async with asked(server, path, [body(frame(large))] * 3):
+                assert (bodies.taken_bytes - 3 * CALL_BYTES, bodies.held_bytes) == (3 * len(large),) * 2
+            assert (bodies.taken_bytes, bodies.held_bytes) == (0, 0)
 
     asyncio.run(scenario())

@@ -139,7 +139,8 @@ class Server:
             self.limits,
         )
         bodies = self.application.bodies
-        bodies.call_bytes = self.call_bytes
+        # Small bodies count, too, and it is always known who waits.
+        bodies.call_bytes, bodies.included_bytes, bodies.calm_bytes = self.call_bytes, 0, -1
         bodies.silent.most = bodies.begun.most = self.most_waiting
 
     @property

@@ -64,7 +64,7 @@ def test_a_small_http_call_has_an_account_once_something_is_held_for_it() -> Non
     allowance = Allowance.of(Limits(), call)
     allowance.expanded(100, "x")
     assert call.account is not None
-    assert call.account.held == budget.held == 105  # and the transport settles it
+    assert (call.account.held, budget.held) == (100, 105)  # and the transport settles it
 
 
 def test_messages_of_one_grpc_call_hold_each_on_their_own_until_they_are_settled() -> None:
