@@ -17,8 +17,9 @@ from hypothesis.extra import numpy as st_numpy
 
 from headrace.batching.request import Answer, BatchOutputs, Timings
 from headrace.errors import HeadraceError
+from headrace.frontends.oip.answers import InferResponse
 from headrace.frontends.oip.infer_json import JsonInference, encode_answer
-from headrace.frontends.oip.messages import InferDecoder, Inference, InferRequest, InferResponse
+from headrace.frontends.oip.messages import InferDecoder, Inference, InferRequest
 from headrace.frontends.wire import json_text, long_lists, printing
 from headrace.frontends.wire.steps import run
 from headrace.frontends.wire.tensors import WireTensor, as_array

@@ -21,7 +21,7 @@ def infer(
     decoder: InferDecoder, message: bytes, deadline: float = NO_DEADLINE, *, limits: Limits = LIMITS
 ) -> Inference:
     found = decoder.recognise(message, deadline)
-    return found or run(decoder.parse(message, deadline, Allowance(limits)))
+    return Inference(*found) if found else run(decoder.parse(message, deadline, Allowance(limits)))
 
 
 def predict(decoder: PredictDecoder, message: bytes, *, limits: Limits = LIMITS) -> Prediction:

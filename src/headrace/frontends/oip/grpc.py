@@ -10,7 +10,8 @@ from headrace.batching.request import Answer
 from headrace.errors import HeadraceError, NotFound
 from headrace.frontends.calls import GrpcCall, GrpcMethod, StreamHandler, UnaryHandler
 from headrace.frontends.oip import descriptions
-from headrace.frontends.oip.messages import REQUEST_ID, InferDecoder, Inference, InferRequest, origin_field
+from headrace.frontends.oip.answers import AnswerWriter, origin_field
+from headrace.frontends.oip.messages import REQUEST_ID, InferDecoder, Inference, InferRequest
 from headrace.frontends.oip.parameters import version_number
 from headrace.frontends.wire import protos
 from headrace.frontends.wire.allowance import Allowance
@@ -64,7 +65,7 @@ def _inferring(service: Service) -> UnaryHandler:
                 return await infer_new(message, call, allowance)
         loaded, inputs, writer, request_id, deadline = found
         answer = await predict(loaded, inputs, deadline, call)
-        written = writer.write(answer, request_id) or await write_large(found, answer, call)
+        written = writer.write(answer, request_id) or await write_large(writer, answer, request_id, call)
         return _flagged(written, answer) if call.notes else written
 
     async def infer_new(message: bytes, call: GrpcCall, allowance: Allowance) -> bytes:
@@ -73,13 +74,14 @@ def _inferring(service: Service) -> UnaryHandler:
 
         steps = parse(message, call.deadline, allowance)
         found, answer = await decode_and_ask(message, form, steps, ask, allowance, service.lane)
-        written = found.writer.write(answer, found.request_id) or await write_large(found, answer, call)
+        writer, request_id = found.writer, found.request_id
+        written = writer.write(answer, request_id) or await write_large(writer, answer, request_id, call)
         return _flagged(written, answer) if call.notes else written
 
-    async def write_large(found: Inference, answer: Answer, call: GrpcCall) -> bytes:
+    async def write_large(writer: AnswerWriter, answer: Answer, request_id: str, call: GrpcCall) -> bytes:
         with Allowance.of(service.limits, call) as allowance:
             async with service.lane as lane:
-                return await in_steps(found.writer.writing(answer, found.request_id, allowance), lane)
+                return await in_steps(writer.writing(answer, request_id, allowance), lane)
 
     return infer
 

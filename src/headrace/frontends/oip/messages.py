@@ -1,34 +1,30 @@
-"""ModelInfer's messages: a request's bytes become checked inputs, an answer becomes the response's bytes.
+"""ModelInferRequest: its bytes become checked inputs.
 
 Requests that repeat are recognised by template and never parsed; what that yields is what parsing would have.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import itemgetter
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple
 from weakref import ReferenceType, ref
 
-from headrace.batching.request import NO_DEADLINE, Answer, Origin
+from headrace.batching.request import NO_DEADLINE
 from headrace.errors import InvalidRequest
-from headrace.frontends.calls import origin_text
-from headrace.frontends.oip.datatypes import datatype_name, refuse_texts
+from headrace.frontends.oip.answers import AnswerWriter, writer_for
+from headrace.frontends.oip.datatypes import refuse_texts
 from headrace.frontends.oip.parameters import (
-    ANSWERED_BY_PARAMETER,
     SIGNATURE_PARAMETER,
     refuse_parameters,
     signature_parameter,
     timeout_parameter,
     version_number,
 )
-from headrace.frontends.oip.typed_contents import CONTENTS, writing_output
+from headrace.frontends.oip.typed_contents import CONTENTS
 from headrace.frontends.wire import protos
-from headrace.frontends.wire.joining import joined
 from headrace.frontends.wire.protobuf_cost import AT_ONCE_BYTES
-from headrace.frontends.wire.protobuf_fields import LENGTH_DELIMITED, fields, length_prefix
-from headrace.frontends.wire.protobuf_packing import is_large, is_large_raw, raw_texts_of
+from headrace.frontends.wire.protobuf_fields import LENGTH_DELIMITED, fields
 from headrace.frontends.wire.steps import Steps
 from headrace.frontends.wire.templates import MOST_FIELDS, Span, Templates
 from headrace.frontends.wire.tensors import (
@@ -37,40 +33,33 @@ from headrace.frontends.wire.tensors import (
     check_names,
     checking,
     numbers,
-    raw_bytes,
     spread_if_repeatable,
     texts_of,
     wire_shape,
 )
 from headrace.frontends.wire.text_templates import Found, TextTemplates, is_packable
-from headrace.frontends.wire.texts import TEXT_BYTES, gathering, join_strings
+from headrace.frontends.wire.texts import TEXT_BYTES, gathering
 from headrace.lifecycle.handle import Lease
 from headrace.servable import (
     CheckedInputs,
     RowLayout,
-    Shape,
     Signature,
     signature_named,
     spread_columns,
     takes_packed,
 )
-from headrace.tensors import BY_OIP, STRING, Array, Buffer
+from headrace.tensors import BY_OIP, Array, Buffer
 
 if TYPE_CHECKING:
     from headrace.frontends.wire.allowance import Allowance
     from headrace.loaded import LoadedVersion
 
 InferRequest = protos.message("inference.ModelInferRequest")
-InferResponse = protos.message("inference.ModelInferResponse")
 
 REQUEST_ID = 3
 """The number of ModelInferRequest.id."""
 
 _RAW_INPUTS = 7  # ModelInferRequest.raw_input_contents
-_ID = 3  # ModelInferResponse.id
-_RAW_OUTPUTS = 6  # ModelInferResponse.raw_output_contents
-_WRITERS_KEPT = 64
-_HEADS_KEPT = 512
 
 _tuple = tuple.__new__
 
@@ -91,6 +80,10 @@ class Inference(NamedTuple):
     writer: AnswerWriter
     request_id: str
     deadline: float
+
+
+Recognised = tuple["LoadedVersion", CheckedInputs, AnswerWriter, str, float]
+"""What an Inference has, without a name for each."""
 
 
 class _Known(NamedTuple):
@@ -122,7 +115,7 @@ class InferDecoder:
         self._templates: Templates[_Known] = Templates()
         self._texts: TextTemplates[_Known] = TextTemplates({REQUEST_ID: -1, _RAW_INPUTS: -1})
 
-    def recognise(self, message: bytes, deadline: float = NO_DEADLINE) -> Inference | None:
+    def recognise(self, message: bytes, deadline: float = NO_DEADLINE) -> Recognised | None:
         """Decode a request without parsing it, if one like it was parsed before.
 
         Args:
@@ -140,20 +133,20 @@ class InferDecoder:
         loaded = self._loaded(model, version)
         if known() is not loaded:
             return None
-        request_id: str | None = ""
+        request_id = ""
         if not is_plain:
             if has_id:
-                request_id = _decoded(parts[0])
-                if request_id is None:
+                decoded = _decoded(parts[0])
+                if decoded is None:
                     return None
-                columns = parts = parts[1:]
+                request_id, columns, parts = decoded, parts[1:], parts[1:]
             if reorder is not None:
                 columns = reorder(parts)
             if spread:
                 columns = spread_columns(columns, spread, layout, rows)
-        # Named tuples made without their slow constructors: this is every request's way.
-        inputs = _tuple(CheckedInputs, (layout, columns, rows))
-        return _tuple(Inference, (loaded, inputs, writer, request_id, deadline))
+        # A named tuple made without its slow constructor: this is every request's way.
+        inputs: CheckedInputs = _tuple(CheckedInputs, (layout, columns, rows))
+        return loaded, inputs, writer, request_id, deadline
 
     def _recognise_texts(self, message: bytes, deadline: float) -> Inference | None:
         found = self._texts.find(message)
@@ -322,185 +315,3 @@ def _typed_values(tensor: protos.Message, allowance: Allowance) -> Steps[bytes |
         allowance.hold(TEXT_BYTES * len(values))
         return (yield from gathering(values))
     return numbers(tensor.name, datatype, BY_OIP[datatype].dtype, values).tobytes()
-
-
-def writer_for(
-    loaded: LoadedVersion, signature: Signature, outputs: tuple[str, ...], *, typed: bool = False
-) -> AnswerWriter:
-    """The writer for a selection of outputs, made once per version.
-
-    Args:
-        loaded: The version that answers.
-        signature: The signature that it is called by.
-        outputs: The outputs that the client asked for; none for all.
-        typed: Whether the client sent typed contents, and shall get them; all raw where one has none.
-
-    Raises:
-        InvalidRequest: An output is unknown or named twice.
-    """
-    writers = cast("_Writers", loaded.codec_cache.setdefault(AnswerWriter, {}))
-    found = writers.get((signature.name, outputs, typed))
-    if found is None:
-        chosen = signature.check_outputs(outputs) if outputs else signature.output_names
-        if len(writers) >= _WRITERS_KEPT:
-            writers.clear()
-        found = writers[signature.name, outputs, typed] = AnswerWriter(loaded, signature, chosen, typed=typed)
-    return found
-
-
-def _id_field(request_id: str) -> bytes:
-    """The response's id as it is serialized; last in the message, where any field may stand."""
-    encoded = request_id.encode()
-    return length_prefix(_ID, len(encoded)) + encoded if encoded else b""
-
-
-def origin_field(origin: Origin) -> bytes:
-    """The response parameter that says who gave a default answer; it may stand last in the message."""
-    said = InferResponse()
-    said.parameters[ANSWERED_BY_PARAMETER].string_param = origin_text(origin)
-    written: bytes = said.SerializeToString()
-    return written
-
-
-class _Part(NamedTuple):
-    """How one output's raw bytes are written.
-
-    Attributes:
-        name: The output.
-        row_bytes: The size of a row; -1 for strings, which have no fixed size.
-        before: What stands before the bytes: the message's head at the first, and a number's length.
-        is_quick: Whether the bytes are known to be so few that they are copied at once.
-    """
-
-    name: str
-    row_bytes: int
-    before: bytes
-    is_quick: bool
-
-
-_Writers = dict[tuple[str, tuple[str, ...], bool], "AnswerWriter"]
-
-
-class AnswerWriter:
-    """Writes the ModelInferResponses of one version for one selection of outputs."""
-
-    __slots__ = ("_base", "_fixed", "_names", "_only", "_parts", "_specs", "_typed")
-
-    def __init__(
-        self, loaded: LoadedVersion, signature: Signature, outputs: tuple[str, ...], *, typed: bool
-    ) -> None:
-        """Prepare what all answers have in common.
-
-        Args:
-            loaded: The version that answers.
-            signature: The signature that it is called by.
-            outputs: The names of outputs that it has.
-            typed: Whether to write typed contents, if all datatypes have them.
-        """
-        by_name = {spec.name: spec for spec in signature.outputs}
-        self._names = outputs
-        self._specs = tuple(by_name[name] for name in outputs)
-        self._typed = typed and all(datatype_name(spec) in CONTENTS for spec in self._specs)
-        base = InferResponse(model_name=loaded.name, model_version=str(loaded.version))
-        self._base: bytes = base.SerializeToString()
-        self._fixed = all(None not in spec.shape for spec in self._specs)
-        self._parts: dict[object, tuple[_Part, ...]] = {}
-        self._only: dict[int, _Part] = {}  # where one output is all, and quick, by the number of rows
-
-    def write(self, answer: Answer, request_id: str = "") -> bytes | None:
-        """Serialize an answer, at once.
-
-        Args:
-            answer: What the model gave.
-            request_id: The request's id, to be echoed.
-
-        Returns:
-            The bytes; None where that would take long: then use ``writing``.
-        """
-        only = self._only.get(answer.stop - answer.start)
-        if only is not None and not request_id:  # what most models and most clients are like
-            name, row_bytes, before, _ = only
-            return before + answer.raw(name, row_bytes)
-        if self._typed:
-            if any(is_large(answer.tensor(name)) for name in self._names):
-                return None
-            return self._base + self._typed_outputs(answer) + _id_field(request_id)
-        written = []
-        for name, row_bytes, before, is_quick in self._parts_of(answer):
-            written.append(before)
-            if is_quick:
-                written.append(answer.raw(name, row_bytes))
-                continue
-            tensor = answer.tensor(name)
-            if row_bytes >= 0 or is_large(tensor):
-                return None
-            strings = join_strings(tensor.ravel().tolist())
-            written += (length_prefix(_RAW_OUTPUTS, len(strings)), strings)
-        return b"".join(written) + _id_field(request_id)
-
-    def writing(self, answer: Answer, request_id: str, allowance: Allowance) -> Steps[bytes]:
-        """Serialize an answer, in small steps.
-
-        Args:
-            answer: What the model gave.
-            request_id: The request's id, to be echoed.
-            allowance: Holds what is written.
-
-        Raises:
-            Overloaded: All requests together would hold too many bytes.
-        """
-        written: list[bytes | memoryview] = []
-        if self._typed:
-            written.append(self._base)
-            for spec in self._specs:
-                written += yield from writing_output(spec, answer.tensor(spec.name), allowance)
-        else:
-            for name, row_bytes, before, _ in self._parts_of(answer):
-                written.append(before)
-                if row_bytes < 0:
-                    written += yield from raw_texts_of(_RAW_OUTPUTS, answer.tensor(name), allowance)
-                else:
-                    allowance.hold(row_bytes * answer.rows)
-                    written.append(raw_bytes(answer.tensor(name)))
-        written.append(_id_field(request_id))
-        return (yield from joined(written))
-
-    def _parts_of(self, answer: Answer) -> tuple[_Part, ...]:
-        # Where the model fixes the outputs' shapes, the number of rows says all but the values.
-        key = answer.stop - answer.start if self._fixed else self._shapes(answer)
-        return self._parts.get(key) or self._learn(key, answer)
-
-    def _shapes(self, answer: Answer) -> tuple[Shape, ...]:
-        return tuple([answer.tensor(name).shape for name in self._names])
-
-    def _learn(self, key: object, answer: Answer) -> tuple[_Part, ...]:
-        """Write down what comes before each output's values in answers of this answer's shapes."""
-        response = InferResponse()
-        parts: list[_Part] = []
-        for spec, shape in zip(self._specs, self._shapes(answer), strict=True):
-            response.outputs.add(name=spec.name, datatype=datatype_name(spec), shape=shape)
-            if spec.dtype == STRING:
-                parts.append(_Part(spec.name, -1, b"", is_quick=False))
-            else:
-                row_bytes = spec.dtype.itemsize * math.prod(shape[1:])
-                size = shape[0] * row_bytes
-                before = length_prefix(_RAW_OUTPUTS, size)
-                parts.append(_Part(spec.name, row_bytes, before, is_quick=not is_large_raw(size)))
-        head = self._base + response.SerializeToString()
-        if len(self._parts) >= _HEADS_KEPT:
-            self._parts.clear()
-            self._only.clear()
-        found = self._parts[key] = (parts[0]._replace(before=head + parts[0].before), *parts[1:])
-        if self._fixed and len(found) == 1 and found[0].is_quick:
-            self._only[answer.stop - answer.start] = found[0]
-        return found
-
-    def _typed_outputs(self, answer: Answer) -> bytes:
-        response = InferResponse()
-        for spec in self._specs:
-            tensor = answer.tensor(spec.name)
-            datatype = datatype_name(spec)
-            output = response.outputs.add(name=spec.name, datatype=datatype, shape=tensor.shape)
-            getattr(output.contents, CONTENTS[datatype]).extend(tensor.ravel().tolist())
-        written: bytes = response.SerializeToString()
-        return written

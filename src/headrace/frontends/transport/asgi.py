@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, MutableMapping
 from contextlib import asynccontextmanager
@@ -26,14 +25,13 @@ from headrace.frontends.calls import (
     Account,
     GrpcCall,
     GrpcMethod,
-    Headers,
     HttpCall,
     HttpReply,
     HttpRoute,
     StreamHandler,
     UnaryHandler,
 )
-from headrace.frontends.transport.bodies import Bodies, Event, Receive, announced_bytes
+from headrace.frontends.transport.bodies import Bodies, Event, Receive
 from headrace.frontends.transport.grpc_framing import (
     MessageReader,
     error_headers,
@@ -41,7 +39,14 @@ from headrace.frontends.transport.grpc_framing import (
     frame_prefix,
     one_message,
     plain_message,
-    timeout_seconds,
+)
+from headrace.frontends.transport.headers import (
+    announced_bytes,
+    caller_of,
+    is_compressed,
+    is_grpc,
+    read_grpc,
+    read_http,
 )
 from headrace.frontends.transport.routing import Router
 from headrace.frontends.wire.compression import Opening, accepts_gzip, gzipped, opening
@@ -63,7 +68,6 @@ _NO_BODY = {"type": "http.response.body", "body": b"", "more_body": False}
 # What smaller bodies are parsed to is within what each open request counts with anyway.
 _COUNTED_FROM_BYTES = 16_384
 _FRAMED_BYTES = 1024 * 1024
-_TIMEOUT_HEADER = b"x-request-timeout-ms"
 # HTTP/2 says it in a frame of the server's under the application, which drops this header there.
 _CLOSE = ((b"connection", b"close"),)
 _GZIP_FROM_BYTES = 8192
@@ -160,7 +164,7 @@ class Application:
     def _recorded(self, call: CallT, scope: Scope) -> CallT:
         """A call with the record of it begun, if somebody observes."""
         if self.outcomes.observed:
-            call.outcome = Outcome(call.door, _caller(scope))
+            call.outcome = Outcome(call.door, caller_of(scope))
         return call
 
     # --- gRPC ---
@@ -171,12 +175,10 @@ class Application:
         failed: HeadraceError | None = None
         call = GrpcCall(NO_DEADLINE, None, bodies, scope["headers"])
         if outcomes.observed:
-            call.outcome = Outcome(call.door, _caller(scope))
-        bodies.open()
+            call.outcome = Outcome(call.door, caller_of(scope))
+        bodies.taken_bytes += bodies.call_bytes  # `open` and `close`, spelled out: on every request's way
         try:
-            timeout = dict(scope["headers"]).get(b"grpc-timeout")
-            if timeout is not None:
-                call.deadline = _deadline(timeout_seconds(timeout))
+            read_grpc(call)
             calm = bodies.taken_bytes <= bodies.calm_bytes
             event = await (receive() if calm else bodies.first(receive))
             message = plain_message(event.get("body", b""))
@@ -197,7 +199,9 @@ class Application:
             outcomes.failed(call, error)
             raise
         finally:
-            bodies.close(held if call.account is None else held + call.account.held)
+            bodies.taken_bytes -= bodies.call_bytes
+            if held or call.account is not None:
+                bodies.release(held if call.account is None else held + call.account.held)
         if failed is not None:
             # Only now: what a refused call held must not refuse the next one while the error is being sent.
             await self._send_grpc_error(send, call, failed)
@@ -233,8 +237,7 @@ class Application:
         self.bodies.open()
         try:
             self.bodies.check_room()
-            if (timeout := call.header(b"grpc-timeout")) is not None:
-                call.deadline = _deadline(timeout_seconds(timeout))
+            read_grpc(call)
             encoding = call.header(b"grpc-encoding") or b""
             messages = self._messages(receive, encoding, unanswered)
             async for reply in handler(messages, call):
@@ -316,20 +319,19 @@ class Application:
     # --- REST ---
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
-        method, path, bodies, held = scope["method"], scope["path"], self.bodies, 0
-        if root := scope.get("root_path"):
-            path = path.removeprefix(root)
+        method, root, bodies, held = scope["method"], scope.get("root_path"), self.bodies, 0
+        path = scope["path"].removeprefix(root) if root else scope["path"]
         handler, parameters, allowed = self._router.match(method, path)
         call = HttpCall(method, path, parameters, scope["headers"], b"", scope["query_string"], bodies)
         if self.outcomes.observed:
-            call.outcome = Outcome(call.door, _caller(scope))
+            call.outcome = Outcome(call.door, caller_of(scope))
         if handler is None:
             await self._send_no_route(call, allowed, scope, send)
             return
-        bodies.open()
+        bodies.taken_bytes += bodies.call_bytes  # as above
         try:
             if method == "POST":
-                length = _read_headers(call)
+                length = read_http(call)
                 if length > bodies.included_bytes:
                     bodies.check(length)
                 calm = bodies.taken_bytes <= bodies.calm_bytes
@@ -338,8 +340,7 @@ class Application:
                 if length != len(body) or length > bodies.included_bytes:
                     held = await self._read_rest(call, event, receive)
             reply = await handler(call)
-            if call.notes:
-                reply.headers += call.notes
+            reply.headers += call.notes
             if call.outcome is None:
                 self._of_rest.answered += 1  # as above
             else:
@@ -353,10 +354,18 @@ class Application:
             self.outcomes.failed(call, error)
             raise
         finally:
-            bodies.close(held if call.account is None else held + call.account.held)
+            bodies.taken_bytes -= bodies.call_bytes
+            if held or call.account is not None:
+                bodies.release(held if call.account is None else held + call.account.held)
         if self._holding is not None:
             await self._holding.wait()
-        await self._send_reply(reply, scope, send)
+        body = reply.body
+        if len(body) >= _GZIP_FROM_BYTES or method == "HEAD":
+            await self._send_reply(reply, scope, send)
+            return
+        headers = [*reply.headers, *self._closing, (b"content-length", b"%d" % len(body))]
+        await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+        await send({"type": "http.response.body", "body": body, "more_body": False})
 
     def _refusal(self, call: HttpCall, error: HeadraceError) -> HttpReply:
         self.outcomes.failed(call, error)
@@ -365,7 +374,7 @@ class Application:
     async def _send_no_route(
         self, call: HttpCall, allowed: tuple[str, ...], scope: Scope, send: Send
     ) -> None:
-        if call.method == "POST" and _is_grpc(call.headers):
+        if call.method == "POST" and is_grpc(call.headers):
             unknown = self._recorded(GrpcCall(headers=call.headers), scope)
             error = Unsupported(f"method {call.path} is not served here")
             await self._send_grpc_error(send, unknown, error)
@@ -399,7 +408,7 @@ class Application:
             bodies.hold(len(body))
         else:
             call.body = body = await bodies.read(event, receive)
-        compressed = _is_compressed(call.header(b"content-encoding") or b"")
+        compressed = is_compressed(call.header(b"content-encoding") or b"")
         if compressed or len(body) > _COUNTED_FROM_BYTES:
             call.account = Account(bodies.hold_of_stream, len(body))
             if compressed:
@@ -420,64 +429,8 @@ class Application:
         await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-def _read_headers(call: HttpCall) -> int:
-    """Take the deadline, which runs from now on, from the headers.
-
-    Returns:
-        The length that the body is declared to have; -1 if it declares none, or is compressed.
-    """
-    named = dict(call.headers)
-    milliseconds = named.get(_TIMEOUT_HEADER)
-    if milliseconds is not None:
-        call.deadline = _deadline(_milliseconds(milliseconds))
-    if b"content-encoding" in named and _is_compressed(named[b"content-encoding"]):
-        return -1
-    return announced_bytes(named.get(b"content-length", b""))
-
-
-def _is_compressed(encoding: bytes) -> bool:
-    if encoding.lower() in {b"", b"identity"}:
-        return False
-    if encoding.lower() not in {b"gzip", b"x-gzip", b"deflate"}:
-        raise Unsupported(f"content-encoding {encoding.decode('latin-1')!r} is not supported; use gzip")
-    return True
-
-
-def _caller(scope: Scope) -> str:
-    host, port = scope.get("client") or ("", 0)
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}" if host else ""
-
-
-def _is_grpc(headers: Headers) -> bool:
-    for name, value in headers:
-        if name == b"content-type":
-            return value.startswith(b"application/grpc") and not value.startswith(b"application/grpc-web")
-    return False
-
-
 def _grpc_ok(notes: tuple[tuple[bytes, bytes], ...]) -> MutableMapping[str, Any]:
     return {**_GRPC_OK, "headers": [(b"grpc-status", b"0"), *notes]}
-
-
-def _deadline(seconds: float) -> float:
-    """When to have answered: a little before the client gives up.
-
-    A client whose own deadline passes cancels its call, and many cancelled calls look like an attack (rapid
-    resets), for which HTTP/2 servers end the whole connection with the innocent calls on it.
-    """
-    return time.monotonic() + seconds - min(0.005, seconds * 0.1)
-
-
-def _milliseconds(value: bytes) -> float:
-    try:
-        milliseconds = float(value)
-    except ValueError:
-        milliseconds = math.nan
-    if not milliseconds > 0:
-        raise InvalidRequest(
-            f"expected a number of milliseconds above 0, got {value!r:.40}", field="x-request-timeout-ms"
-        )
-    return milliseconds / 1000 if math.isfinite(milliseconds) else NO_DEADLINE
 
 
 def error_reply(error: HeadraceError) -> HttpReply:

@@ -16,13 +16,7 @@ from headrace.frontends.wire.joining import joined
 Event = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Event]]
 
-_MOST_DIGITS = 19  # of a declared length: with so many it is too large, whatever follows
 _JOINED_AT_ONCE_BYTES = 1024 * 1024
-
-
-def announced_bytes(content_length: bytes) -> int:
-    """What a body's ``content-length`` says; -1 for what is no number."""
-    return int(content_length[:_MOST_DIGITS]) if content_length.isdigit() else -1
 
 
 INCLUDED_BYTES = 4096

@@ -12,8 +12,9 @@ import pytest
 from headrace.batching.request import NO_DEADLINE, Answer, Call
 from headrace.errors import FailedPrecondition, InvalidRequest, NotFound, Unavailable, Unsupported
 from headrace.frontends.calls import GrpcCall, GrpcMethod
+from headrace.frontends.oip.answers import InferResponse
 from headrace.frontends.oip.grpc import grpc_methods
-from headrace.frontends.oip.messages import InferRequest, InferResponse
+from headrace.frontends.oip.messages import InferRequest
 from headrace.frontends.wire import protos
 from headrace.outcomes import Door
 from headrace.servable import CheckedInputs, Signature

@@ -14,7 +14,8 @@ from headrace.batching.request import NO_DEADLINE, Answer, BatchOutputs, Timings
 from headrace.config import Limits
 from headrace.errors import HeadraceError, InvalidRequest, NotFound, Unsupported
 from headrace.frontends.calls import Account
-from headrace.frontends.oip.messages import InferDecoder, Inference, InferRequest, InferResponse
+from headrace.frontends.oip.answers import InferResponse
+from headrace.frontends.oip.messages import InferDecoder, Inference, InferRequest
 from headrace.frontends.wire import protos
 from headrace.frontends.wire.allowance import Allowance
 from headrace.frontends.wire.steps import run

@@ -1,0 +1,214 @@
+"""ModelInferResponse: an answer becomes bytes, by what is known of answers with as many rows."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+from headrace.batching.request import Answer, Origin
+from headrace.frontends.calls import origin_text
+from headrace.frontends.oip.datatypes import datatype_name
+from headrace.frontends.oip.parameters import ANSWERED_BY_PARAMETER
+from headrace.frontends.oip.typed_contents import CONTENTS, writing_output
+from headrace.frontends.wire import protos
+from headrace.frontends.wire.joining import joined
+from headrace.frontends.wire.protobuf_fields import length_prefix
+from headrace.frontends.wire.protobuf_packing import is_large, is_large_raw, raw_texts_of
+from headrace.frontends.wire.steps import Steps
+from headrace.frontends.wire.tensors import raw_bytes
+from headrace.frontends.wire.texts import join_strings
+from headrace.servable import Shape, Signature
+from headrace.tensors import STRING
+
+if TYPE_CHECKING:
+    from headrace.frontends.wire.allowance import Allowance
+    from headrace.loaded import LoadedVersion
+
+InferResponse = protos.message("inference.ModelInferResponse")
+
+_ID = 3  # ModelInferResponse.id
+_RAW_OUTPUTS = 6  # ModelInferResponse.raw_output_contents
+_WRITERS_KEPT = 64
+_HEADS_KEPT = 512
+
+
+def writer_for(
+    loaded: LoadedVersion, signature: Signature, outputs: tuple[str, ...], *, typed: bool = False
+) -> AnswerWriter:
+    """The writer for a selection of outputs, made once per version.
+
+    Args:
+        loaded: The version that answers.
+        signature: The signature that it is called by.
+        outputs: The outputs that the client asked for; none for all.
+        typed: Whether the client sent typed contents, and shall get them; all raw where one has none.
+
+    Raises:
+        InvalidRequest: An output is unknown or named twice.
+    """
+    writers = cast("_Writers", loaded.codec_cache.setdefault(AnswerWriter, {}))
+    found = writers.get((signature.name, outputs, typed))
+    if found is None:
+        chosen = signature.check_outputs(outputs) if outputs else signature.output_names
+        if len(writers) >= _WRITERS_KEPT:
+            writers.clear()
+        found = writers[signature.name, outputs, typed] = AnswerWriter(loaded, signature, chosen, typed=typed)
+    return found
+
+
+def _id_field(request_id: str) -> bytes:
+    """The response's id as it is serialized; last in the message, where any field may stand."""
+    encoded = request_id.encode()
+    return length_prefix(_ID, len(encoded)) + encoded if encoded else b""
+
+
+def origin_field(origin: Origin) -> bytes:
+    """The response parameter that says who gave a default answer; it may stand last in the message."""
+    said = InferResponse()
+    said.parameters[ANSWERED_BY_PARAMETER].string_param = origin_text(origin)
+    written: bytes = said.SerializeToString()
+    return written
+
+
+class _Part(NamedTuple):
+    """How one output's raw bytes are written.
+
+    Attributes:
+        name: The output.
+        row_bytes: The size of a row; -1 for strings, which have no fixed size.
+        before: What stands before the bytes: the message's head at the first, and a number's length.
+        is_quick: Whether the bytes are known to be so few that they are copied at once.
+    """
+
+    name: str
+    row_bytes: int
+    before: bytes
+    is_quick: bool
+
+
+_Writers = dict[tuple[str, tuple[str, ...], bool], "AnswerWriter"]
+
+
+class AnswerWriter:
+    """Writes the ModelInferResponses of one version for one selection of outputs."""
+
+    __slots__ = ("_base", "_fixed", "_names", "_only", "_parts", "_specs", "_typed")
+
+    def __init__(
+        self, loaded: LoadedVersion, signature: Signature, outputs: tuple[str, ...], *, typed: bool
+    ) -> None:
+        """Prepare what all answers have in common.
+
+        Args:
+            loaded: The version that answers.
+            signature: The signature that it is called by.
+            outputs: The names of outputs that it has.
+            typed: Whether to write typed contents, if all datatypes have them.
+        """
+        by_name = {spec.name: spec for spec in signature.outputs}
+        self._names = outputs
+        self._specs = tuple(by_name[name] for name in outputs)
+        self._typed = typed and all(datatype_name(spec) in CONTENTS for spec in self._specs)
+        base = InferResponse(model_name=loaded.name, model_version=str(loaded.version))
+        self._base: bytes = base.SerializeToString()
+        self._fixed = all(None not in spec.shape for spec in self._specs)
+        self._parts: dict[object, tuple[_Part, ...]] = {}
+        self._only: dict[int, _Part] = {}  # where one output is all, and quick, by the number of rows
+
+    def write(self, answer: Answer, request_id: str = "") -> bytes | None:
+        """Serialize an answer, at once.
+
+        Args:
+            answer: What the model gave.
+            request_id: The request's id, to be echoed.
+
+        Returns:
+            The bytes; None where that would take long: then use ``writing``.
+        """
+        only = self._only.get(answer.stop - answer.start)
+        if only is not None and not request_id:  # what most models and most clients are like
+            name, row_bytes, before, _ = only
+            return before + answer.raw(name, row_bytes)
+        if self._typed:
+            if any(is_large(answer.tensor(name)) for name in self._names):
+                return None
+            return self._base + self._typed_outputs(answer) + _id_field(request_id)
+        written = []
+        for name, row_bytes, before, is_quick in self._parts_of(answer):
+            written.append(before)
+            if is_quick:
+                written.append(answer.raw(name, row_bytes))
+                continue
+            tensor = answer.tensor(name)
+            if row_bytes >= 0 or is_large(tensor):
+                return None
+            strings = join_strings(tensor.ravel().tolist())
+            written += (length_prefix(_RAW_OUTPUTS, len(strings)), strings)
+        return b"".join(written) + _id_field(request_id)
+
+    def writing(self, answer: Answer, request_id: str, allowance: Allowance) -> Steps[bytes]:
+        """Serialize an answer, in small steps.
+
+        Args:
+            answer: What the model gave.
+            request_id: The request's id, to be echoed.
+            allowance: Holds what is written.
+
+        Raises:
+            Overloaded: All requests together would hold too many bytes.
+        """
+        written: list[bytes | memoryview] = []
+        if self._typed:
+            written.append(self._base)
+            for spec in self._specs:
+                written += yield from writing_output(spec, answer.tensor(spec.name), allowance)
+        else:
+            for name, row_bytes, before, _ in self._parts_of(answer):
+                written.append(before)
+                if row_bytes < 0:
+                    written += yield from raw_texts_of(_RAW_OUTPUTS, answer.tensor(name), allowance)
+                else:
+                    allowance.hold(row_bytes * answer.rows)
+                    written.append(raw_bytes(answer.tensor(name)))
+        written.append(_id_field(request_id))
+        return (yield from joined(written))
+
+    def _parts_of(self, answer: Answer) -> tuple[_Part, ...]:
+        # Where the model fixes the outputs' shapes, the number of rows says all but the values.
+        key = answer.stop - answer.start if self._fixed else self._shapes(answer)
+        return self._parts.get(key) or self._learn(key, answer)
+
+    def _shapes(self, answer: Answer) -> tuple[Shape, ...]:
+        return tuple([answer.tensor(name).shape for name in self._names])
+
+    def _learn(self, key: object, answer: Answer) -> tuple[_Part, ...]:
+        """Write down what comes before each output's values in answers of this answer's shapes."""
+        response = InferResponse()
+        parts: list[_Part] = []
+        for spec, shape in zip(self._specs, self._shapes(answer), strict=True):
+            response.outputs.add(name=spec.name, datatype=datatype_name(spec), shape=shape)
+            if spec.dtype == STRING:
+                parts.append(_Part(spec.name, -1, b"", is_quick=False))
+            else:
+                row_bytes = spec.dtype.itemsize * math.prod(shape[1:])
+                size = shape[0] * row_bytes
+                before = length_prefix(_RAW_OUTPUTS, size)
+                parts.append(_Part(spec.name, row_bytes, before, is_quick=not is_large_raw(size)))
+        head = self._base + response.SerializeToString()
+        if len(self._parts) >= _HEADS_KEPT:
+            self._parts.clear()
+            self._only.clear()
+        found = self._parts[key] = (parts[0]._replace(before=head + parts[0].before), *parts[1:])
+        if self._fixed and len(found) == 1 and found[0].is_quick:
+            self._only[answer.stop - answer.start] = found[0]
+        return found
+
+    def _typed_outputs(self, answer: Answer) -> bytes:
+        response = InferResponse()
+        for spec in self._specs:
+            tensor = answer.tensor(spec.name)
+            datatype = datatype_name(spec)
+            output = response.outputs.add(name=spec.name, datatype=datatype, shape=tensor.shape)
+            getattr(output.contents, CONTENTS[datatype]).extend(tensor.ravel().tolist())
+        written: bytes = response.SerializeToString()
+        return written

@@ -1,0 +1,91 @@
+"""What a request's headers say of its body, its deadline and its caller."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from headrace.batching.request import NO_DEADLINE
+from headrace.errors import InvalidRequest, Unsupported
+from headrace.frontends.calls import GrpcCall, Headers, HttpCall
+from headrace.frontends.transport.grpc_framing import timeout_seconds
+
+_TIMEOUT_HEADER = b"x-request-timeout-ms"
+_MOST_DIGITS = 19  # of a declared length: with so many it is too large, whatever follows
+
+
+def read_http(call: HttpCall) -> int:
+    """Take the deadline, which runs from now on, from the headers.
+
+    Returns:
+        The length that the body is declared to have; -1 if it declares none, or is compressed.
+    """
+    named = dict(call.headers)
+    milliseconds = named.get(_TIMEOUT_HEADER)
+    if milliseconds is not None:
+        call.deadline = deadline_in(_milliseconds(milliseconds))
+    if b"content-encoding" in named and is_compressed(named[b"content-encoding"]):
+        return -1
+    return announced_bytes(named.get(b"content-length", b""))
+
+
+def read_grpc(call: GrpcCall) -> None:
+    """Take the deadline, which runs from now on, from the metadata."""
+    timeout = dict(call.headers).get(b"grpc-timeout")
+    if timeout is not None:
+        call.deadline = deadline_in(timeout_seconds(timeout))
+
+
+def announced_bytes(content_length: bytes) -> int:
+    """What a body's ``content-length`` says; -1 for what is no number."""
+    return int(content_length[:_MOST_DIGITS]) if content_length.isdigit() else -1
+
+
+def is_compressed(encoding: bytes) -> bool:
+    """Whether a body is, by its ``content-encoding``.
+
+    Raises:
+        Unsupported: It is in a way that is not known here.
+    """
+    if encoding.lower() in {b"", b"identity"}:
+        return False
+    if encoding.lower() not in {b"gzip", b"x-gzip", b"deflate"}:
+        raise Unsupported(f"content-encoding {encoding.decode('latin-1')!r} is not supported; use gzip")
+    return True
+
+
+def caller_of(scope: Mapping[str, Any]) -> str:
+    """The other end of a connection, as ``host:port``; "" where the server does not say."""
+    host, port = scope.get("client") or ("", 0)
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}" if host else ""
+
+
+def is_grpc(headers: Headers) -> bool:
+    """Whether a request is gRPC's, by its ``content-type``."""
+    for name, value in headers:
+        if name == b"content-type":
+            return value.startswith(b"application/grpc") and not value.startswith(b"application/grpc-web")
+    return False
+
+
+def deadline_in(seconds: float) -> float:
+    """When to have answered: a little before the client gives up.
+
+    A client whose own deadline passes cancels its call, and many cancelled calls look like an attack (rapid
+    resets), for which HTTP/2 servers end the whole connection with the innocent calls on it.
+    """
+    return time.monotonic() + seconds - min(0.005, seconds * 0.1)
+
+
+def _milliseconds(value: bytes) -> float:
+    try:
+        milliseconds = float(value)
+    except ValueError:
+        milliseconds = math.nan
+    if not milliseconds > 0:
+        raise InvalidRequest(
+            f"expected a number of milliseconds above 0, got {value!r:.40}", field="x-request-timeout-ms"
+        )
+    return milliseconds / 1000 if math.isfinite(milliseconds) else NO_DEADLINE
