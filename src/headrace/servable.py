@@ -285,7 +285,8 @@ class Signature:
             if len(array) != rows:
                 allowance = allowance or Expanded()
                 arrays[index] = self._spread(spec, array, rows, allowance)
-        self.check_rows(rows)
+        if rows < 1:
+            raise InvalidRequest("expected at least one row, got none", field=self.inputs[0].name)
         return CheckedInputs(self.layout(tuple(array.shape[1:] for array in arrays)), tuple(arrays), rows)
 
     def check_names(self, inputs: Collection[str]) -> None:
@@ -311,15 +312,6 @@ class Signature:
                 way_out += f"; one row stands for all if a click model was trained with `--context {once}`"
         has = "1 row" if len(array) == 1 else f"{len(array)} rows"
         raise InvalidRequest(f"has {has} where {counted} has {rows}; {way_out}", field=spec.name)
-
-    def check_rows(self, rows: int) -> None:
-        """Refuse a request without rows.
-
-        Raises:
-            InvalidRequest: There are none.
-        """
-        if rows < 1:
-            raise InvalidRequest("expected at least one row, got none", field=self.inputs[0].name)
 
     def check_outputs(self, names: Iterable[str]) -> tuple[str, ...]:
         """Check a selection of outputs.

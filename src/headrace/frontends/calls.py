@@ -128,9 +128,8 @@ class HttpCall(Call):
         headers: Headers = (),
         body: bytes = b"",
         query: bytes = b"",
-        budget: Budget | None = None,
     ) -> None:
-        """Describe a request that came without a deadline; set that as an attribute."""
+        """Describe a request that came without a deadline or a budget; set those as attributes."""
         self.method = method
         self.path = path
         self.parameters = parameters
@@ -139,7 +138,7 @@ class HttpCall(Call):
         self.query = query
         self.deadline = NO_DEADLINE
         self.account: Account | None = None
-        self.budget = budget
+        self.budget: Budget | None = None
         self.notes = ()
         self.outcome = None
 

@@ -322,7 +322,8 @@ class Application:
         method, root, bodies, held = scope["method"], scope.get("root_path"), self.bodies, 0
         path = scope["path"].removeprefix(root) if root else scope["path"]
         handler, parameters, allowed = self._router.match(method, path)
-        call = HttpCall(method, path, parameters, scope["headers"], b"", scope["query_string"], bodies)
+        call = HttpCall(method, path, parameters, scope["headers"], b"", scope["query_string"])
+        call.budget = bodies
         if self.outcomes.observed:
             call.outcome = Outcome(call.door, caller_of(scope))
         if handler is None:
