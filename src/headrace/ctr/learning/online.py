@@ -16,10 +16,10 @@ import numpy as np
 from headrace.ctr.interfaces import LearningModel, Weights
 from headrace.ctr.kernels.memory import fixed
 from headrace.ctr.learning.online_kernels import Rules, learner
-from headrace.ctr.learning.pace import Pace
+from headrace.ctr.learning.pace import UNWATCHED, Pace, shift_of
 from headrace.ctr.learning.parameter_groups import Groups
 from headrace.ctr.learning.sharing import PAIRS_STEP, embeddings_share, share_of, sharing
-from headrace.ctr.learning.update_rules import code_of, rule_of
+from headrace.ctr.learning.update_rules import code_of, rule_of, weighed
 from headrace.ctr.models.arguments import NOTHING, Room, Rows, Slots, Work, shape_of
 from headrace.ctr.models.interactions import crossing
 from headrace.ctr.serving.scoring import WeightsScorer
@@ -57,33 +57,22 @@ class OnlineModel(LearningModel):
             dense=features.dense_width,
             crossed=len(settings.interactions),
             linear_width=1 + STATE_PER_WEIGHT[settings.linear.kind],
+            shift=shift_of(features.slots),
         )
         self._crossing, self._slots = crossing(settings, features), Slots.of(features)
         self._groups = Groups(settings, features, self._crossing.rows)
         self._shared = share_of(settings, features)
-        forgetting = self._groups.forgetting
         self._pace = (
-            None
-            if forgetting is None
-            else Pace(features.rows, features.slots, sharing(forgetting, self._shared))
+            Pace(features.rows, features.slots, settings.threads) if self._groups.forget_squares else None
         )
-        self._kernel = learner(self._shape)
+        self._watched = [UNWATCHED] * settings.threads if self._pace is None else self._pace.watched
+        self._kernel, self._served = learner(self._shape), self._groups.served()
+        self._weight, self._weighed = 1.0, _fresh_rules(settings, self._shared)
         self._rooms = [Room.of(self._shape) for _ in range(settings.threads)]
         self._threads = ThreadPoolExecutor(settings.threads) if settings.threads > 1 else None
 
     def learn(self, block: Block) -> Array:
         """Predict each row of a block, and learn from it before the next is predicted."""
-        if self._pace is None:
-            return self._learn(block, 1.0)
-        made = np.empty(len(block), np.float32)
-        for start, stop in self._pace.parts(len(block)):
-            part = block if stop - start == len(block) else block.part(start, stop)
-            made[start:stop] = self._learn(part, self._pace.weight)
-            if (factor := self._pace.watch(part, made[start:stop])) != 1.0:
-                self._groups.scale_squares(factor)
-        return made
-
-    def _learn(self, block: Block, weight: float) -> Array:
         rows = Rows(
             fixed(block.indices),
             fixed(self._crossing.of(block.indices)),
@@ -92,20 +81,37 @@ class OnlineModel(LearningModel):
             NOTHING if block.weights is None else fixed(block.weights),
         )
         made = np.empty(len(block), np.float32)
-        parts = min(self.settings.threads, max(1, len(block) // _LEAST_ROWS_A_THREAD))
-        edges = [len(block) * part // parts for part in range(parts + 1)]
-        served, rules = self._groups.served(), self._rules(weight)
-        work = [
-            (Work(rows.part(*edge), self._slots, room), served, rules, made[slice(*edge)])
-            for room, edge in zip(self._rooms, pairwise(edges), strict=False)
-        ]
-        if self._threads is None or parts == 1:
-            for one in work:
-                self._kernel(*one)
-        else:
-            for done in [self._threads.submit(self._kernel, *one) for one in work]:
-                done.result()
+        if self._pace is None:
+            self._learn(rows, made)
+            return made
+        for start, stop in self._pace.parts(len(made)):
+            whole = stop - start == len(made)
+            self._learn(rows if whole else rows.part(start, stop), made[start:stop])
+            if (factor := self._pace.count(stop - start)) != 1.0:
+                self._groups.scale_squares(factor)
         return made
+
+    def _learn(self, rows: Rows, made: Array) -> None:
+        """Predict rows and learn from them, in as many threads as there are."""
+        rules = self._rules(1.0 if self._pace is None else self._pace.weight)
+        parts = min(self.settings.threads, max(1, len(made) // _LEAST_ROWS_A_THREAD))
+        if self._threads is None or parts == 1:
+            self._kernel(Work(rows, self._slots, self._rooms[0]), self._served, rules, made, self._watched[0])
+            return
+        edges = pairwise(len(made) * part // parts for part in range(parts + 1))
+        running = [
+            self._threads.submit(
+                self._kernel,
+                Work(rows.part(*edge), self._slots, room),
+                self._served,
+                rules,
+                made[slice(*edge)],
+                watched,
+            )
+            for room, watched, edge in zip(self._rooms, self._watched, edges, strict=False)
+        ]
+        for one in running:
+            one.result()
 
     def predict(self, block: Block) -> Array:
         """The probabilities of a click: float32 ``[rows]``."""
@@ -134,14 +140,22 @@ class OnlineModel(LearningModel):
             self._pace.restore(state)
 
     def _rules(self, weight: float) -> Rules:
-        linear, embeddings, share = self.settings.linear, self.settings.embeddings, self._shared
-        return Rules(
-            rule_of(linear, pulled=False, weight=weight),
-            rule_of(sharing(linear, share), weight=weight),
-            rule_of(sharing(embeddings, embeddings_share(self.settings, share)), weight=weight),
-            rule_of(sharing(embeddings, PAIRS_STEP), weight=weight),
-        )
+        """How weights move where a new square counts so much."""
+        if self._weight != weight:
+            self._weight = weight
+            self._weighed = Rules._make(weighed(one, weight) for one in self._weighed)
+        return self._weighed
 
     def strip(self) -> Weights:
         """A copy of what predictions depend on."""
         return self._groups.strip()
+
+
+def _fresh_rules(settings: ModelSettings, share: float) -> Rules:
+    linear, embeddings = settings.linear, settings.embeddings
+    return Rules(
+        rule_of(linear, pulled=False),
+        rule_of(sharing(linear, share)),
+        rule_of(sharing(embeddings, embeddings_share(settings, share))),
+        rule_of(sharing(embeddings, PAIRS_STEP)),
+    )

@@ -14,8 +14,9 @@ import numba
 from headrace.compiled import cached
 from headrace.ctr.kernels.compiling import KERNEL, PART
 from headrace.ctr.kernels.intrinsics import assume
+from headrace.ctr.learning.pace import Watched, watch
 from headrace.ctr.learning.row_updates import update_dense, update_embeddings, update_linear, update_pairs
-from headrace.ctr.learning.update_rules import Rule, move
+from headrace.ctr.learning.update_rules import FORGETTING_CODES, Rule, move
 from headrace.ctr.models.arguments import FWFM, LR, Served, Shape, Work
 from headrace.ctr.models.linear import sigmoid
 from headrace.ctr.models.logit import logit, prefetch_coming
@@ -31,7 +32,7 @@ class Rules(NamedTuple):
     pairs: Rule
 
 
-LearnKernel = Callable[[Work, Served, Rules, Array], None]
+LearnKernel = Callable[[Work, Served, Rules, Array, Watched], None]
 
 
 @numba.njit(**PART)
@@ -47,10 +48,13 @@ def _update(shape, work, served, rules, row, error):  # type: ignore[no-untyped-
 
 @functools.cache
 def learner(shape: Shape) -> LearnKernel:
-    """The kernel that predicts each row, writes the probability, and learns from it at once."""
+    """The kernel that predicts each row, writes the probability, and learns from it at once.
+
+    Where sums of squares forget, it then watches what was predicted.
+    """
 
     @cached(**KERNEL)
-    def learn(work, served, rules, probabilities):  # type: ignore[no-untyped-def]
+    def learn(work, served, rules, probabilities, watched):  # type: ignore[no-untyped-def]
         labels, weights = work.rows.labels, work.rows.weights
         # Here, not in a function of their own: from there LLVM does not take them.
         assume(work.rows.indices.shape[1] == shape.slots)
@@ -65,6 +69,10 @@ def learner(shape: Shape) -> LearnKernel:
             if weights.shape[0]:
                 error *= weights[row]
             _update(shape, work, served, rules, row, error)
+        if shape.linear_code in FORGETTING_CODES:
+            watch(shape, rules.linear, work.rows, probabilities, watched)
+        elif shape.embedding_code in FORGETTING_CODES:
+            watch(shape, rules.embeddings, work.rows, probabilities, watched)
 
     made: LearnKernel = learn
     return made

@@ -25,7 +25,7 @@ from headrace.compiled import cached
 from headrace.ctr.kernels.compiling import KERNEL, PART
 from headrace.ctr.kernels.intrinsics import one_by_one, prefetch, read, write
 from headrace.ctr.learning import update_rules
-from headrace.ctr.learning.update_rules import Rule, move, rule_of
+from headrace.ctr.learning.update_rules import Rule, move, rule_of, weighed
 from headrace.ctr.settings import Optimizer
 from headrace.tensors import Array
 
@@ -87,7 +87,7 @@ def step_of(optimizer: Optimizer, step: int, rows: int, *, pulled: bool = True, 
         1 - optimizer.beta2,
         optimizer.epsilon,
     )
-    return Step(rule_of(optimizer, pulled=pulled, weight=weight), *map(np.float32, numbers))
+    return Step(weighed(rule_of(optimizer, pulled=pulled), weight), *map(np.float32, numbers))
 
 
 @numba.njit(**PART)

@@ -16,18 +16,16 @@ judged on a sample, since a second model would cost as much as the first.)
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from typing import NamedTuple
 
+import numba
 import numpy as np
 
-from headrace.compiled import cached
-from headrace.ctr.kernels.compiling import KERNEL
-from headrace.ctr.kernels.intrinsics import read, write
-from headrace.ctr.kernels.memory import fixed
-from headrace.ctr.settings import Optimizer
+from headrace.ctr.kernels.compiling import PART
+from headrace.ctr.kernels.intrinsics import one_by_one, read, write
 from headrace.errors import ConfigError
-from headrace.stream.block import Block
 from headrace.tensors import Array
 
 DECISION_ROWS = 1024
@@ -39,96 +37,91 @@ SCALED = 2.0**64
 _LEAST_ONE_IN = 8
 _FASTER = np.float32(1.25)
 _MEMORY_ROWS = 20_000  # how long a row's evidence counts
+_KEPT = math.exp(-DECISION_ROWS / _MEMORY_ROWS)
+_SCALED_DOUBLINGS = math.log2(SCALED)
 _DOUBT = -0.5  # how many standard deviations the evidence may be against faster steps, and still count for it
 _GAIN = 0.1  # how many times the weight doubles at a decision for each standard deviation of evidence
 _MOST_DEVIATIONS = 20.0
-_NOTHING = fixed(np.zeros(0, np.float32))
 _TINY = np.float32(1e-20)  # keeps 0 / sqrt(0) at 0
 
 _CLOCK, _DOUBLED, _EVIDENCE, _SPREAD = range(4)
 
 
-class _Rates(NamedTuple):
-    """How the sampled weights move, and which are sampled: one in ``2**shift``."""
+class Watched(NamedTuple):
+    """What a kernel keeps of sampled values: one in ``2**shift`` of the shape that it is compiled for.
 
-    learning_rate: np.float32
-    initial: np.float32
-    power: np.float32
-    weight: np.float32
-    scale: np.float32
-    shift: np.uint64
+    Attributes:
+        sample: For each its sum of squares, and by how much its weight would be off: float32
+            ``[values, 2]``.
+        found: The numbers of a call's values that are sampled: uint32, one longer than all of its values.
+        numbers: The clock, how many times the weight has doubled, the evidence for more, and its spread.
+    """
+
+    sample: Array
+    found: Array
+    numbers: Array
 
 
-class _Seen(NamedTuple):
-    """What rows were, and what had been predicted for them: float32 each; no weights for one each."""
+UNWATCHED = Watched(np.zeros((0, 2), np.float32), np.zeros(0, np.uint32), np.zeros(0))
+"""For kernels that watch nothing."""
 
-    labels: Array
-    weights: Array
-    probabilities: Array
+
+def shift_of(slots: int) -> int:
+    """The base-2 logarithm of how many values one is sampled of.
+
+    Args:
+        slots: How many a row has.
+    """
+    return (max(_LEAST_ONE_IN, slots) - 1).bit_length()
 
 
 class Pace:
     """The weight of new squares, and the evidence for making it grow."""
 
-    def __init__(self, rows: int, slots: int, optimizer: Optimizer) -> None:
+    def __init__(self, rows: int, slots: int, threads: int = 1) -> None:
         """Start with nothing forgotten.
 
         Args:
             rows: How many rows the tables have.
             slots: How many of them a row of the stream touches.
-            optimizer: How the sampled weights move.
+            threads: How many kernels run at once.
         """
-        self._optimizer = optimizer
         self._numbers = np.zeros(4)
-        self._shift = (max(_LEAST_ONE_IN, slots) - 1).bit_length()
+        self._shift = shift_of(slots)
         self._sample = np.zeros((((rows - 1) >> self._shift) + 1, 2), np.float32)
+        found = (np.empty(DECISION_ROWS * slots + 1, np.uint32) for _ in range(threads))
+        self.watched = [Watched(self._sample, one, self._numbers) for one in found]
 
     @property
     def weight(self) -> float:
         """What a new square counts."""
         return float(2.0 ** self._numbers[_DOUBLED])
 
-    def parts(self, rows: int) -> Iterator[tuple[int, int]]:
+    def parts(self, rows: int) -> Iterable[tuple[int, int]]:
         """Cut so many coming rows where something is decided, so that it does not matter how they come."""
-        start = 0
-        while start < rows:
-            due = DECISION_ROWS - int(self._numbers[_CLOCK]) % DECISION_ROWS
-            yield start, min(start + due, rows)
-            start += due
+        due = DECISION_ROWS - int(self._numbers[_CLOCK]) % DECISION_ROWS
+        return pairwise((0, *range(due, rows, DECISION_ROWS), rows))
 
-    def watch(self, block: Block, probabilities: Array) -> float:
-        """Learn from what was predicted.
+    def count(self, rows: int) -> float:
+        """Count rows that were learnt from, and decide whether they are due.
 
         Args:
-            block: Rows that the model has learnt from.
-            probabilities: What it had predicted.
+            rows: One of ``parts``, which a kernel has watched.
 
         Returns:
             What all sums of squares are to be multiplied with: 1, but for once in a long time.
         """
-        optimizer, numbers, weight = self._optimizer, self._numbers, self.weight
-        rates = (optimizer.learning_rate, optimizer.initial, optimizer.power, weight, 1 / weight)
-        weights = _NOTHING if block.weights is None else fixed(block.weights)
-        seen = _Seen(fixed(block.labels), weights, fixed(probabilities))
-        _weigh(
-            _Rates._make((*map(np.float32, rates), np.uint64(self._shift))),
-            fixed(block.indices),
-            seen,
-            self._sample,
-            numbers,
-        )
-        before = numbers[_CLOCK] // DECISION_ROWS
-        numbers[_CLOCK] += len(block)
-        decisions = float(numbers[_CLOCK] // DECISION_ROWS - before)
-        if not decisions:
-            return 1.0
-        numbers[_DOUBLED] += decisions * doublings(numbers[_EVIDENCE], numbers[_SPREAD])
-        numbers[_EVIDENCE:] *= math.exp(-decisions * DECISION_ROWS / _MEMORY_ROWS)
-        if self.weight <= SCALED:
-            return 1.0
-        numbers[_DOUBLED] -= math.log2(SCALED)
-        self._sample[:, 0] *= np.float32(1 / SCALED)
-        return 1 / SCALED
+        clock, doubled, evidence, spread = self._numbers.tolist()
+        clock += rows
+        factor = 1.0
+        if not clock % DECISION_ROWS:
+            doubled += doublings(evidence, spread)
+            evidence, spread = evidence * _KEPT, spread * _KEPT
+            if doubled > _SCALED_DOUBLINGS:
+                doubled, factor = doubled - _SCALED_DOUBLINGS, 1 / SCALED
+                self._sample[:, 0] *= np.float32(factor)
+        self._numbers[:] = clock, doubled, evidence, spread
+        return factor
 
     def forget(self, rows: Array) -> None:
         """Start afresh with rows of the tables."""
@@ -167,36 +160,60 @@ def doublings(evidence: float, spread: float) -> float:
     return _GAIN * min(max(deviations - _DOUBT, 0.0), _MOST_DEVIATIONS) if spread > 0 else 0.0
 
 
-@cached(**KERNEL)
-def _weigh(rates, indices, seen, sample, numbers):  # type: ignore[no-untyped-def]
-    """Add up what the sampled weights' faster steps would have saved, and make those steps."""
-    rest = (np.uint64(1) << rates.shift) - np.uint64(1)
-    for row in range(indices.shape[0]):
-        off, sampled = np.float32(0), False
-        for slot in range(indices.shape[1]):
-            index = np.uint64(read(indices, (row, slot)))
-            if index & rest == 0 and index != 0:
-                sampled = True
-                off += read(sample, (index >> rates.shift, 1))
-        if not sampled:
-            continue
-        probability = read(seen.probabilities, row)
-        error, curvature = probability - read(seen.labels, row), probability * (np.float32(1) - probability)
-        if seen.weights.shape[0]:
-            error, curvature = error * read(seen.weights, row), curvature * read(seen.weights, row)
+@numba.njit(**PART)
+def watch(shape, rule, rows, probabilities, watched):  # type: ignore[no-untyped-def]
+    """Add up what the sampled weights' faster steps would have saved, and make those steps.
+
+    Args:
+        shape: What the kernel is compiled for.
+        rule: How the sampled weights move.
+        rows: Those that were learnt from.
+        probabilities: What had been predicted.
+        watched: What is kept: ``Watched``.
+    """
+    sample, found, shift = watched.sample, watched.found, np.uint32(shape.shift)
+    indices, slots = rows.indices, np.uint32(shape.slots)
+    first, count = np.uint64(0), _find(shape, indices, found)
+    numbers = watched.numbers
+    evidence, spread = numbers[_EVIDENCE], numbers[_SPREAD]  # the same sum however rows come
+    while first < count:
+        row, off, last = read(found, first) // slots, np.float32(0), first
+        while last < count and read(found, last) // slots == row:
+            off += read(sample, (read(indices, (row, read(found, last) % slots)) >> shift, 1))
+            last += np.uint64(1)
+        probability = read(probabilities, row)
+        error, curvature = probability - read(rows.labels, row), probability * (np.float32(1) - probability)
+        if rows.weights.shape[0]:
+            error, curvature = error * read(rows.weights, row), curvature * read(rows.weights, row)
         slope = np.float64(error * off)
-        numbers[2] -= slope + np.float64(np.float32(0.5) * curvature * off * off)
-        numbers[3] += slope * slope
+        evidence -= slope + np.float64(np.float32(0.5) * curvature * off * off)
+        spread += slope * slope
+        gradient = error - _FASTER * (error + curvature * off)
+        for number in range(first, last):
+            place = read(indices, (row, read(found, number) % slots)) >> shift
+            total = read(sample, (place, 0)) + rule.weight * error * error
+            write(sample, (place, 0), total)
+            total = total * rule.scale + rule.initial + _TINY
+            root = np.float32(math.sqrt(total)) if rule.power == np.float32(0.5) else total**rule.power
+            write(sample, (place, 1), read(sample, (place, 1)) + rule.learning_rate * gradient / root)
+        first = last
+    numbers[_EVIDENCE], numbers[_SPREAD] = evidence, spread
+
+
+@numba.njit(**PART)
+def _find(shape, indices, found):  # type: ignore[no-untyped-def]
+    """Write down which values are sampled, without a branch, which no processor could foresee; count them.
+
+    A value is sampled if its lowest ``shift`` bits are zero, and others are not. With the former in front of
+    the latter that is one comparison. (Two of them, or two numbers to write, take twice as long.)
+    """
+    low, high = np.uint64(64 - shape.shift), np.uint64(shape.shift)
+    count, place = np.uint64(0), np.uint32(0)
+    for row in range(indices.shape[0]):
         for slot in range(indices.shape[1]):
+            one_by_one()
             index = np.uint64(read(indices, (row, slot)))
-            if index & rest == 0 and index != 0:
-                place = index >> rates.shift
-                total = read(sample, (place, 0)) + rates.weight * error * error
-                write(sample, (place, 0), total)
-                total = total * rates.scale + rates.initial + _TINY
-                if rates.power == np.float32(0.5):
-                    rate = rates.learning_rate / np.float32(math.sqrt(total))
-                else:
-                    rate = rates.learning_rate / total**rates.power
-                step = rate * (error - _FASTER * (error + curvature * off))
-                write(sample, (place, 1), read(sample, (place, 1)) + step)
+            write(found, count, place)
+            place += np.uint32(1)
+            count += np.uint64((index << low | index >> high) - np.uint64(1) < np.uint64(2**32 - 1))
+    return count

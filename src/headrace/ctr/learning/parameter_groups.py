@@ -122,10 +122,9 @@ class Groups:
             table.values[:] = state[name]
 
     @property
-    def forgetting(self) -> Optimizer | None:
-        """How groups move whose sums of squares forget, the linear ones first; None if none do."""
-        groups = (self._settings.linear, self._settings.embeddings)
-        return next((one for one in groups if one.kind == "forgetting"), None)
+    def forget_squares(self) -> bool:
+        """Whether any group's sums of squares forget."""
+        return any(table.optimizer == "forgetting" for table in self.tables.values())
 
     def scale_squares(self, factor: float) -> None:
         """Multiply the sums of squares that forget."""

@@ -20,6 +20,8 @@ from headrace.ctr.settings import Optimizer
 SGD, ADAGRAD, ADAGRAD_POWER, FTRL, FORGETTING, FORGETTING_POWER = range(6)
 """The codes of rules; the power 0.5, a square root, is one of its own."""
 
+FORGETTING_CODES = (FORGETTING, FORGETTING_POWER)
+
 _TINY = np.float32(1e-20)  # keeps 0 / sqrt(0) at 0, and is lost in any sum that matters
 _ZERO = np.float32(0)
 
@@ -40,25 +42,21 @@ class Rule(NamedTuple):
     scale: np.float32
 
 
-def rule_of(optimizer: Optimizer, *, pulled: bool = True, weight: float = 1.0) -> Rule:
+def rule_of(optimizer: Optimizer, *, pulled: bool = True) -> Rule:
     """An optimizer's numbers for kernels.
 
     Args:
         optimizer: The settings.
         pulled: Whether l1 and l2 pull these weights to zero; they never pull the bias.
-        weight: What a new square counts, where sums forget.
     """
     own = optimizer
-    numbers = (
-        own.learning_rate,
-        own.power,
-        own.l1 * pulled,
-        own.l2 * pulled,
-        own.initial,
-        weight,
-        1 / weight,
-    )
+    numbers = (own.learning_rate, own.power, own.l1 * pulled, own.l2 * pulled, own.initial, 1.0, 1.0)
     return Rule(*map(np.float32, numbers))
+
+
+def weighed(rule: Rule, weight: float) -> Rule:
+    """The rule where a new square counts so much."""
+    return rule._replace(weight=np.float32(weight), scale=np.float32(1 / weight))
 
 
 def code_of(optimizer: Optimizer) -> int:
@@ -96,7 +94,7 @@ def move(code, rule, values, place, gradient):  # type: ignore[no-untyped-def]
     if code == SGD:
         step = gradient
     else:
-        if code in (FORGETTING, FORGETTING_POWER):
+        if code in FORGETTING_CODES:
             total = read(values, (row, width + column)) + rule.weight * gradient * gradient
             write(values, (row, width + column), total)
             total = total * rule.scale + rule.initial

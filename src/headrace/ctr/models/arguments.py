@@ -34,6 +34,8 @@ class Shape(NamedTuple):
         dense: How many dense features there are.
         crossed: How many interactions there are.
         linear_width: How many numbers a row of the linear learning table has.
+        shift: Where sums of squares forget, one value in ``2**shift`` is watched: see
+            ``headrace.ctr.learning.pace``.
     """
 
     kind: int
@@ -48,6 +50,7 @@ class Shape(NamedTuple):
     dense: int = 0
     crossed: int = 0
     linear_width: int = 0
+    shift: int = 0
 
 
 class Rows(NamedTuple):

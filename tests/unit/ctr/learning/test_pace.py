@@ -10,7 +10,7 @@ import pytest
 
 from headrace.ctr.learning import pace
 from headrace.ctr.learning.online import OnlineModel
-from headrace.ctr.learning.pace import DECISION_ROWS, SCALED, Pace, doublings
+from headrace.ctr.learning.pace import DECISION_ROWS, SCALED, doublings
 from headrace.ctr.settings import Kind, ModelSettings, Optimizer
 from headrace.errors import ConfigError
 from headrace.stream.block import Block
@@ -49,10 +49,8 @@ def test_how_much_is_forgotten(evidence: float, spread: float, expected: float) 
 
 def test_the_sample_is_what_numpy_says() -> None:
     block = block_of(SINGLE, 900, weighted=True)
-    random = np.random.default_rng(1)
-    predicted = random.uniform(0.1, 0.9, len(block)).astype(np.float32)
-    made = Pace(FEATURES.rows, FEATURES.slots, OPTIMIZER)
-    assert made.watch(block, predicted) == 1.0
+    model = model_of("lr")
+    predicted = model.learn(block)
     assert block.weights is not None
     off, squares = np.zeros(FEATURES.rows), np.zeros(FEATURES.rows)
     saved = spread = 0.0
@@ -68,7 +66,7 @@ def test_the_sample_is_what_numpy_says() -> None:
             squares[one] += error**2
             rate = OPTIMIZER.learning_rate / math.sqrt(squares[one] + OPTIMIZER.initial)
             off[one] += rate * (error - pace._FASTER * (error + curvature * sum_off))
-    state = made.state()
+    state = model.state()
     np.testing.assert_allclose(state["pace"], [900, 0, saved, spread], rtol=1e-4)
     np.testing.assert_allclose(state["pace.sample"][:, 0], squares[:: pace._LEAST_ONE_IN], rtol=1e-5)
     np.testing.assert_allclose(state["pace.sample"][:, 1], off[:: pace._LEAST_ONE_IN], rtol=1e-3, atol=1e-6)
