@@ -54,7 +54,8 @@ class Watched(NamedTuple):
         sample: For each its sum of squares, and by how much its weight would be off: float32
             ``[values, 2]``.
         found: The numbers of a call's values that are sampled: uint32, one longer than all of its values.
-        numbers: The clock, how many times the weight has doubled, the evidence for more, and its spread.
+        numbers: The clock, how many times the weight has doubled, the evidence for more, and its spread; of
+            other threads than the first the last two only.
     """
 
     sample: Array
@@ -90,7 +91,8 @@ class Pace:
         self._shift = shift_of(slots)
         self._sample = np.zeros((((rows - 1) >> self._shift) + 1, 2), np.float32)
         found = (np.empty(DECISION_ROWS * slots + 1, np.uint32) for _ in range(threads))
-        self.watched = [Watched(self._sample, one, self._numbers) for one in found]
+        own = (self._numbers, *(np.zeros(4) for _ in range(1, threads)))
+        self.watched = [Watched(self._sample, *one) for one in zip(found, own, strict=True)]
 
     @property
     def weight(self) -> float:
@@ -111,6 +113,9 @@ class Pace:
         Returns:
             What all sums of squares are to be multiplied with: 1, but for once in a long time.
         """
+        for other in self.watched[1:]:
+            self._numbers += other.numbers
+            other.numbers[:] = 0
         clock, doubled, evidence, spread = self._numbers.tolist()
         clock += rows
         factor = 1.0

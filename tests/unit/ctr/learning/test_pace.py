@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -83,6 +84,17 @@ def test_a_world_that_turns_is_followed_faster() -> None:
         weights.append(model.state()["pace"][1])
     assert weights[0] < 2
     assert weights[1] > weights[0] + 4
+
+
+def test_evidence_of_every_thread_counts() -> None:
+    settings = ModelSettings(kind="lr", linear=OPTIMIZER)
+    spreads = []
+    for threads in (1, 2):
+        model = OnlineModel(msgspec.structs.replace(settings, threads=threads), FEATURES)
+        for number in range(8):
+            model.learn(block_of(SINGLE, 1000, number))
+        spreads.append(model.state()["pace"][3])
+    assert spreads[1] == pytest.approx(spreads[0], rel=0.2)
 
 
 @pytest.mark.parametrize("kind", ["lr", "fm"])
