@@ -215,6 +215,14 @@ def test_an_interrupted_run_goes_on_with_the_rows_that_follow(tmp_path: Path) ->
         assert found[-1][name] == expected[-1][name]
 
 
+def test_a_checkpoint_of_the_default_before_goes_on_with_adagrad(rows: Path, tmp_path: Path) -> None:
+    model, saved = ("--model", "fm"), ("--checkpoint", tmp_path / "saved")
+    train(rows, *model, *saved, "--optimizer", "adagrad", "--rows", 2000)
+    found, _ = train(rows, *model, *saved, "--resume", "--rows", 4000)
+    expected, _ = train(rows, *model, "--optimizer", "adagrad", "--rows", 4000)
+    assert found[-1]["logloss"] == expected[-1]["logloss"]
+
+
 def test_a_checkpoint_is_not_overwritten_by_a_run_that_does_not_resume(rows: Path, tmp_path: Path) -> None:
     options = (rows, "--model", "lr", "--rows", 2000, "--checkpoint", tmp_path)
     train(*options)

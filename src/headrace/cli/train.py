@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from headrace.cli import models, numbers, verbs
 from headrace.config import checks
-from headrace.ctr.settings import DEEP, KINDS, OPTIMIZERS, ModelSettings
+from headrace.ctr.settings import DEEP, EMBEDDINGS, KINDS, LINEAR, OPTIMIZERS, ModelSettings
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -79,14 +79,17 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         help="the widths of the network's layers (default 128,64)",
     )
     group.add_argument(
-        "--optimizer", choices=OPTIMIZERS, help="of linear weights and embeddings (default adagrad)"
+        "--optimizer",
+        choices=OPTIMIZERS,
+        help="of linear weights and embeddings (default forgetting; adagrad for kinds with a network, and "
+        "where only a rate is given)",
     )
     group.add_argument(
         "--learning-rate",
         type=numbers.above_zero("learning-rate", most=_HIGHEST_RATE),
         metavar="R",
-        help="of linear weights and embeddings (default 0.05; 0.001 with adam and lazy_adam, 0.2 "
-        "and 0.1 with forgetting)",
+        help="of linear weights and embeddings (default 0.2 and 0.1 with forgetting, 0.001 with adam and "
+        "lazy_adam, else 0.05)",
     )
     group.add_argument(
         "--interaction", action="append", metavar="A*B", default=[], help="a pair of fields; may be repeated"
@@ -325,11 +328,14 @@ def _optimizer(kind: str | None, rate: float | None) -> dict[str, object]:
     groups = ("linear",) if kind == "ftrl" else ("linear", "embeddings")
     changes: dict[str, object] = {}
     if kind == "forgetting" and rate is None:
-        linear, embeddings = (
-            {"kind": kind, "learning_rate": 0.2},
-            {"kind": kind, "learning_rate": 0.1, "initial": 4.0},
-        )
-        return {"linear": linear, "embeddings": embeddings}
+        return {
+            "linear": {"kind": kind, "learning_rate": LINEAR.learning_rate},
+            "embeddings": {
+                "kind": kind,
+                "learning_rate": EMBEDDINGS.learning_rate,
+                "initial": EMBEDDINGS.initial,
+            },
+        }
     if kind is not None:
         changes = {f"{group}.kind": kind for group in groups}
     if rate is None and kind in ("adam", "lazy_adam"):

@@ -18,6 +18,26 @@ DEEP: tuple[Kind, ...] = ("deepfm", "deepffm")
 OPTIMIZERS: tuple[OptimizerKind, ...] = get_args(OptimizerKind)
 
 
+def _one_of(key: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ConfigError(f"{key}: expected one of {', '.join(allowed)}, got {value!r}")
+
+
+def _number(
+    key: str,
+    value: float,
+    *,
+    least: float = -math.inf,
+    above: float = -math.inf,
+    most: float = math.inf,
+    below: float = math.inf,
+) -> None:
+    if not (-math.inf < value < math.inf and least <= value <= most and above < value < below):
+        bounds = (("more than", above), ("at least", least), ("at most", most), ("less than", below))
+        limits = [f"{words} {bound:g}" for words, bound in bounds if math.isfinite(bound)]
+        raise ConfigError(f"{key}: expected a number, {' and '.join(limits)}, got {told(value)}")
+
+
 class Optimizer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How weights move against their gradients; one for each group of weights.
 
@@ -59,6 +79,15 @@ class Optimizer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             _number(f"optimizer.{name}", getattr(self, name), least=0.0, below=1.0)
 
 
+LINEAR = Optimizer(kind="forgetting", learning_rate=0.2)
+"""How linear weights forget, where nothing else is said; the rate is that for six fields."""
+
+EMBEDDINGS = Optimizer(kind="forgetting", learning_rate=0.1, initial=4.0)
+"""How embeddings do."""
+
+_UNSAID = Optimizer()  # by its identity: nothing was said of how a group learns
+
+
 class Interaction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A pair of single-valued categorical fields whose every combination has a linear weight of its own.
 
@@ -79,11 +108,15 @@ class Interaction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A click model.
 
-    The defaults are those that were best on generated clicks (deepfm, 600,000 rows, the logloss of the last
-    200,000, 0.403 at best): Adagrad at 0.05 from 1.0 for the tables came to 0.440, at 0.02 to 0.441 and at
-    0.1 to 0.447, from 0.1 instead of 1.0 to 0.442; lazy Adam at 0.001 or 0.003 to 0.443, and it keeps twice
-    the state. The network's Adam was better at 0.001 than at 0.003. Batches of 512 rows came to 0.439, at 7 %
-    fewer rows a second.
+    Where nothing is said of how linear weights and embeddings learn, those of lr, fm, fwfm and ffm forget
+    (``LINEAR``, ``EMBEDDINGS``; what was measured is in decision 0016), and those of kinds with a network,
+    which learn in batches, have Adagrad. Once anything is said of either, what is not said is Adagrad's.
+
+    The other defaults are those that were best on generated clicks (deepfm, 600,000 rows, the logloss of the
+    last 200,000, 0.403 at best): Adagrad at 0.05 from 1.0 for the tables came to 0.440, at 0.02 to 0.441 and
+    at 0.1 to 0.447, from 0.1 instead of 1.0 to 0.442; lazy Adam at 0.001 or 0.003 to 0.443, and it keeps
+    twice the state. The network's Adam was better at 0.001 than at 0.003. Batches of 512 rows came to 0.439,
+    at 7 % fewer rows a second.
 
     Attributes:
         kind: ``lr`` logistic regression; ``fm`` factorization machine; ``fwfm`` field-weighted FM; ``ffm``
@@ -106,8 +139,8 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     factors: int = 8
     hidden: tuple[int, ...] = (128, 64)
     interactions: tuple[Interaction, ...] = ()
-    linear: Optimizer = msgspec.field(default_factory=Optimizer)
-    embeddings: Optimizer = msgspec.field(default_factory=Optimizer)
+    linear: Optimizer = msgspec.field(default_factory=lambda: _UNSAID)
+    embeddings: Optimizer = msgspec.field(default_factory=lambda: _UNSAID)
     network: Optimizer = msgspec.field(default_factory=lambda: Optimizer(kind="adam", learning_rate=0.001))
     batch_rows: int = 1024
     initial_scale: float = 0.01
@@ -115,7 +148,8 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     threads: int = 1
 
     def __post_init__(self) -> None:
-        """Check each setting, and that they fit together."""
+        """Fill in how weights learn, check each setting, and that they fit together."""
+        self._fill_in()
         _one_of("kind", self.kind, KINDS)
         _number("factors", self.factors, least=1, most=1024)
         _number("batch_rows", self.batch_rows, least=1, most=2**20)
@@ -140,6 +174,14 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
                 "take adagrad or lazy_adam"
             )
 
+    def _fill_in(self) -> None:
+        """Put optimizers where none were said; other objects than the marker, so that they stay in copies."""
+        unsaid = [name for name in ("linear", "embeddings") if getattr(self, name) is _UNSAID]
+        forgets = len(unsaid) == 2 and self.kind not in DEEP
+        for name in unsaid:
+            filled = {"linear": LINEAR, "embeddings": EMBEDDINGS}[name] if forgets else Optimizer()
+            msgspec.structs.force_setattr(self, name, filled)
+
     @property
     def online(self) -> bool:
         """Whether each row is learnt from before the next is predicted, in one pass over a batch.
@@ -149,23 +191,3 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return self.kind not in DEEP and not any(
             one.kind in ("adam", "lazy_adam") for one in (self.linear, self.embeddings)
         )
-
-
-def _one_of(key: str, value: object, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ConfigError(f"{key}: expected one of {', '.join(allowed)}, got {value!r}")
-
-
-def _number(
-    key: str,
-    value: float,
-    *,
-    least: float = -math.inf,
-    above: float = -math.inf,
-    most: float = math.inf,
-    below: float = math.inf,
-) -> None:
-    if not (-math.inf < value < math.inf and least <= value <= most and above < value < below):
-        bounds = (("more than", above), ("at least", least), ("at most", most), ("less than", below))
-        limits = [f"{words} {bound:g}" for words, bound in bounds if math.isfinite(bound)]
-        raise ConfigError(f"{key}: expected a number, {' and '.join(limits)}, got {told(value)}")

@@ -160,7 +160,11 @@ def test_help_tells_the_defaults_that_hold(capsys: pytest.CaptureFixture[str]) -
     said = " ".join(capsys.readouterr().out.split())
     model = ModelSettings()
     hidden = ",".join(map(str, model.hidden))
-    for value in (model.factors, hidden, model.embeddings.kind, model.batch_rows, model.seed):
+    for value in (model.factors, hidden, model.batch_rows, model.seed):
         assert f"(default {value})" in said
-    assert f"(default {model.embeddings.learning_rate:g};" in said
+    online = ModelSettings(kind="fm")
+    assert f"(default {online.linear.kind}; {model.linear.kind} for kinds with a network" in said
+    rates = f"{online.linear.learning_rate:g} and {online.embeddings.learning_rate:g}"
+    assert f"(default {rates} with {online.linear.kind}" in said
+    assert f"else {model.embeddings.learning_rate:g})" in said
     assert f"versions stay; 0 = all (default {DEFAULT_KEEP})" in said

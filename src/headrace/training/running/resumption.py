@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TextIO
 
 import msgspec
 
+from headrace.ctr.settings import Optimizer
 from headrace.errors import ConfigError
 from headrace.training.running.checkpoint import Checkpoint, load_checkpoint
 from headrace.training.running.learner import Position
 from headrace.versions.layout import version_directories
+
+_LEARNS = ("linear", "embeddings")
 
 
 def find_checkpoint(directory: Path | None, errors: TextIO, *, resume: bool) -> Checkpoint | None:
@@ -44,3 +48,21 @@ def find_checkpoint(directory: Path | None, errors: TextIO, *, resume: bool) -> 
 def rows_before(checkpoint: Checkpoint | None) -> int:
     """How many rows of the stream were taken before a checkpoint; 0 without one."""
     return 0 if checkpoint is None else msgspec.convert(checkpoint.meta.get("position"), Position).rows
+
+
+def gone_on_with(said: Mapping[str, object], checkpoint: Checkpoint | None) -> Mapping[str, object]:
+    """A model's settings, where what is not said meant something else when a checkpoint was saved.
+
+    Args:
+        said: The settings that differ from the defaults, as in TOML.
+        checkpoint: What a run goes on from; None if it begins.
+
+    Returns:
+        The same; with Adagrad where weights learnt so when nothing was said of it.
+    """
+    saved = None if checkpoint is None else checkpoint.meta.get("model")
+    if not isinstance(saved, Mapping) or any(name in said for name in _LEARNS):
+        return said
+    before = msgspec.to_builtins(Optimizer())
+    was_unsaid = all(saved.get(name) == before for name in _LEARNS)
+    return {**said, **dict.fromkeys(_LEARNS, before)} if was_unsaid else said

@@ -1,0 +1,45 @@
+"""What learns how, where it is said and where it is not."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from headrace.ctr.settings import EMBEDDINGS, KINDS, LINEAR, Kind, ModelSettings, Optimizer
+from headrace.training.configuration import settings_of
+
+ADAGRAD = Optimizer(kind="adagrad", learning_rate=0.05)
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ({"kind": "lr"}, (LINEAR, EMBEDDINGS)),
+        ({"kind": "fm"}, (LINEAR, EMBEDDINGS)),
+        ({"kind": "fwfm"}, (LINEAR, EMBEDDINGS)),
+        ({"kind": "ffm"}, (LINEAR, EMBEDDINGS)),
+        ({"kind": "deepfm"}, (ADAGRAD, ADAGRAD)),  # in batches nothing forgets
+        ({"kind": "deepffm"}, (ADAGRAD, ADAGRAD)),
+        ({}, (ADAGRAD, ADAGRAD)),
+        # A rate is that of the optimizer that is said with it; without one, Adagrad's as ever.
+        ({"kind": "fm", "linear": {"learning_rate": 0.1}}, (Optimizer(learning_rate=0.1), ADAGRAD)),
+        ({"kind": "fm", "embeddings": {}}, (ADAGRAD, ADAGRAD)),
+        ({"kind": "fm", "linear": {"kind": "ftrl"}}, (Optimizer(kind="ftrl"), ADAGRAD)),
+        ({"kind": "fm", "embeddings": {"kind": "adam"}}, (ADAGRAD, Optimizer(kind="adam"))),
+        ({"kind": "fm", "linear": {"kind": "forgetting"}}, (Optimizer(kind="forgetting"), ADAGRAD)),
+    ],
+)
+def test_how_weights_learn(said: dict[str, object], expected: tuple[Optimizer, Optimizer]) -> None:
+    made = settings_of(said, "x")
+    assert (made.linear, made.embeddings) == expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_was_filled_in_stays(kind: Kind) -> None:
+    """On the way through a checkpoint or a version, and in copies of another kind."""
+    made = ModelSettings(kind=kind)
+    assert msgspec.convert(msgspec.to_builtins(made), ModelSettings) == made
+    copied = msgspec.structs.replace(made, factors=3)
+    assert (copied.linear, copied.embeddings) == (made.linear, made.embeddings)
+    if made.linear == ADAGRAD:
+        assert msgspec.structs.replace(made, kind="fm").linear == ADAGRAD

@@ -1,0 +1,37 @@
+"""What a resumed run goes on with, where what was not said has come to mean something else."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from headrace.ctr.settings import ModelSettings, Optimizer
+from headrace.training.configuration import settings_of
+from headrace.training.running.checkpoint import Checkpoint
+from headrace.training.running.resumption import gone_on_with
+
+ADAGRAD = Optimizer(kind="adagrad", learning_rate=0.05)
+
+
+def saved_with(linear: Optimizer = ADAGRAD, embeddings: Optimizer = ADAGRAD) -> Checkpoint:
+    settings = ModelSettings(kind="fm", linear=linear, embeddings=embeddings)
+    return Checkpoint(1, {}, {"model": msgspec.to_builtins(settings)})
+
+
+@pytest.mark.parametrize(
+    ("said", "checkpoint", "expected"),
+    [
+        ({}, None, "forgetting"),
+        ({}, saved_with(), "adagrad"),  # nothing was said, or just that
+        ({"linear": {"kind": "forgetting"}}, saved_with(), "forgetting"),  # refused later: the two differ
+        ({}, saved_with(Optimizer(learning_rate=0.1)), "forgetting"),  # it was said, and must be said again
+        ({}, saved_with(embeddings=Optimizer(learning_rate=0.1)), "forgetting"),
+        ({}, saved_with(Optimizer(kind="forgetting"), Optimizer(kind="forgetting")), "forgetting"),
+        ({}, Checkpoint(1, {}, {"model": "film.py:build"}), "forgetting"),  # of a Keras model
+    ],
+)
+def test_what_weights_go_on_with(
+    said: dict[str, object], checkpoint: Checkpoint | None, expected: str
+) -> None:
+    made = settings_of({"kind": "fm", **gone_on_with(said, checkpoint)}, "x")
+    assert made.linear.kind == expected
