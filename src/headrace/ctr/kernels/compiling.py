@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numba
+
 from headrace.compiled import cached
 
 FAST = {"contract", "reassoc", "nsz", "arcp", "afn"}
@@ -29,3 +31,15 @@ def kernel(**options: Any) -> Any:
         options: What numba.njit takes.
     """
     return cached(nogil=True, _nrt=False, **options)
+
+
+def part(**options: Any) -> Any:
+    """Compile what only kernels call: the same, but without what Python would need to call it.
+
+    That would be compiled for each part, and kept for nobody: taking tuples of arrays apart is long code.
+
+    Args:
+        options: What numba.njit takes.
+    """
+    njit: Any = numba.njit  # its own types do not know all options
+    return njit(nogil=True, _nrt=False, no_cpython_wrapper=True, no_cfunc_wrapper=True, **options)

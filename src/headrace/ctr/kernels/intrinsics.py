@@ -30,7 +30,7 @@ def read(_typing: Any, array: Any, place: Any) -> Any:
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.load(_pointer(context, builder, signature.args[:2], arguments[:2]))
+        return builder.load(address_of(context, builder, signature.args[:2], arguments[:2]))
 
     return array.dtype(array, place), generate
 
@@ -40,7 +40,7 @@ def write(_typing: Any, array: Any, place: Any, value: Any) -> Any:
     """Set an element of a C-contiguous array; see ``read``."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        builder.store(arguments[2], _pointer(context, builder, signature.args[:2], arguments[:2]))
+        builder.store(arguments[2], address_of(context, builder, signature.args[:2], arguments[:2]))
         return context.get_dummy_value()
 
     return types.void(array, place, array.dtype), generate
@@ -56,7 +56,7 @@ def _prefetch(purpose: int) -> Any:
             function = builder.module.declare_intrinsic(
                 "llvm.prefetch", [byte], ir.FunctionType(ir.VoidType(), [byte, number, number, number])
             )
-            pointer = builder.bitcast(_pointer(context, builder, signature.args, arguments), byte)
+            pointer = builder.bitcast(address_of(context, builder, signature.args, arguments), byte)
             hints = [ir.Constant(number, value) for value in (purpose, _KEEP, _DATA)]
             builder.call(function, [pointer, *hints])
             return context.get_dummy_value()
@@ -100,7 +100,8 @@ def assume(_typing: Any, condition: Any) -> Any:
     return types.void(condition), generate
 
 
-def _pointer(context: Any, builder: Any, kinds: Any, arguments: Any) -> Any:
+def address_of(context: Any, builder: Any, kinds: Any, arguments: Any) -> Any:
+    """In LLVM's words, where an element of a C-contiguous array lies; see ``read``."""
     array, parts = context.make_array(kinds[0])(context, builder, arguments[0]), kinds[1]
     if isinstance(kinds[1], types.Integer):
         place = context.cast(builder, arguments[1], parts, types.intp)

@@ -26,6 +26,9 @@ from headrace.ctr.tables import Table
 from headrace.stream.features import Features
 from headrace.tensors import Array
 
+_MOST_LANES = 32
+"""How much of an embedding is read at once, at the most: what fits a few registers."""
+
 
 def prepare(settings: ModelSettings, features: Features, weights: Weights) -> Prepared:
     """Lay out a model's weights for serving.
@@ -90,15 +93,18 @@ def _sizes(settings: ModelSettings, features: Features, tables: Mapping[str, Tab
     if settings.kind in DEEP:
         context_inputs = len(network_inputs(settings, features, context=True))
         candidate_inputs = len(network_inputs(settings, features, context=False))
-    state_size = {"lr": 0, "fm": factors, "deepfm": factors, "fwfm": of_candidate * factors}.get(
+    state_size = {"lr": 0, "fm": 2 * factors, "deepfm": 2 * factors, "fwfm": of_candidate * factors}.get(
         settings.kind, of_candidate * of_context * factors
     )
+    lanes = max(size for size in range(1, _MOST_LANES + 1) if factors % size == 0)
     return Sizes(
         kind=KINDS.index(settings.kind),
         factors=() if settings.kind == "lr" else (None,) * factors,
+        lanes=() if settings.kind == "lr" else (None,) * lanes,
         width=0 if settings.kind == "lr" else factors * (fields if field_aware else 1),
         stride=tables["linear" if settings.kind == "lr" else "embeddings"].values.shape[1],
         linear_stride=tables["linear"].values.shape[1],
+        single=features.single_valued,
         fields=fields,
         context_fields=of_context,
         context_slots=features.context_slots,
@@ -106,7 +112,7 @@ def _sizes(settings: ModelSettings, features: Features, tables: Mapping[str, Tab
         context_dense=features.context_dense,
         context_inputs=context_inputs,
         candidate_inputs=candidate_inputs,
-        state=state_size + 2,
+        state=state_size + 1,
     )
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from headrace.ctr.kernels.compiling import kernel
+from headrace.ctr.kernels.compiling import kernel, part
 from headrace.ctr.kernels.intrinsics import prefetch_to_read, read, write
 from headrace.ctr.kernels.matrix_product import Operand, multiply
 from headrace.ctr.kernels.memory import LINE_BYTES, LINE_FLOATS
@@ -112,13 +112,13 @@ def score(prepared: Prepared, rows: Rows, scratch: Array, out: Array, probabilit
                 out[row] = np.float32(1) / (np.float32(1) + np.exp(-out[row]))
 
 
-@kernel(inline="always")
+@part(inline="always")
 def _begins(scratch: Array, tile: Tile, row: int) -> bool:
     """Whether a group begins with a row of this tile or the next, as ``_ask`` has found out."""
     return bool(read(scratch, tile.marks + row % (2 * TILE_ROWS)) != 0)
 
 
-@kernel()
+@part()
 def _ask(prepared: Prepared, rows: Rows, row: int, scratch: Array, tile: Tile) -> None:
     """Note whether a group begins, and ask memory for the rows of the tables that this row will need.
 
@@ -130,13 +130,13 @@ def _ask(prepared: Prepared, rows: Rows, row: int, scratch: Array, tile: Tile) -
     linear, embeddings = prepared.linear.values, prepared.embeddings.values
     step = LINE_BYTES // embeddings.itemsize
     for slot in range(sizes.context_slots if shared else 0, rows.indices.shape[1]):
-        index = np.int64(rows.indices[row, slot])
+        index = np.int64(read(rows.indices, (row, slot)))
         prefetch_to_read(linear, index * sizes.linear_stride)
         for column in range(0, sizes.width, step):
             prefetch_to_read(embeddings, index * sizes.stride + column)
 
 
-@kernel()
+@part()
 def _tile(prepared: Prepared) -> Tile:
     """Lay out the scratch array; what products are added to comes first: its rows are whole cache lines."""
     sizes, layers = prepared.sizes, prepared.layers
@@ -151,7 +151,7 @@ def _tile(prepared: Prepared) -> Tile:
     return Tile(first, 0, activations, candidates, contexts, states, marks, marks + 2 * TILE_ROWS)
 
 
-@kernel()
+@part()
 def _contexts(
     prepared: Prepared, rows: Rows, part: tuple[int, int], scratch: Array, tile: Tile, known: int
 ) -> int:
@@ -181,14 +181,14 @@ def _contexts(
     return groups
 
 
-@kernel()
+@part()
 def _move(scratch: Array, start: int, to: int, count: int) -> None:
     if start != to:
         for at in range(count):
             write(scratch, to + at, read(scratch, start + at))
 
 
-@kernel()
+@part()
 def _fill(weights: Array, start: int, scratch: Array, to: int, count: int, rows: int) -> None:
     """Put a bias under each of some rows."""
     for row in range(rows):
@@ -196,7 +196,7 @@ def _fill(weights: Array, start: int, scratch: Array, to: int, count: int, rows:
             write(scratch, to + row * count + at, read(weights, start + at))
 
 
-@kernel()
+@part()
 def _network(prepared: Prepared, scratch: Array, tile: Tile, out: Array, part: tuple[int, int]) -> None:
     """Add the network's output to a tile's logits; the context's part of the first layer is there already."""
     weights, layers, rows = prepared.weights, prepared.layers, part[1] - part[0]

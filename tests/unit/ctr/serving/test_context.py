@@ -59,6 +59,21 @@ def test_a_row_is_answered_to_the_bit_the_same_alone_in_a_group_and_in_a_batch(k
     assert ours.logits(indices[order], dense[order]).tolist() == together[order].tolist()
 
 
+@pytest.mark.parametrize("factors", [34])
+def test_embeddings_of_any_length(factors: int) -> None:
+    """Such as are no whole vectors, and such as are read in parts."""
+    schema = Schema(fields=tuple(Field(name=name, role="categorical", buckets=9) for name in "abc"))
+    settings, features = ModelSettings(kind="fm", factors=factors), Features.of(schema)
+    weights = random_weights(settings, features)
+    indices, dense = drawn(features)
+    np.testing.assert_allclose(
+        GroupedScorer(settings, features, weights).logits(indices, dense),
+        scorer(settings, features, weights).logits(indices, dense),
+        rtol=1e-5,
+        atol=1e-5,
+    )
+
+
 def test_interactions_count() -> None:
     schema = Schema(fields=tuple(Field(name=name, role="categorical", buckets=9) for name in "abc"))
     crossed = (Interaction(fields=("a", "c"), buckets=50), Interaction(fields=("b", "c"), buckets=7))
