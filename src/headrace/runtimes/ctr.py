@@ -19,7 +19,7 @@ from headrace.ctr.files.description import MODEL_FILE
 from headrace.ctr.files.reading import read_model
 from headrace.ctr.interfaces import Contribution, Weights
 from headrace.ctr.serving.context import GroupedScorer
-from headrace.ctr.serving.joined_inputs import Joined, join
+from headrace.ctr.serving.joined_inputs import join, join_numbers, transpose
 from headrace.ctr.settings import ModelSettings
 from headrace.errors import ConfigError, InvalidRequest, InvalidRows, NotLoadable
 from headrace.packed.columns import PackedTensors
@@ -27,6 +27,7 @@ from headrace.packed.hashing import TextFields, packed, place_texts
 from headrace.runtimes.ctr_kernels import make_ready
 from headrace.runtimes.options import RuntimeOptions
 from headrace.servable import DEFAULT_SIGNATURE, Kind, Signature, TensorSpec
+from headrace.standing import Standing
 from headrace.stream.features import Features
 from headrace.stream.hashing import IntegerFields, keys_of, place_integers, rows_of
 from headrace.stream.schema import Field
@@ -110,8 +111,8 @@ class CtrServable:
         self._joined = [(field, slot) for field, slot in features.field_slots() if field.keys != "exact"]
         self._plain = np.array([slot for _, slot in self._joined], np.int64)
         starts = [features.tables[field.table_name][0] for field, _ in self._joined]
-        self._starts = np.array(starts, np.int64)
         self._buckets = np.array([field.buckets for field, _ in self._joined], np.int64)
+        self._starts = np.array(starts, np.int64)
 
     def predict(self, inputs: Tensors, signature: str = DEFAULT_SIGNATURE) -> Tensors:
         """Answer a whole batch.
@@ -152,7 +153,7 @@ class CtrServable:
             plain, rows = inputs, len(next(iter(inputs.values())))
         indices = np.zeros((rows, features.slots), np.uint32)
         if places.names:
-            values = np.concatenate([plain[name] for name in places.names]).reshape(-1, rows)
+            values = _by_field([plain[name] for name in places.names], rows, _INTEGER)
             if place_integers(values, places.integers, indices) >= 0:
                 raise self._wrong_fields(inputs)
         keys = np.zeros((rows, len(self._exact)), np.uint64)
@@ -194,9 +195,14 @@ class CtrServable:
         features = self._features
         if not features.dense_width:
             return np.empty((rows, 0), np.float32)
-        columns = [inputs[name].reshape(rows, -1) for name in self._numeric]
-        dense = np.concatenate(columns, axis=1)
-        if not np.isfinite(dense).all():
+        columns = [inputs[name] for name in self._numeric]
+        if features.dense_width == len(columns):
+            dense = np.empty((rows, len(columns)), np.float32)
+            finite = transpose(_by_field(columns, rows, _FLOAT), dense)
+        else:
+            dense = np.concatenate([column.reshape(rows, -1) for column in columns], axis=1)
+            finite = np.isfinite(dense).all()
+        if not finite:
             raise self._wrong_fields(inputs)
         return dense
 
@@ -205,19 +211,14 @@ class CtrServable:
         rows = len(next(iter(inputs.values())))
         joined = np.empty((rows, len(self._plain)), np.uint32)
         dense = np.empty((rows, features.dense_width), np.float32)
-        wrong = join(
-            Joined(
-                _whole(inputs.get("context"), rows, _BUCKET),
-                _whole(inputs.get("candidate"), rows, _BUCKET),
-                _whole(inputs.get("context_dense"), rows, _FLOAT),
-                _whole(inputs.get("candidate_dense"), rows, _FLOAT),
-            ),
-            self._starts,
-            self._buckets,
-            joined,
-            dense,
-        )
-        if wrong >= 0:
+        context = _whole(inputs.get("context"), rows, _BUCKET)
+        candidate = _whole(inputs.get("candidate"), rows, _BUCKET)
+        good = join(context, candidate, self._starts, self._buckets, joined)
+        if features.dense_width:
+            context = _whole(inputs.get("context_dense"), rows, _FLOAT)
+            candidate = _whole(inputs.get("candidate_dense"), rows, _FLOAT)
+            good = join_numbers(context, candidate, dense) and good
+        if not good:
             raise self._wrong_rows(inputs)
         if not len(self._exact):
             return joined, dense
@@ -256,6 +257,15 @@ class CtrServable:
         return InvalidRows.of(wrong)
 
 
+def _by_field(columns: Sequence[Array], rows: int, dtype: np.dtype[np.generic]) -> Array:
+    """Arrays of ``[rows]`` one after the other: ``[columns, rows]``, which cannot be written to."""
+    try:
+        joined = b"".join(columns)  # type: ignore[arg-type]  # arrays are buffers; in half of NumPy's time
+    except (BufferError, ValueError):  # one is a view with gaps
+        joined = np.concatenate(columns).tobytes()
+    return np.ndarray((len(columns), rows), dtype, joined)
+
+
 def _by_row(values: Array) -> Array:
     return values.reshape(len(values), -1)
 
@@ -291,7 +301,7 @@ class _Places(NamedTuple):
 
     fields: tuple[tuple[Field, int, int], ...]
     names: tuple[str, ...]
-    integers: IntegerFields
+    integers: Standing[IntegerFields]
     text_names: tuple[str, ...]
     texts: TextFields
     others: tuple[tuple[Field, int, int], ...]
@@ -302,7 +312,8 @@ def _places(features: Features) -> _Places:
     every = list(zip(features.categorical, starts, slots, strict=True))
     plain = tuple(one for one in every if _is_one_integer(one[0]))
     fields = [field for field, _, _ in plain]
-    integers = IntegerFields.of(fields, [start for _, start, _ in plain], [slot for _, _, slot in plain])
+    starts_of, slots_of = [start for _, start, _ in plain], [slot for _, _, slot in plain]
+    integers = Standing(IntegerFields.of(fields, starts_of, slots_of))
     texts = [one for one in every if _is_text(one[0])]
     key_columns = {slot: number for number, slot in enumerate(features.exact_slots)}
     columns = [key_columns.get(slot, slot) for _, _, slot in texts]

@@ -19,6 +19,7 @@ from numba.extending import intrinsic
 
 from headrace.compiled import cached
 from headrace.errors import InvalidRequest
+from headrace.standing import Standing, given
 
 if TYPE_CHECKING:
     from headrace.stream.schema import Field
@@ -300,17 +301,18 @@ class IntegerFields(NamedTuple):
 
 
 @cached(nogil=True)
-def place_integers(values: Array, fields: IntegerFields, indices: Array) -> int:
+def place_integers(values: Array, every: Standing[IntegerFields], indices: Array) -> int:
     """The rows that integers have in the array of all tables, as ``rows_of``, for many fields in one call.
 
     Args:
         values: int64 ``[fields, rows]``; -1 for no value.
-        fields: The fields.
+        every: The fields.
         indices: Gets the rows: uint32 ``[rows, slots]``.
 
     Returns:
         The number of the first field with a bucket that is not one of its table's, or -1.
     """
+    fields = given(every)
     for number in range(len(fields.slots)):
         start, buckets, slot = fields.starts[number], fields.buckets[number], fields.slots[number]
         for row in range(len(indices)):

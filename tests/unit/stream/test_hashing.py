@@ -7,6 +7,7 @@ import pytest
 import xxhash
 
 from headrace.errors import InvalidRequest
+from headrace.standing import Standing
 from headrace.stream.hashing import (
     IntegerFields,
     _hash_integers,
@@ -95,12 +96,12 @@ def test_integers_of_many_fields_are_placed_as_one_by_one() -> None:
     values = np.random.default_rng(5).integers(-1, 50, (3, 40))
     starts, slots = [1, 2000, 3000], [2, 0, 1]
     indices = np.zeros((40, 3), np.uint32)
-    assert place_integers(values, IntegerFields.of(fields, starts, slots), indices) == -1
+    assert place_integers(values, Standing(IntegerFields.of(fields, starts, slots)), indices) == -1
     for number, field in enumerate(fields):
         alone = rows_of(values[number], field, starts[number])
         assert indices[:, slots[number]].tolist() == alone.tolist()
     values[1, 7] = 50
-    assert place_integers(values, IntegerFields.of(fields, starts, slots), indices) == 1
+    assert place_integers(values, Standing(IntegerFields.of(fields, starts, slots)), indices) == 1
 
 
 def test_integers_that_may_and_may_not_be_written_are_hashed_by_one_kernel() -> None:

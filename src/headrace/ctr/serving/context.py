@@ -19,15 +19,18 @@ from headrace.ctr.interfaces import Weights
 from headrace.ctr.kernels.matrix_product import pack, padded
 from headrace.ctr.kernels.memory import LINE_FLOATS, aligned, fixed
 from headrace.ctr.models.interactions import crossing
-from headrace.ctr.serving.context_kernels import score, scratch_size
-from headrace.ctr.serving.context_parts import Prepared, Rows, Sizes
+from headrace.ctr.serving.context_kernels import score, scratch_size, to_probabilities
+from headrace.ctr.serving.context_parts import Prepared, Sizes
 from headrace.ctr.settings import DEEP, KINDS, ModelSettings
 from headrace.ctr.tables import Table
+from headrace.standing import Standing
 from headrace.stream.features import Features
 from headrace.tensors import Array
 
 _MOST_LANES = 32
 """How much of an embedding is read at once, at the most: what fits a few registers."""
+
+_NOTHING = fixed(np.empty((0, 0), np.uint32))
 
 
 def prepare(settings: ModelSettings, features: Features, weights: Weights) -> Prepared:
@@ -104,7 +107,7 @@ def _sizes(settings: ModelSettings, features: Features, tables: Mapping[str, Tab
         width=0 if settings.kind == "lr" else factors * (fields if field_aware else 1),
         stride=tables["linear" if settings.kind == "lr" else "embeddings"].values.shape[1],
         linear_stride=tables["linear"].values.shape[1],
-        single=features.single_valued,
+        single=int(features.single_valued),
         fields=fields,
         context_fields=of_context,
         context_slots=features.context_slots,
@@ -172,14 +175,17 @@ class GroupedScorer:
             features: The layout of its rows.
             weights: Its weights.
         """
-        self._prepared = prepare(settings, features, weights)
+        prepared = prepare(settings, features, weights)
+        self._model = Standing(prepared)
         self._crossing = crossing(settings, features) if settings.interactions else None
         self._scratch: list[Array] = []  # what no call is using; its methods are atomic
-        self._scratch_size = scratch_size(self._prepared)
+        self._scratch_size = scratch_size(prepared)
 
     def predict(self, indices: Array, dense: Array) -> Array:
         """The probabilities of a click: float32 ``[rows]``; see ``logits``."""
-        return self._answers(indices, dense, True)
+        out = self.logits(indices, dense)
+        to_probabilities(out)
+        return out
 
     def logits(self, indices: Array, dense: Array) -> Array:
         """The logits of rows: float32 ``[rows]``.
@@ -188,18 +194,12 @@ class GroupedScorer:
             indices: Rows of the tables: uint32 ``[rows, slots]``, all below ``features.rows``.
             dense: Dense features: float32 ``[rows, dense_width]``.
         """
-        return self._answers(indices, dense, False)
-
-    def _answers(self, indices: Array, dense: Array, probabilities: bool) -> Array:
-        crossed = np.empty((len(indices), 0), np.uint32)
-        if self._crossing is not None:
-            crossed = self._crossing.of(indices)
-        rows = Rows(fixed(indices), fixed(dense), fixed(crossed))
+        crossed = _NOTHING if self._crossing is None else fixed(self._crossing.of(indices))
         out = np.empty(len(indices), np.float32)
         try:
             scratch = self._scratch.pop()
         except IndexError:
             scratch = aligned(self._scratch_size)
-        score(self._prepared, rows, scratch, out, probabilities)
+        score(self._model, fixed(indices), fixed(dense), crossed, scratch, out)
         self._scratch.append(scratch)
         return out

@@ -24,6 +24,7 @@ from headrace.ctr.serving.context_parts import (
     dot,
     same_context,
 )
+from headrace.standing import Standing, given
 from headrace.tensors import Array
 
 TILE_ROWS = 48
@@ -66,16 +67,20 @@ def scratch_size(prepared: Prepared) -> int:
 
 
 @kernel()
-def score(prepared: Prepared, rows: Rows, scratch: Array, out: Array, probabilities: bool) -> None:
+def score(
+    model: Standing[Prepared], indices: Array, dense: Array, crossed_rows: Array, scratch: Array, out: Array
+) -> None:
     """Predict rows, tile by tile.
 
     Args:
-        prepared: The model.
-        rows: What is predicted.
+        model: What predicts.
+        indices: As in Rows, and so are the next two. A tuple of them would cost more than it is worth.
+        dense: Dense features.
+        crossed_rows: What interactions add.
         scratch: Room for ``scratch_size`` numbers: float32.
-        out: The answers: float32 ``[rows]``.
-        probabilities: Whether to answer probabilities; logits otherwise.
+        out: The logits: float32 ``[rows]``.
     """
+    prepared, rows = given(model), Rows(indices, dense, crossed_rows)
     sizes = prepared.sizes
     tile = _tile(prepared)
     groups = 0
@@ -107,9 +112,13 @@ def score(prepared: Prepared, rows: Rows, scratch: Array, out: Array, probabilit
             )
         if len(prepared.layers) > 0:
             _network(prepared, scratch, tile, out, (start, stop))
-        if probabilities:
-            for row in range(start, stop):
-                out[row] = np.float32(1) / (np.float32(1) + np.exp(-out[row]))
+
+
+@kernel()
+def to_probabilities(logits: Array) -> None:
+    """Make probabilities of logits, in their place."""
+    for row in range(len(logits)):
+        logits[row] = np.float32(1) / (np.float32(1) + np.exp(-logits[row]))
 
 
 @part(inline="always")

@@ -40,7 +40,7 @@ class Sizes(NamedTuple):
         width: The numbers in an embedding, or of all that a row of a field-aware table has.
         stride: The numbers in a row of the table of embeddings: more where an optimizer has some there.
         linear_stride: The same of the linear table.
-        single: Whether every field has one slot.
+        single: 1 if every field has one slot, otherwise 0.
         fields: How many categorical fields.
         context_fields: How many of them are of the context.
         context_slots: How many slots those have.
@@ -57,7 +57,7 @@ class Sizes(NamedTuple):
     width: int
     stride: int
     linear_stride: int
-    single: bool
+    single: int
     fields: int
     context_fields: int
     context_slots: int

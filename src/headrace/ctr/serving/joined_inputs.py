@@ -1,94 +1,89 @@
-"""Requests whose values came joined, as buckets: checked, and turned into rows of all tables."""
+"""Requests whose values came joined, as buckets: checked, and turned into rows of all tables.
+
+Arrays are passed one by one: a tuple of them would be taken apart through Python's own interface.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
-from headrace.ctr.kernels.compiling import kernel
+from headrace.ctr.kernels.compiling import kernel, part
 from headrace.ctr.kernels.intrinsics import read, write
 from headrace.tensors import Array
 
-
-class Joined(NamedTuple):
-    """The inputs, as the kernel takes them.
-
-    Attributes:
-        context: Buckets of the context: uint32 ``[rows, slots]``, 2**32 - 1 for a place without a value.
-        candidate: Buckets of the candidates.
-        context_dense: Numbers of the context: float32 ``[rows, columns]``.
-        candidate_dense: Numbers of the candidates.
-    """
-
-    context: Array
-    candidate: Array
-    context_dense: Array
-    candidate_dense: Array
+_PADDING = 2**32 - 1
 
 
 @kernel()
-def join(given: Joined, starts: Array, buckets: Array, indices: Array, dense: Array) -> int:
-    """Put the context before the candidates; returns the first place with a wrong value, -1 for none.
+def join(context: Array, candidate: Array, starts: Array, buckets: Array, indices: Array) -> bool:
+    """Put the context's rows before the candidates'; returns whether all buckets are ones of their tables.
 
     Args:
-        given: The inputs.
-        starts: The first row of each slot's table.
-        buckets: How many rows it has.
+        context: Buckets of the context: uint32 ``[rows, slots]``, 2**32 - 1 for a place without a value.
+        candidate: Buckets of the candidates.
+        starts: The first row of each slot's table: int64.
+        buckets: How many rows it has: int64.
         indices: Becomes rows of the tables.
+    """
+    bad = 0
+    for row in range(len(indices)):
+        bad += _place(context, row, (starts, buckets), indices, 0)
+        bad += _place(candidate, row, (starts, buckets), indices, context.shape[1])
+    return bad == 0
+
+
+@part()
+def _place(came: Array, row: int, tables: tuple[Array, Array], indices: Array, first: int) -> int:
+    """Turn a row's buckets into rows of all tables, from a slot on; returns how many are wrong."""
+    starts, buckets = tables
+    bad = 0
+    for column in range(came.shape[1]):
+        bucket, slot = np.int64(read(came, (row, column))), first + column
+        padding = bucket == _PADDING
+        bad += bucket >= read(buckets, slot) and not padding
+        write(indices, (row, slot), np.uint32(0 if padding else bucket + read(starts, slot)))
+    return bad
+
+
+@kernel()
+def join_numbers(context: Array, candidate: Array, dense: Array) -> bool:
+    """Put the context's numbers before the candidates'; returns whether all are finite.
+
+    Args:
+        context: Numbers of the context: float32 ``[rows, columns]``.
+        candidate: Numbers of the candidates.
         dense: Becomes the dense columns.
     """
-    slots, columns = indices.shape[1], dense.shape[1]
-    of_context, of_context_dense = given.context.shape[1], given.context_dense.shape[1]
-    for row in range(len(indices)):
-        at = row * slots
-        wrong = _place(given.context, row, starts, buckets, indices, at)
-        if wrong < 0 and slots > of_context:
-            wrong = _place(
-                given.candidate, row, starts[of_context:], buckets[of_context:], indices, at + of_context
-            )
-            wrong += of_context if wrong >= 0 else 0
-        if wrong < 0:
-            at = row * columns
-            wrong = _copy(given.context_dense, row, dense, at)
-            if wrong < 0:
-                wrong = _copy(given.candidate_dense, row, dense, at + of_context_dense)
-                wrong += of_context_dense if wrong >= 0 else 0
-            wrong += slots if wrong >= 0 else 0
-        if wrong >= 0:
-            return int(row * (slots + columns) + wrong)
-    return -1
+    bad = 0
+    for row in range(len(dense)):
+        bad += _copy(context, row, dense, 0)
+        bad += _copy(candidate, row, dense, context.shape[1])
+    return bad == 0
 
 
-@kernel()
-def _place(given: Array, row: int, starts: Array, buckets: Array, indices: Array, to: int) -> int:
-    """Turn a row's buckets into rows of all tables; returns the first that is wrong, or -1."""
-    flat, out = given.reshape(-1), indices.reshape(-1)
-    count, at, bad = given.shape[1], row * given.shape[1], 0
-    for slot in range(count):
-        bucket = np.int64(read(flat, at + slot))
-        padding = bucket == 2**32 - 1
-        bad += bucket >= read(buckets, slot) and not padding
-        write(out, to + slot, np.uint32(0 if padding else bucket + read(starts, slot)))
-    if bad > 0:
-        for slot in range(count):
-            bucket = np.int64(read(flat, at + slot))
-            if bucket >= read(buckets, slot) and bucket != 2**32 - 1:
-                return slot
-    return -1
-
-
-@kernel()
-def _copy(given: Array, row: int, dense: Array, to: int) -> int:
-    """Copy a row's numbers; returns the first that is not finite, or -1."""
-    flat, out = given.reshape(-1), dense.reshape(-1)
-    count, at, bad = given.shape[1], row * given.shape[1], 0
-    for column in range(count):
-        number = read(flat, at + column)
+@part()
+def _copy(came: Array, row: int, dense: Array, first: int) -> int:
+    """Copy a row's numbers; returns how many are not finite."""
+    bad = 0
+    for column in range(came.shape[1]):
+        number = read(came, (row, column))
         bad += not np.isfinite(number)
-        write(out, to + column, number)
-    if bad > 0:
-        for column in range(count):
-            if not np.isfinite(read(flat, at + column)):
-                return column
-    return -1
+        write(dense, (row, first + column), number)
+    return bad
+
+
+@kernel()
+def transpose(columns: Array, dense: Array) -> bool:
+    """Make rows of columns of numbers; returns whether all are finite.
+
+    Args:
+        columns: float32 ``[columns, rows]``.
+        dense: Becomes the same as ``[rows, columns]``.
+    """
+    bad = 0
+    for row in range(len(dense)):
+        for column in range(dense.shape[1]):
+            number = read(columns, (column, row))
+            bad += not np.isfinite(number)
+            write(dense, (row, column), number)
+    return bad == 0
