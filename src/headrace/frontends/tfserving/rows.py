@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
-from itertools import chain
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain, starmap
 from operator import attrgetter
 from struct import Struct
 from struct import error as StructError  # noqa: N812
@@ -47,7 +47,7 @@ _UNUSUAL = (
 
 _tuple = tuple.__new__
 
-Pack = Callable[[Any], bytes]
+Pack = Callable[[Iterable[Any]], bytes]
 
 
 class RowsDecoder:
@@ -58,7 +58,6 @@ class RowsDecoder:
     """
 
     __slots__ = (
-        "_bare",
         "_columns",
         "_decode",
         "_decode_rows",
@@ -99,12 +98,7 @@ class RowsDecoder:
         self._layout = signature.layout(tuple(_fixed(spec) for spec in signature.inputs))
         getters = [attrgetter(name) for name, _ in fields]
         packers = [None if spec.dtype == STRING else _packer(spec) for spec in signature.inputs]
-        self._bare = packers[0]
-        self._columns = [
-            _packer(spec, get)
-            for spec, get in zip(signature.inputs, getters, strict=True)
-            if spec.dtype != STRING
-        ]
+        self._columns = [(get, pack) for get, pack in zip(getters, packers, strict=True) if pack]
         self._texts = TextRowsPacker(self._layout, getters, packers) if None in packers else None
         self._names = ("", signature.name)
         self._raw_names = {b"", signature.name.encode()}
@@ -193,15 +187,10 @@ class RowsDecoder:
         return columns
 
     def _packed(self, rows: Sequence[Any]) -> tuple[bytes, ...] | None:
-        if len(rows) == 1 and type(rows[0]) is self._row_type:
-            row = rows[0]
-            return tuple([pack(row) for pack in self._columns])
-        named = [type(row) is self._row_type for row in rows]
-        if all(named):
-            return tuple([b"".join([pack(row) for row in rows]) for pack in self._columns])
-        if any(named) or self._bare is None:
-            return None
-        return (b"".join([*map(self._bare, rows)]),)
+        kinds = {*map(type, rows)}
+        if self._row_type not in kinds:
+            return (self._columns[0][1](rows),)
+        return tuple([pack(map(get, rows)) for get, pack in self._columns]) if len(kinds) == 1 else None
 
 
 def _decoder(kind: Any) -> Callable[[bytes], Any]:
@@ -239,24 +228,19 @@ def _type(spec: TensorSpec) -> Any:
     return found
 
 
-def _packer(spec: TensorSpec, get: Callable[[Any], Any] | None = None) -> Pack:
-    """What turns one row's value into bytes; or the row itself, if ``get`` finds the value in it."""
+def _packer(spec: TensorSpec) -> Pack:
+    """What turns the values of rows into bytes, without a call of Python's for each."""
     # NumPy's characters for long and unsigned long mean eight bytes here, and four to struct.
     code = {"l": "q", "L": "Q"}.get(spec.dtype.char, spec.dtype.char)
     pack = Struct(f"<{math.prod(_fixed(spec))}{code}").pack
-    match len(spec.shape), get:
-        case 0, None:
-            return pack
-        case 1, None:
-            return lambda value: pack(*value)
-        case rank, None:
-            return lambda value: pack(*_flattened(value, rank))
-        case 0, _:
-            return lambda row: pack(get(row))
-        case 1, _:
-            return lambda row: pack(*get(row))
-        case rank, _:
-            return lambda row: pack(*_flattened(get(row), rank))
+    join = b"".join
+    match len(spec.shape):
+        case 0:
+            return lambda values: join(map(pack, values))
+        case 1:
+            return lambda values: join(starmap(pack, values))
+        case rank:
+            return lambda values: join([pack(*_flattened(value, rank)) for value in values])
 
 
 def _flattened(row: list[Any], rank: int) -> list[Any]:

@@ -41,7 +41,7 @@ class TextRowsPacker:
         Args:
             layout: How a row lies in memory; texts have at most one axis besides rows.
             getters: What gets each input out of a row.
-            packers: What turns an input's value of one row into bytes; None for texts.
+            packers: What turns an input's values of all rows into bytes; None for texts.
         """
         self._layout = layout
         inputs = list(zip(getters, packers, layout.shapes, strict=True))
@@ -68,7 +68,7 @@ class TextRowsPacker:
         places[head + 1 : starts : 2] = sizes
         places[head:starts:2] = ends - places[head + 1 : starts : 2]
         if self._numbers:
-            message += b"".join([pack(one) for get, pack in self._numbers for one in map(get, rows)])
+            message += b"".join([pack(map(get, rows)) for get, pack in self._numbers])
             stops = text_bytes + np.cumsum(form.numbers)
             places[starts + 1 :: 2] = stops
             places[starts::2] = stops - form.numbers

@@ -68,8 +68,8 @@ def has_slow_numbers(text: bytes) -> bool:
         return False
     if len(text) > _COUNTED_BYTES:
         given = np.frombuffer(text, np.uint8)
-        before = given[np.flatnonzero((given | _LOWER) == ord("e")) - 1] - np.uint8(ord("0"))
-        if np.count_nonzero(before <= 9) <= _FEW_EXPONENTS:
+        letters, digits = (given | _LOWER) == ord("e"), given - np.uint8(ord("0")) <= 9
+        if np.count_nonzero(letters[1:] & digits[:-1]) <= _FEW_EXPONENTS:
             return False
     if not any(pattern.search(text) for pattern in _EXPONENTS):
         return False
