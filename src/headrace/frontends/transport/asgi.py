@@ -45,6 +45,7 @@ from headrace.frontends.transport.headers import (
     caller_of,
     is_compressed,
     is_grpc,
+    last,
     read_grpc,
     read_http,
 )
@@ -225,7 +226,7 @@ class Application:
         bodies = self.bodies
         body = await bodies.read(event, receive)
         call.account = account = Account(bodies.hold_of_stream, len(body))
-        encoding = call.header(b"grpc-encoding") or b""
+        encoding = last(call, b"grpc-encoding")
         return await self._opened(one_message(body, encoding, bodies.limits), account)
 
     async def _stream(self, handler: StreamHandler, scope: Scope, receive: Receive, send: Send) -> None:
@@ -237,8 +238,13 @@ class Application:
         self.bodies.open()
         try:
             self.bodies.check_room()
+        except HeadraceError as error:
+            self.bodies.close(0)
+            await self._send_grpc_error(send, call, error.with_traceback(None))
+            return
+        try:
             read_grpc(call)
-            encoding = call.header(b"grpc-encoding") or b""
+            encoding = last(call, b"grpc-encoding")
             messages = self._messages(receive, encoding, unanswered)
             async for reply in handler(messages, call):
                 if unanswered:
@@ -324,8 +330,7 @@ class Application:
         handler, parameters, allowed = self._router.match(method, path)
         call = HttpCall(method, path, parameters, scope["headers"], b"", scope["query_string"])
         call.budget = bodies
-        if self.outcomes.observed:
-            call.outcome = Outcome(call.door, caller_of(scope))
+        call.outcome = Outcome(call.door, caller_of(scope)) if self.outcomes.observed else None
         if handler is None:
             await self._send_no_route(call, allowed, scope, send)
             return
@@ -333,13 +338,15 @@ class Application:
         try:
             if method == "POST":
                 length = read_http(call)
-                if length > bodies.included_bytes:
-                    bodies.check(length)
+                if not 0 <= length <= bodies.included_bytes:
+                    bodies.check(announced_bytes(last(call, b"content-length")))
                 calm = bodies.taken_bytes <= bodies.calm_bytes
                 event = await (receive() if calm else bodies.first(receive))
                 call.body = body = event.get("body", b"")
                 if length != len(body) or length > bodies.included_bytes:
                     held = await self._read_rest(call, event, receive)
+            else:
+                bodies.check_room()
             reply = await handler(call)
             reply.headers += call.notes
             if call.outcome is None:
@@ -375,6 +382,8 @@ class Application:
     async def _send_no_route(
         self, call: HttpCall, allowed: tuple[str, ...], scope: Scope, send: Send
     ) -> None:
+        if self._holding is not None:
+            await self._holding.wait()
         if call.method == "POST" and is_grpc(call.headers):
             unknown = self._recorded(GrpcCall(headers=call.headers), scope)
             error = Unsupported(f"method {call.path} is not served here")
@@ -404,12 +413,11 @@ class Application:
         Returns:
             What is held for it beside its account.
         """
-        bodies, body = self.bodies, call.body
-        if body and len(body) == announced_bytes(call.header(b"content-length") or b""):
+        bodies, body, compressed = self.bodies, call.body, is_compressed(call)
+        if body and len(body) == announced_bytes(last(call, b"content-length")):
             bodies.hold(len(body))
         else:
             call.body = body = await bodies.read(event, receive)
-        compressed = is_compressed(call.header(b"content-encoding") or b"")
         if compressed or len(body) > _COUNTED_FROM_BYTES:
             call.account = Account(bodies.hold_of_stream, len(body))
             if compressed:

@@ -50,7 +50,7 @@ class Bodies:
         self.calm_bytes = limits.max_inflight_bytes // _CALM_SHARE
         self._most_bytes, self._largest = limits.max_inflight_bytes, limits.max_message_bytes
         most = max(1, limits.max_inflight_bytes // _WAITING_SHARE // CALL_BYTES)
-        self.silent, self.begun = Waiting(max(1, most - self.calm_bytes // CALL_BYTES)), Waiting(most)
+        self.silent, self.begun = Waiting(most), Waiting(most)
         self.pauses, self._messages = Pauses(), Pauses()
 
     def open(self) -> None:
@@ -157,7 +157,7 @@ class Bodies:
             Overloaded: All bodies together would have too many.
         """
         taken = self.taken_bytes + size
-        if taken > self._most_bytes and self.held_bytes:
+        if taken > self._most_bytes and self.taken_bytes > self.call_bytes:  # more than this call is open
             raise Overloaded(
                 f"requests of {self.taken_bytes} bytes are being answered; {size} more would pass "
                 f"max_inflight_bytes = {self._most_bytes}"

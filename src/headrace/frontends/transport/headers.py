@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Mapping
 from typing import Any
 
 from headrace.batching.request import NO_DEADLINE
 from headrace.errors import InvalidRequest, Unsupported
-from headrace.frontends.calls import GrpcCall, Headers, HttpCall
+from headrace.frontends.calls import Call, GrpcCall, Headers, HttpCall
 from headrace.frontends.transport.grpc_framing import timeout_seconds
 
 _TIMEOUT_HEADER = b"x-request-timeout-ms"
-_MOST_DIGITS = 19  # of a declared length: with so many it is too large, whatever follows
+_DIGITS_OF_63_BITS = 19
 
 
 def read_http(call: HttpCall) -> int:
@@ -21,12 +22,15 @@ def read_http(call: HttpCall) -> int:
 
     Returns:
         The length that the body is declared to have; -1 if it declares none, or is compressed.
+
+    Raises:
+        Unsupported: It is compressed in a way that is not known here.
     """
     named = dict(call.headers)
     milliseconds = named.get(_TIMEOUT_HEADER)
     if milliseconds is not None:
         call.deadline = deadline_in(_milliseconds(milliseconds))
-    if b"content-encoding" in named and is_compressed(named[b"content-encoding"]):
+    if b"content-encoding" in named and is_compressed(call):
         return -1
     return announced_bytes(named.get(b"content-length", b""))
 
@@ -38,22 +42,31 @@ def read_grpc(call: GrpcCall) -> None:
         call.deadline = deadline_in(timeout_seconds(timeout))
 
 
+def last(call: Call, name: bytes) -> bytes:
+    """The last value of a header, or empty: what counts where one is sent several times."""
+    return dict(call.headers).get(name, b"")
+
+
 def announced_bytes(content_length: bytes) -> int:
-    """What a body's ``content-length`` says; -1 for what is no number."""
-    return int(content_length[:_MOST_DIGITS]) if content_length.isdigit() else -1
+    """What a body's ``content-length`` says; -1 for what is no number, the largest for what is too long."""
+    if not content_length.isdigit():
+        return -1
+    return int(content_length) if len(content_length) < _DIGITS_OF_63_BITS else sys.maxsize
 
 
-def is_compressed(encoding: bytes) -> bool:
-    """Whether a body is, by its ``content-encoding``.
+def is_compressed(call: HttpCall) -> bool:
+    """Whether a body is, by all that its headers say.
 
     Raises:
         Unsupported: It is in a way that is not known here.
     """
-    if encoding.lower() in {b"", b"identity"}:
-        return False
-    if encoding.lower() not in {b"gzip", b"x-gzip", b"deflate"}:
-        raise Unsupported(f"content-encoding {encoding.decode('latin-1')!r} is not supported; use gzip")
-    return True
+    compressed = False
+    for name, value in call.headers:
+        if name == b"content-encoding" and value.lower() not in {b"", b"identity"}:
+            if value.lower() not in {b"gzip", b"x-gzip", b"deflate"}:
+                raise Unsupported(f"content-encoding {value.decode('latin-1')!r} is not supported; use gzip")
+            compressed = True
+    return compressed
 
 
 def caller_of(scope: Mapping[str, Any]) -> str:

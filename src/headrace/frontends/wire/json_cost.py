@@ -62,7 +62,9 @@ def has_slow_numbers(text: bytes) -> bool:
     Those are numbers with large exponents, such as ``1e-320``; Python's own parser has no trouble with them.
     """
     if len(text) <= _SHORT_BYTES and text.find(b"E") < 0:  # counting is as quick as finding some, there
-        return text.count(b"e") > _FEW_EXPONENTS and _NUMBER_WITH_EXPONENT.search(text) is not None
+        if text.count(b"e") <= _FEW_EXPONENTS or not _EXPONENTS[0].search(text):
+            return False
+        return _NUMBER_WITH_EXPONENT.search(text) is not None
     some = _some(b"e", text)
     if some <= _FEW_EXPONENTS and (text.find(b"E") < 0 or some + _some(b"E", text) <= _FEW_EXPONENTS):
         return False

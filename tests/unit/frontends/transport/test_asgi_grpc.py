@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import logging
 import time
 
@@ -338,4 +339,15 @@ def test_a_large_message_has_an_account_that_is_settled_with_it(compressed: bool
     (call,) = server.grpc_calls
     assert call.deadline < time.monotonic() + 5
     assert server.most_held == 105_000
+    assert server.held_bytes == 0
+
+
+@pytest.mark.parametrize("path", ["/x.Echo/Unary", "/x.Echo/Stream"])
+@pytest.mark.parametrize(("encodings", "code"), [((b"identity", b"gzip"), 0), ((b"gzip", b"br"), 12)])
+def test_of_two_encodings_the_last_one_counts(encodings: tuple[bytes, ...], code: int, path: str) -> None:
+    server = Server(SMALL)
+    headers = [*GRPC, *((b"grpc-encoding", encoding) for encoding in encodings)]
+    packed = body(message(gzip.compress(b"abc"), compressed=True))
+    response = asyncio.run(server.exchange(server.scope("POST", path, headers), packed))
+    assert response.grpc[0] == code
     assert server.held_bytes == 0

@@ -425,10 +425,13 @@ def test_answers_are_held_back_around_the_word_that_a_connection_ends(server: Se
         async with server.application.holding_answers(0.02):
             http, http_wire = await asked(server.scope("POST", "/echo/x"), body(b"x"))
             grpc, grpc_wire = await asked(server.scope("POST", "/x.Echo/Unary"), body(message(b"x")))
+            lost, lost_wire = await asked(server.scope("POST", "/nowhere"), body(b"x"))
             await until(lambda: server.http_calls and server.grpc_calls)
             assert not http_wire.sent
             assert not grpc_wire.sent
-        await asyncio.wait_for(asyncio.gather(http, grpc), 10)
+            assert not lost_wire.sent
+        await asyncio.wait_for(asyncio.gather(http, grpc, lost), 10)
+        assert Response(lost_wire.sent).status == 404
         assert Response(http_wire.sent).status == 200
         assert Response(grpc_wire.sent).grpc == (0, "")
         late, late_wire = await asked(server.scope("POST", "/echo/x"), body(b"x"))
@@ -436,3 +439,62 @@ def test_answers_are_held_back_around_the_word_that_a_connection_ends(server: Se
         assert Response(late_wire.sent).status == 200
 
     asyncio.run(scenario())
+
+
+# --- headers that come several times, or lie ---
+
+
+@pytest.mark.parametrize(
+    ("encodings", "status"),
+    [
+        ((b"br", b"gzip"), 501),
+        ((b"gzip", b"br"), 501),
+        ((b"gzip", b"identity"), 200),
+        ((b"identity", b"gzip"), 200),
+    ],
+)
+def test_what_two_content_encodings_say_leaves_nothing_held(
+    encodings: tuple[bytes, ...], status: int
+) -> None:
+    server = Server(Limits())
+    packed = gzip.compress(b"a" * 50_000)
+    headers = [(b"content-length", b"%d" % len(packed))]
+    headers += [(b"content-encoding", encoding) for encoding in encodings]
+    bodies = server.application.bodies
+    response = asyncio.run(server.exchange(server.scope("POST", "/echo/x", headers), body(packed)))
+    assert response.status == status
+    assert (bodies.held_bytes, bodies.taken_bytes) == (0, 0)
+
+
+@pytest.mark.parametrize("length", [b"999999999999", b"9" * 30, b"0" * 22 + b"27"])
+@pytest.mark.parametrize("encoding", [b"gzip", b"identity"])
+def test_a_body_that_is_announced_too_large_is_refused_before_it_comes(
+    length: bytes, encoding: bytes
+) -> None:
+    server = Server(Limits())
+    scope = server.scope("POST", "/echo/x", [(b"content-length", length), (b"content-encoding", encoding)])
+
+    async def refused() -> Response:
+        async with asyncio.timeout(10):
+            return await server.exchange(scope, [])
+
+    assert asyncio.run(refused()).status == 413
+
+
+def test_small_calls_count_beside_what_one_holds() -> None:
+    """Small bodies are within what their calls count with; that is no room for another one's."""
+    server = Server(Limits(max_message_bytes=1_000_000, max_inflight_bytes=1_000_000), call_bytes=20_000)
+    bodies = server.application.bodies
+    for _ in range(45):
+        bodies.open()
+    with pytest.raises(Overloaded, match="requests of 900000 bytes"):
+        bodies.hold_of_stream(200_000)
+    bodies.hold_of_stream(100_000)
+
+
+def test_a_call_that_reads_nothing_needs_room_as_well() -> None:
+    server = Server(Limits(max_message_bytes=1000, max_inflight_bytes=3500), call_bytes=1000)
+    for _ in range(3):
+        server.application.bodies.open()
+    assert server.http("GET", "/things/x").status == 503
+    assert server.application.bodies.taken_bytes == 3000
