@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterable
 
@@ -12,6 +13,8 @@ from headrace.batching.request import Answer, BatchOutputs, Request, Settlement
 from headrace.errors import ModelError, TooLarge
 from headrace.servable import Shape
 from headrace.tensors import STRING, Array
+
+_log = logging.getLogger(__name__)
 
 
 def parts_within(rows: int, max_rows: int) -> list[int]:
@@ -87,9 +90,19 @@ class _Collector:
             self._answers[index] = settlement
             if len(self._answers) == self._parts:
                 answers = [self._answers[part] for part in range(self._parts)]
-                self._request.settle(_joined(answers, fill=self._fill))
+                self._request.settle(_joined_or_error(answers, fill=self._fill))
 
         return answer
+
+
+def _joined_or_error(answers: list[Answer], *, fill: bool) -> Settlement:
+    try:
+        return _joined(answers, fill=fill)
+    except Exception as error:  # noqa: BLE001 - whoever waits must hear of it, too
+        _log.exception("the parts of an answer could not be joined")
+        return ModelError(
+            f"the parts of the answer could not be joined ({type(error).__name__}); send fewer rows at once"
+        )
 
 
 def _joined(answers: list[Answer], *, fill: bool) -> Settlement:

@@ -122,3 +122,16 @@ def test_parts_whose_answers_do_not_fit_together_are_an_error_not_an_exception(
     assert isinstance(whole.settlement, ModelError)
     assert "'y'" in whole.settlement.message
     assert "fewer rows" in whole.settlement.message
+
+
+def test_parts_that_cannot_be_joined_are_an_error_for_who_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_memory(*_: object, **__: object) -> Array:
+        raise MemoryError
+
+    whole = Whole(5)
+    parts = split(whole.request, [3, 2], fill=False)
+    monkeypatch.setattr(np, "concatenate", without_memory)
+    for part in parts:
+        part.settle(answer(part))
+    assert isinstance(whole.settlement, ModelError)
+    assert "MemoryError" in whole.settlement.message
