@@ -11,12 +11,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.batching import callers
 from headrace.config import BatchingPolicy, ServerConfig
 from headrace.engine import Engine
 from headrace.errors import DeadlineExceeded, HeadraceError, ModelError, Overloaded, Unavailable
@@ -471,3 +473,24 @@ def test_whatever_threads_do_each_call_ends_once_and_right(
     assert not wrong
     ended = counted.requests + counted.failures + counted.refused + counted.cancelled
     assert ended == threads * calls_each + 1
+
+
+@pytest.mark.parametrize("number", range(1, 12))
+def test_an_interrupt_where_a_function_begins_leaves_the_turn_to_others(number: int) -> None:
+    """That is where a signal's exception is raised: before the function's first line."""
+    began = 0
+
+    def interrupt(frame: FrameType, event: str, _: object) -> None:
+        nonlocal began
+        if event == "call" and frame.f_code.co_filename == callers.__file__:
+            began += 1
+            if began == number:
+                raise KeyboardInterrupt
+
+    with serving() as (engine, _):
+        assert engine.predict_blocking("m", rows_of(1.0))["y"][0, 0] == 2.0
+        sys.settrace(interrupt)
+        with contextlib.suppress(KeyboardInterrupt):
+            engine.predict_blocking("m", rows_of(2.0))
+        sys.settrace(None)
+        assert Asking(engine, 3.0).answered_right

@@ -288,8 +288,14 @@ class Callers:
                 self._begin_anew()
             raise
         finally:
-            if took is not False:
-                self._give_turn_back()
+            if (
+                took is not False
+            ):  # `_give_turn_back`, spelled out: an interrupt comes where a function begins
+                self._at_work = 0
+                try:  # noqa: SIM105 - on every request's way
+                    self._turn.release()
+                except RuntimeError:
+                    pass
 
     def _give_turn_back(self) -> None:
         self._at_work = 0
