@@ -288,9 +288,8 @@ class Callers:
                 self._begin_anew()
             raise
         finally:
-            if (
-                took is not False
-            ):  # `_give_turn_back`, spelled out: an interrupt comes where a function begins
+            # `_give_turn_back`, spelled out: an interrupt comes where a function begins.
+            if took is not False:
                 self._at_work = 0
                 try:  # noqa: SIM105 - on every request's way
                     self._turn.release()

@@ -41,11 +41,8 @@ from headrace.frontends.transport.grpc_framing import (
     plain_message,
 )
 from headrace.frontends.transport.headers import (
-    announced_bytes,
     caller_of,
-    is_compressed,
     is_grpc,
-    last,
     read_grpc,
     read_http,
 )
@@ -179,12 +176,12 @@ class Application:
             call.outcome = Outcome(call.door, caller_of(scope))
         bodies.taken_bytes += bodies.call_bytes  # `open` and `close`, spelled out: on every request's way
         try:
-            read_grpc(call)
+            encoding = read_grpc(call)
             calm = bodies.taken_bytes <= bodies.calm_bytes
             event = await (receive() if calm else bodies.first(receive))
             message = plain_message(event.get("body", b""))
             if message is None:
-                message = await self._read_message(call, event, receive)
+                message = await self._read_message(call, event, receive, encoding)
             elif len(message) > bodies.included_bytes:
                 bodies.hold(len(message))
                 held = len(message)
@@ -221,12 +218,11 @@ class Application:
             await send({"type": "http.response.body", "body": frame(reply), "more_body": False})
         await send(_grpc_ok(call.notes) if call.notes else _GRPC_OK)
 
-    async def _read_message(self, call: GrpcCall, event: Event, receive: Receive) -> bytes:
+    async def _read_message(self, call: GrpcCall, event: Event, receive: Receive, encoding: bytes) -> bytes:
         """Read a message that is not all there, or is compressed; its account has what is held for it."""
         bodies = self.bodies
         body = await bodies.read(event, receive)
         call.account = account = Account(bodies.hold_of_stream, len(body))
-        encoding = last(call, b"grpc-encoding")
         return await self._opened(one_message(body, encoding, bodies.limits), account)
 
     async def _stream(self, handler: StreamHandler, scope: Scope, receive: Receive, send: Send) -> None:
@@ -243,9 +239,7 @@ class Application:
             await self._send_grpc_error(send, call, error.with_traceback(None))
             return
         try:
-            read_grpc(call)
-            encoding = last(call, b"grpc-encoding")
-            messages = self._messages(receive, encoding, unanswered)
+            messages = self._messages(receive, read_grpc(call), unanswered)
             async for reply in handler(messages, call):
                 if unanswered:
                     self.bodies.release(unanswered.popleft().held)
@@ -337,14 +331,14 @@ class Application:
         bodies.taken_bytes += bodies.call_bytes  # as above
         try:
             if method == "POST":
-                length = read_http(call)
-                if not 0 <= length <= bodies.included_bytes:
-                    bodies.check(announced_bytes(last(call, b"content-length")))
+                length, compressed = read_http(call)
+                if length > bodies.included_bytes:
+                    bodies.check(length)
                 calm = bodies.taken_bytes <= bodies.calm_bytes
                 event = await (receive() if calm else bodies.first(receive))
                 call.body = body = event.get("body", b"")
-                if length != len(body) or length > bodies.included_bytes:
-                    held = await self._read_rest(call, event, receive)
+                if compressed or length != len(body) or length > bodies.included_bytes:
+                    held = await self._read_rest(call, event, receive, length, compressed)
             else:
                 bodies.check_room()
             reply = await handler(call)
@@ -402,20 +396,24 @@ class Application:
         reply.headers = (*reply.headers, (b"allow", ", ".join(allowed).encode()))
         return reply
 
-    async def _read_rest(self, call: HttpCall, event: Event, receive: Receive) -> int:
+    async def _read_rest(
+        self, call: HttpCall, event: Event, receive: Receive, length: int, compressed: bool
+    ) -> int:
         """Read a body that is not small and all there, and open it.
 
         Args:
             call: Has the part of it that has come, and gets the whole.
             event: The first of ASGI's events, which had that part.
             receive: Gives those after it.
+            length: The declared one.
+            compressed: Whether it is.
 
         Returns:
             What is held for it beside its account.
         """
-        bodies, body, compressed = self.bodies, call.body, is_compressed(call)
-        if body and len(body) == announced_bytes(last(call, b"content-length")):
-            bodies.hold(len(body))
+        bodies, body = self.bodies, call.body
+        if body and len(body) == length:
+            bodies.hold(length)
         else:
             call.body = body = await bodies.read(event, receive)
         if compressed or len(body) > _COUNTED_FROM_BYTES:

@@ -10,18 +10,18 @@ from typing import Any
 
 from headrace.batching.request import NO_DEADLINE
 from headrace.errors import InvalidRequest, Unsupported
-from headrace.frontends.calls import Call, GrpcCall, Headers, HttpCall
+from headrace.frontends.calls import GrpcCall, Headers, HttpCall
 from headrace.frontends.transport.grpc_framing import timeout_seconds
 
 _TIMEOUT_HEADER = b"x-request-timeout-ms"
 _DIGITS_OF_63_BITS = 19
 
 
-def read_http(call: HttpCall) -> int:
+def read_http(call: HttpCall) -> tuple[int, bool]:
     """Take the deadline, which runs from now on, from the headers.
 
     Returns:
-        The length that the body is declared to have; -1 if it declares none, or is compressed.
+        The length that the body is declared to have, -1 if it declares none; and whether it is compressed.
 
     Raises:
         Unsupported: It is compressed in a way that is not known here.
@@ -30,21 +30,21 @@ def read_http(call: HttpCall) -> int:
     milliseconds = named.get(_TIMEOUT_HEADER)
     if milliseconds is not None:
         call.deadline = deadline_in(_milliseconds(milliseconds))
-    if b"content-encoding" in named and is_compressed(call):
-        return -1
-    return announced_bytes(named.get(b"content-length", b""))
+    compressed = b"content-encoding" in named and _is_compressed(call.headers)
+    return announced_bytes(named.get(b"content-length", b"")), compressed
 
 
-def read_grpc(call: GrpcCall) -> None:
-    """Take the deadline, which runs from now on, from the metadata."""
-    timeout = dict(call.headers).get(b"grpc-timeout")
+def read_grpc(call: GrpcCall) -> bytes:
+    """Take the deadline, which runs from now on, from the metadata.
+
+    Returns:
+        How the messages are compressed; empty if it does not say.
+    """
+    named = dict(call.headers)
+    timeout = named.get(b"grpc-timeout")
     if timeout is not None:
         call.deadline = deadline_in(timeout_seconds(timeout))
-
-
-def last(call: Call, name: bytes) -> bytes:
-    """The last value of a header, or empty: what counts where one is sent several times."""
-    return dict(call.headers).get(name, b"")
+    return named.get(b"grpc-encoding", b"")
 
 
 def announced_bytes(content_length: bytes) -> int:
@@ -54,14 +54,9 @@ def announced_bytes(content_length: bytes) -> int:
     return int(content_length) if len(content_length) < _DIGITS_OF_63_BITS else sys.maxsize
 
 
-def is_compressed(call: HttpCall) -> bool:
-    """Whether a body is, by all that its headers say.
-
-    Raises:
-        Unsupported: It is in a way that is not known here.
-    """
+def _is_compressed(headers: Headers) -> bool:
     compressed = False
-    for name, value in call.headers:
+    for name, value in headers:
         if name == b"content-encoding" and value.lower() not in {b"", b"identity"}:
             if value.lower() not in {b"gzip", b"x-gzip", b"deflate"}:
                 raise Unsupported(f"content-encoding {value.decode('latin-1')!r} is not supported; use gzip")

@@ -59,32 +59,29 @@ def test_a_row_is_answered_to_the_bit_the_same_alone_in_a_group_and_in_a_batch(k
     assert ours.logits(indices[order], dense[order]).tolist() == together[order].tolist()
 
 
-@pytest.mark.parametrize("factors", [34])
-def test_embeddings_of_any_length(factors: int) -> None:
-    """Such as are no whole vectors, and such as are read in parts."""
-    schema = Schema(fields=tuple(Field(name=name, role="categorical", buckets=9) for name in "abc"))
-    settings, features = ModelSettings(kind="fm", factors=factors), Features.of(schema)
+def assert_plain(settings: ModelSettings, schema: Schema, *, atol: float, rtol: float = 1e-7) -> None:
+    """Rows are answered as the plain scorer answers them."""
+    features = Features.of(schema)
     weights = random_weights(settings, features)
     indices, dense = drawn(features)
     np.testing.assert_allclose(
         GroupedScorer(settings, features, weights).logits(indices, dense),
         scorer(settings, features, weights).logits(indices, dense),
-        rtol=1e-5,
-        atol=1e-5,
+        rtol=rtol,
+        atol=atol,
     )
+
+
+THREE = Schema(fields=tuple(Field(name=name, role="categorical", buckets=9) for name in "abc"))
+
+
+def test_embeddings_that_are_no_whole_vectors_and_are_read_in_parts() -> None:
+    assert_plain(ModelSettings(kind="fm", factors=34), THREE, rtol=1e-5, atol=1e-5)
 
 
 def test_interactions_count() -> None:
-    schema = Schema(fields=tuple(Field(name=name, role="categorical", buckets=9) for name in "abc"))
     crossed = (Interaction(fields=("a", "c"), buckets=50), Interaction(fields=("b", "c"), buckets=7))
-    settings, features = ModelSettings(kind="fm", factors=4, interactions=crossed), Features.of(schema)
-    weights = random_weights(settings, features)
-    indices, dense = drawn(features)
-    np.testing.assert_allclose(
-        GroupedScorer(settings, features, weights).logits(indices, dense),
-        scorer(settings, features, weights).logits(indices, dense),
-        atol=3e-6,
-    )
+    assert_plain(ModelSettings(kind="fm", factors=4, interactions=crossed), THREE, atol=3e-6)
 
 
 def test_no_rows_give_no_answers() -> None:
