@@ -160,7 +160,9 @@ class Engine:
         self._source: DirectorySource | None = None
         self._started = True
         if self._models is not None or self.config.models:
-            self._source = DirectorySource(self._models, self._want, self._clock, self._threads, self.config)
+            self._source = DirectorySource(
+                self._models, self._want, self._clock, self._threads, self.config, self._objects
+            )
             self._source.start()
         else:
             self._want({}, {})

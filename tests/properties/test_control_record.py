@@ -29,7 +29,9 @@ from headrace.versions.record import (
 
 WRITER = """
 import json, sys
+from contextlib import suppress
 from pathlib import Path
+from headrace.errors import NotFound
 from headrace.versions.control import hold, let_go, pin, unpin
 
 for line in sys.stdin:
@@ -38,7 +40,8 @@ for line in sys.stdin:
         if what == "hold":
             hold(Path(directory), number, name)
         elif what == "let go":
-            let_go(Path(directory), number, name)
+            with suppress(NotFound):
+                let_go(Path(directory), number, name)
         elif what == "pin":
             pin(Path(directory), number, by=name)
         else:

@@ -281,7 +281,7 @@ def test_directories_nested_deeper_than_python_calls_concern_no_other(tmp_path: 
         ("5,000 digits", "not TOML: Exceeds the limit"),
         ("a key of many parts", "names of at most 32 parts"),
         ("not UTF-8", "headrace.toml cannot be read: not UTF-8"),
-        ("too large", "headrace.toml cannot be read: larger than the 1048576 bytes"),
+        ("too large", "headrace.toml cannot be read: larger than the 524288 bytes"),
         ("pipe", "headrace.toml cannot be read: expected a file, got a pipe"),
         ("link to itself", "headrace.toml cannot be read: Too many levels of symbolic links"),
         ("1e300 seconds", "max_wait_seconds: expected seconds, 0 or more, at most 60, got 1e+300"),

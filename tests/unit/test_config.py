@@ -102,6 +102,10 @@ WRONG_MODELS = {
     '[default]\nmodel = "m"\nvalues = { y = 1 }': (
         "headrace.toml: default.model: expected either values or a model's name, got 'both'"
     ),
+    '[default]\nmodel = "../x"': (
+        "headrace.toml: default.model: expected a model's name: a letter or digit, then up to 127 letters, "
+        "digits, dots, _ and -, got '../x'"
+    ),
     "[default]\nafter_seconds = 1": (
         "headrace.toml: default.values: expected values, or a model's name, beside after_seconds, "
         "got 'neither'"
@@ -185,6 +189,9 @@ WRONG_SERVERS = {
     "[models.'a/b']": "models.a/b: expected a model's name",
     "[models.ctr]\npath = 3": "models.ctr.path: expected a directory, got 3",
     '[models.ctr]\npath = "a\\u0000b"': "models.ctr.path: expected a directory, got 'a\\x00b'",
+    "[models.ctr.default]\nmodel = 'ctr'": (
+        "server.toml: [models.ctr]: default.model: expected the name of another model, got 'ctr'"
+    ),
     "[models.ctr.batching]\nmax_rows = 3": "[models.ctr]: batching.max_rows: unknown setting; did you mean",
 }
 

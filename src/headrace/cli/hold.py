@@ -40,7 +40,11 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         default=_HOLDER,
         help=f"in whose name; each has a hold of its own (default {_HOLDER})",
     )
-    parser.add_argument("--release", action="store_true", help="let it go; it need not be there any more")
+    parser.add_argument(
+        "--release",
+        action="store_true",
+        help="let it go; the version need not be there any more, but the hold must",
+    )
     parser.add_argument("--why", metavar="TEXT", default="", help="the reason, kept with the decision")
 
 

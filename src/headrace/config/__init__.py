@@ -8,6 +8,7 @@ from headrace.config.model import (
     LABEL_NAME,
     LARGEST_VERSION,
     MODEL_CONFIG_FILE,
+    MODEL_NAME,
     BatchingPolicy,
     DefaultPolicy,
     ModelConfig,
@@ -21,7 +22,6 @@ from headrace.config.model import (
 )
 from headrace.config.reading import Table
 from headrace.config.server import (
-    MODEL_NAME,
     Limits,
     ModelEntry,
     ServerConfig,

@@ -12,9 +12,16 @@ import msgspec
 from headrace.config.checks import DAY, MINUTE, MOST_ROWS, MOST_THREADS, YEAR, one_of, seconds, whole, wrong
 from headrace.config.reading import Table, convert, merged, parse
 from headrace.disk import read_text
+from headrace.errors import ConfigError
 
 MODEL_CONFIG_FILE = "headrace.toml"
 """The settings beside a model's versions."""
+
+MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+"""What a model may be called; to be matched in full."""
+
+A_MODEL_NAME = "a model's name: a letter or digit, then up to 127 letters, digits, dots, _ and -"
+"""The same in words."""
 
 LABEL_NAME = re.compile(r"[A-Za-z0-9_]+")
 """What a label may be called; to be matched in full."""
@@ -22,8 +29,11 @@ LABEL_NAME = re.compile(r"[A-Za-z0-9_]+")
 LARGEST_VERSION = 2**63 - 1
 """The largest number of a version that the protocols can say."""
 
-LARGEST_MODEL_CONFIG_BYTES = 2**20
-"""The largest ``headrace.toml`` that is read."""
+LARGEST_MODEL_CONFIG_BYTES = 2**19
+"""The largest ``headrace.toml`` that is read: the names of 20,000 classes fit.
+
+It is read while all models' directories are looked at, and TOML takes up to 2 s a MiB.
+"""
 
 _MOST_COUNTED = 1_000_000
 
@@ -212,6 +222,8 @@ class DefaultPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         seconds("default.after_seconds", self.after_seconds, most=DAY)
         if self.values and self.model:
             raise wrong("default.model", "either values or a model's name", "both")
+        if self.model and not MODEL_NAME.fullmatch(self.model):
+            raise wrong("default.model", A_MODEL_NAME, self.model)
         if self.after_seconds and not (self.values or self.model):
             raise wrong("default.values", "values, or a model's name, beside after_seconds", "neither")
 
@@ -249,7 +261,7 @@ def read_model_config(model_directory: Path) -> str:
 
 
 def parse_model_config(
-    text: str, overrides: Table | None = None, where: str = MODEL_CONFIG_FILE
+    text: str, overrides: Table | None = None, where: str = MODEL_CONFIG_FILE, *, name: str = ""
 ) -> ModelConfig:
     """Read a ``headrace.toml``.
 
@@ -257,8 +269,21 @@ def parse_model_config(
         text: Its content; empty for a model without one.
         overrides: Sections that win over it.
         where: What to call it in errors.
+        name: What the model is called; "" where that is not known.
 
     Raises:
         ConfigError: It is not TOML, or a setting is unknown or wrong.
     """
-    return convert(merged(parse(text, where), overrides or {}), ModelConfig, where)
+    return model_config(merged(parse(text, where), overrides or {}), where, name=name)
+
+
+def model_config(table: Table, where: str, *, name: str = "") -> ModelConfig:
+    """Make a model's settings of a table, as ``parse_model_config`` does of TOML.
+
+    Raises:
+        ConfigError: A setting is unknown or wrong.
+    """
+    config = convert(table, ModelConfig, where)
+    if name and config.default.model == name:
+        raise ConfigError(f"{where}: {wrong('default.model', 'the name of another model', name)}")
+    return config

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
 from headrace.config.checks import DAY, MOST_THREADS, one_of, seconds, whole, wrong
-from headrace.config.model import ModelConfig
+from headrace.config.model import A_MODEL_NAME, MODEL_NAME, model_config
 from headrace.config.reading import Table, convert, parse, read_table
 from headrace.errors import ConfigError
-
-MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-"""What a model may be called; to be matched in full."""
 
 _MOST_PORTS = 65535
 _MOST_CONNECTIONS = 2**20
@@ -218,13 +214,12 @@ def with_flags(config: ServerConfig, **flags: object) -> ServerConfig:
 def _entry(name: str, table: object, where: str, base: Path) -> ModelEntry:
     key = f"models.{name}"
     if not MODEL_NAME.fullmatch(name):
-        expected = "a model's name: a letter or digit, then up to 127 letters, digits, dots, _ and -"
-        raise ConfigError(f"{where}: {wrong(key, expected, name)}")
+        raise ConfigError(f"{where}: {wrong(key, A_MODEL_NAME, name)}")
     if not isinstance(table, dict):
         raise ConfigError(f"{where}: {wrong(key, 'a table', table)}")
     overrides = dict(table)
     path = overrides.pop("path", None)
     if path is not None and not (isinstance(path, str) and path and "\0" not in path):
         raise ConfigError(f"{where}: {wrong(f'{key}.path', 'a directory', path)}")
-    convert(overrides, ModelConfig, f"{where}: [{key}]")
+    model_config(overrides, f"{where}: [{key}]", name=name)
     return ModelEntry(path=None if path is None else base / path, overrides=overrides)

@@ -7,12 +7,13 @@ The rules, each with a test:
 to it; * a failed version is told as changed once it has stopped changing;
 * settings that cannot be followed, or a pin that leads nowhere, leave everything as it was, with the problem
 shown; so does a control record that cannot be read at the start, and later the last good one stays;
+* a model whose default is another model is served without that, too, with the problem shown;
 * whatever goes wrong with one model's files is that model's problem only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -23,6 +24,11 @@ from headrace.lifecycle.policy import choose
 from headrace.lifecycle.wanted import Wanted
 from headrace.versions.control import PinnedTo
 from headrace.versions.layout import CONTROL_FILE
+
+_NO_DEFAULT = (
+    "there is no model {0!r} to give its default answers; it is served without them until there is one: "
+    "add it, or correct default.model in its settings"
+)
 
 LookAt = Callable[[Path], Look]
 
@@ -87,7 +93,7 @@ def deduce(
         if first:
             was = replace(was, known=frozenset(model.versions))
         try:
-            deduced[name] = deduce_model(was, model, overrides(name), look_at)
+            deduced[name] = deduce_model(name, was, model, overrides(name), look_at)
         except Exception as error:  # noqa: BLE001  # The boundary: what one model holds concerns no other.
             deduced[name] = _keep(was, f"its directory cannot be read: {type(error).__name__}: {error}")
     for name in listing.unreadable.keys() - remembered.keys():
@@ -103,16 +109,19 @@ def deduce(
     return deduced
 
 
-def deduce_model(before: Deduced, model: ModelListing, overrides: Table, look_at: LookAt) -> Deduced:
+def deduce_model(
+    name: str, before: Deduced, model: ModelListing, overrides: Table, look_at: LookAt
+) -> Deduced:
     """Deduce what is wanted of one model.
 
     Args:
+        name: What it is called.
         before: What was deduced the last time.
         model: What is in its directory now.
         overrides: The server's own settings for it.
         look_at: Looks at a version directory.
     """
-    before = _read_settings(before, model, overrides)
+    before = _read_settings(name, before, model, overrides)
     if not model.versions:
         if not before.wanted.versions:
             return replace(before, wanted=Wanted(), known=frozenset(), changing={})
@@ -170,15 +179,33 @@ def _want(
     return replace(now, wanted=wanted, seen=seen)
 
 
+def tell_of_defaults(found: Mapping[str, Wanted], others: Collection[str]) -> dict[str, Wanted]:
+    """Tell of models that name another as their default which is not there, or not yet.
+
+    Args:
+        found: What is wanted of each model.
+        others: Models that are there and come from elsewhere.
+    """
+    there = {*others, *(name for name, wanted in found.items() if wanted.versions)}
+
+    def told(wanted: Wanted) -> Wanted:
+        default = wanted.config.default.model
+        if not default or default in there or wanted.problem or not wanted.versions:
+            return wanted
+        return replace(wanted, problem=_NO_DEFAULT.format(default))
+
+    return {name: told(wanted) for name, wanted in found.items()}
+
+
 def _keep(was: Deduced, problem: str) -> Deduced:
     return replace(was, wanted=replace(was.wanted, problem=problem))
 
 
-def _read_settings(before: Deduced, model: ModelListing, overrides: Table) -> Deduced:
+def _read_settings(name: str, before: Deduced, model: ModelListing, overrides: Table) -> Deduced:
     if model.settings == before.settings:
         return before
     try:
-        config = parse_model_config(model.settings, overrides)
+        config = parse_model_config(model.settings, overrides, name=name)
     except ConfigError as error:
         return replace(before, settings=model.settings, wrong=error.message)
     return replace(before, settings=model.settings, config=config, wrong="")

@@ -11,7 +11,7 @@ from pathlib import Path
 from headrace.clock import Clock, Timer
 from headrace.config import ServerConfig, Table
 from headrace.lifecycle.background import NO_THREAD, Executor
-from headrace.lifecycle.deduce import Deduced, deduce
+from headrace.lifecycle.deduce import Deduced, deduce, tell_of_defaults
 from headrace.lifecycle.listing import Listing, list_models
 from headrace.lifecycle.listing import look as look_at
 from headrace.lifecycle.wanted import Wanted
@@ -83,6 +83,7 @@ class DirectorySource:
         clock: Clock,
         executor: Executor,
         config: ServerConfig,
+        others: Collection[str] = (),
     ) -> None:
         """Get ready; ``start`` begins.
 
@@ -93,12 +94,14 @@ class DirectorySource:
             clock: Time, and calls in the serving thread.
             executor: Where to look; what hangs in one of its threads must not hold up the others.
             config: How often to look, and what is set per model.
+            others: Models that are served and come from elsewhere.
         """
         self._root = root
         self._want = want
         self._clock = clock
         self._executor = executor
         self._config = config
+        self._others = frozenset(others)
         self._elsewhere = {
             name: entry.path for name, entry in config.models.items() if entry.path is not None
         }
@@ -166,7 +169,7 @@ class DirectorySource:
             return self._config.model(name).overrides
 
         deduced = deduce(listing, remembered, overrides, lambda path: look_at(path, look.moved))
-        wanted = _wanted(deduced)
+        wanted = _wanted(deduced, self._others)
         if listing.problem and before is not None:
             unusable = before.unusable
         else:
@@ -203,7 +206,7 @@ class DirectorySource:
             **now.unusable,
             **{name: seen.unusable[name] for name in avoided if name in seen.unusable},
         }
-        newest = replace(now, deduced=deduced, wanted=_wanted(deduced), unusable=unusable)
+        newest = replace(now, deduced=deduced, wanted=_wanted(deduced, self._others), unusable=unusable)
         if _is_news(newest, now):
             self._take(look, newest, True)
 
@@ -217,8 +220,8 @@ class DirectorySource:
                 other.outdated = True
 
 
-def _wanted(deduced: Mapping[str, Deduced]) -> dict[str, Wanted]:
-    found = {name: model.wanted for name, model in deduced.items()}
+def _wanted(deduced: Mapping[str, Deduced], others: Collection[str]) -> dict[str, Wanted]:
+    found = tell_of_defaults({name: model.wanted for name, model in deduced.items()}, others)
     return {name: wanted for name, wanted in found.items() if wanted.versions or wanted.problem}
 
 

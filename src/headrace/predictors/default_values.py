@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
 from headrace.batching.request import Origin, Request, Timings
 from headrace.batching.statistics import VersionStatistics
 from headrace.clock import Clock
+from headrace.config.checks import told
 from headrace.errors import HeadraceError, InvalidRequest, NotLoadable
 from headrace.predictors.attempt import Attempt, deadline_within, give_default
 from headrace.predictors.predictor import Predictor
 from headrace.servable import Signature, TensorSpec
-from headrace.tensors import Array, Tensors
+from headrace.tensors import BY_DTYPE, Array, Tensors
 
 
 class DefaultValues:
@@ -94,6 +97,7 @@ def _rows_of(values: Mapping[str, object], signature: Signature) -> dict[str, Ar
     given = {}
     for spec in signature.outputs:
         value = values[spec.name]
+        _check_range(value, spec)
         given[spec.name] = [value if isinstance(value, list) else _everywhere(value, spec)]
     try:
         checked = Signature("default", signature.outputs, ()).check(given)
@@ -102,6 +106,41 @@ def _rows_of(values: Mapping[str, object], signature: Signature) -> dict[str, Ar
     return {
         spec.name: np.asarray(column) for spec, column in zip(signature.outputs, checked.columns, strict=True)
     }
+
+
+def _check_range(value: object, spec: TensorSpec) -> None:
+    """Refuse a number that the output's dtype does not have; infinity in a settings file is meant.
+
+    A request's 1e300 is infinity in FP32, as its client's own cast would make it; who writes 1e300 into a
+    file has made a mistake that callers would be answered with.
+    """
+    if spec.dtype.kind not in "iuf":
+        return
+    limits = np.finfo(spec.dtype) if spec.dtype.kind == "f" else np.iinfo(spec.dtype)
+    for number in _numbers(value):
+        if not _fits(number, spec.dtype):
+            wanted = f"{BY_DTYPE[spec.dtype].oip} ({limits.min!s} … {limits.max!s})"
+            raise NotLoadable(f"default.values.{spec.name}: {told(number)} does not fit in {wanted}")
+
+
+def _fits(number: int | float, dtype: np.dtype[Any]) -> bool:
+    if dtype.kind != "f":  # a fraction is told of by the check of dtypes
+        limits = np.iinfo(dtype)
+        return isinstance(number, float) or limits.min <= number <= limits.max
+    try:
+        with np.errstate(over="ignore"):
+            return math.isinf(number) or not np.isinf(dtype.type(float(number)))
+    except OverflowError:  # a whole number that no float can be
+        return False
+
+
+def _numbers(value: object) -> Iterator[int | float]:
+    """All numbers of a nested list, or the one that it is."""
+    if isinstance(value, list):
+        for one in value:
+            yield from _numbers(one)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield value
 
 
 def _everywhere(value: object, spec: TensorSpec) -> object:

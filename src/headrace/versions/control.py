@@ -10,14 +10,14 @@ import os
 import pwd
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from headrace.disk import read_text, saying, sync_directory
-from headrace.errors import ConfigError, Conflict, LoadError, NotFound
+from headrace.errors import ConfigError, Conflict, LoadError, NotFound, shown
 from headrace.versions.layout import PIN_FILE, version_directories, version_number
 from headrace.versions.manifest import manifest_digest
 from headrace.versions.record import (
@@ -41,6 +41,7 @@ Decide = Callable[[ControlRecord], ControlRecord]
 
 _MOST_PIN_BYTES = 1024
 _PAUSE_SECONDS = 0.005
+_HOLDERS_TOLD = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,14 +162,18 @@ def hold(model_directory: Path, version: int, holder: str, *, why: str = "", by:
 
 
 def let_go(model_directory: Path, version: int, holder: str, *, why: str = "", by: str = "") -> ControlRecord:
-    """Take a hold away, also from a version that is not there any more; nothing changes if there is none.
+    """Take a hold away, also from a version that is not there any more.
 
     Raises:
+        NotFound: It has no hold in this name; the error says who has one.
         HeadraceError: See ``change``.
     """
     stamp = _stamp(by, why)
 
     def decide(record: ControlRecord) -> ControlRecord:
+        holders = record.holders(version)
+        if holder not in holders:
+            raise NotFound(_not_held(model_directory.name, version, holder, holders))
         for key in [key for key, entry in record.versions.items() if entry.number == version]:
             record = without_hold(record, key, holder, stamp)
         return record
@@ -232,6 +237,13 @@ def _key(model_directory: Path, version: int) -> str:
         have = ", ".join(map(str, known)) or "none"
         raise NotFound(f"{model_directory.name} has no version {version}; it has: {have}")
     return version_keys(version, known[version])[0]
+
+
+def _not_held(model: str, version: int, holder: str, holders: Collection[str]) -> str:
+    told = ", ".join(shown(one) for one in sorted(holders)[:_HOLDERS_TOLD])
+    if len(holders) > _HOLDERS_TOLD:
+        told += f" and {len(holders) - _HOLDERS_TOLD} more"
+    return f"{model}: version {version} is not held by {shown(holder)}, but by {told or 'nobody'}"
 
 
 def _change(model_directory: Path, decide: Decide) -> ControlRecord:

@@ -17,7 +17,7 @@ import msgspec
 
 from headrace.config import LARGEST_VERSION
 from headrace.config.reading import explained
-from headrace.errors import ConfigError, InvalidRequest, shown
+from headrace.errors import ConfigError, FailedPrecondition, InvalidRequest, shown
 from headrace.versions.layout import CONTROL_FILE
 
 FORMAT = 1
@@ -29,12 +29,16 @@ LARGEST_RECORD_BYTES = 2**20
 MOST_CHANGES = 100
 """How many of the last changes are kept."""
 
+MOST_HOLDS = 2000
+"""The most holds that a model's versions may have together: with usual texts they fit by far."""
+
 LONGEST_TEXT = 1000
 """The most characters of a reason, or of a name."""
 
 WAY_OUT = "mend it, or move it away and decide anew with `headrace rollback`"
 """What an operator can do about a record that cannot be read."""
 
+_LET_GO = "let go of some with `headrace hold DIR/NAME/N --holder NAME --release`"
 _KEY = re.compile(r"sha256:[0-9a-f]{64}|number:(0|[1-9][0-9]{0,18})")
 _LARGEST_REVISION = 2**53 - 1  # as far as every reader of JSON counts
 
@@ -122,6 +126,10 @@ class ControlRecord:
             name for entry in self.versions.values() if entry.number == number for name in entry.holds
         )
 
+    def holds(self) -> int:
+        """How many holds there are, of all versions."""
+        return sum(len(entry.holds) for entry in self.versions.values())
+
     def named_numbers(self) -> frozenset[int]:
         """The numbers of the versions that stay: pinned or held, whether or not they are there."""
         held = {entry.number for entry in self.versions.values() if entry.holds}
@@ -177,7 +185,8 @@ def encode_record(record: ControlRecord) -> bytes:
     """Write a record, for people to read, too.
 
     Raises:
-        ConfigError: It is larger than what is read.
+        ConfigError: It cannot be written again.
+        FailedPrecondition: It would be larger than what is read.
     """
     try:
         text = json.dumps(record.document, indent=2, ensure_ascii=False, allow_nan=False)
@@ -185,9 +194,9 @@ def encode_record(record: ControlRecord) -> bytes:
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{CONTROL_FILE}: cannot be written again: {error}; {WAY_OUT}") from error
     if len(content) > LARGEST_RECORD_BYTES:
-        raise ConfigError(
-            f"{CONTROL_FILE}: would have {len(content)} bytes, where {LARGEST_RECORD_BYTES} are read; "
-            f"it has {len(record.versions)} versions: let go of holds that nobody needs"
+        raise FailedPrecondition(
+            f"{CONTROL_FILE}: would have {len(content)} bytes, where {LARGEST_RECORD_BYTES} are read, with "
+            f"{record.holds()} holds; {_LET_GO}, or say shorter why"
         )
     return content
 
@@ -206,14 +215,25 @@ def without_pin(record: ControlRecord, stamp: Stamp) -> ControlRecord:
 
 
 def with_hold(record: ControlRecord, key: str, number: int, holder: str, stamp: Stamp) -> ControlRecord:
-    """Have a version held in somebody's name, in place of the hold that this one has."""
+    """Have a version held in somebody's name, in place of the hold that this one has.
+
+    Raises:
+        InvalidRequest: That is no name, or a text is too long.
+        FailedPrecondition: There are as many holds as there may be.
+    """
     if not holder:
         raise InvalidRequest("expected a name, got none", field="holder")
     _check_text("holder", holder)
     stored = _entry(record, key)
+    entry = record.versions.get(key)
+    if (entry is None or holder not in entry.holds) and (there := record.holds()) >= MOST_HOLDS:
+        raise FailedPrecondition(
+            f"{CONTROL_FILE}: has {there} holds, and may have {MOST_HOLDS}; {_LET_GO} "
+            "(`headrace versions` lists who holds what)"
+        )
     hold = {"at": stamp.at, "by": stamp.by, "why": stamp.why}
-    entry = {**stored, "number": number, "holds": {**_table(stored.get("holds")), holder: hold}}
-    return _with_entry(record, key, entry, f"version {number} held by {shown(holder)}", stamp)
+    changed = {**stored, "number": number, "holds": {**_table(stored.get("holds")), holder: hold}}
+    return _with_entry(record, key, changed, f"version {number} held by {shown(holder)}", stamp)
 
 
 def without_hold(record: ControlRecord, key: str, holder: str, stamp: Stamp) -> ControlRecord:

@@ -162,6 +162,10 @@ def test_a_version_is_held_and_let_go_also_when_it_is_not_there(
     assert main(["hold", "models/ctr/1", "--holder", "audit", "--release"]) == 0
     assert main(["hold", "models/ctr/1", "--release"]) == 0
     assert capsys.readouterr().out.endswith("ctr: version 1 is held by nobody\n")
+    assert main(["hold", "models/ctr/2", "--holder", "audit"]) == 0
+    assert main(["hold", "models/ctr/2", "--release"]) == 2
+    said = "headrace: ctr: version 2 is not held by 'operator', but by 'audit'\n"
+    assert capsys.readouterr().err.endswith(said)
     assert main(["hold", "models/ctr"]) == 2
     assert "expected the number of a version" in capsys.readouterr().err
 

@@ -335,6 +335,31 @@ def test_settings_that_are_broken_from_the_start_serve_nothing_of_that_model(roo
     assert watch.now["ctr"] == [2]
 
 
+def test_a_model_that_names_itself_as_its_default_is_told_when_its_settings_are_read(
+    watch: Watch, root: Path
+) -> None:
+    (root / "ctr" / "headrace.toml").write_text('[versions]\ncount = 2\n[default]\nmodel = "ctr"')
+    watch.look()
+    assert watch.now["ctr"] == [2], "what was set before stays"
+    said = "headrace.toml: default.model: expected the name of another model, got 'ctr'"
+    assert watch.problem("ctr") == said
+
+
+def test_a_default_model_that_is_not_there_is_told_until_it_is(
+    watch: Watch, root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (root / "ctr" / "headrace.toml").write_text('[default]\nmodel = "small"')
+    watch.look()
+    assert watch.now["ctr"] == [2]
+    assert watch.problem("ctr").startswith("there is no model 'small' to give its default answers")
+    assert "ctr: there is no model 'small'" in caplog.text
+    publish(root / "rank" / "7", root / "small", 1)
+    with caplog.at_level(logging.INFO):
+        watch.look()
+    assert watch.problem("ctr") == ""
+    assert "ctr: solved: there is no model 'small'" in caplog.text
+
+
 def test_a_policy_that_names_only_missing_versions_keeps_what_is_there(watch: Watch, root: Path) -> None:
     (root / "ctr" / "headrace.toml").write_text('[versions]\npolicy = "specific"\nnumbers = [8, 9]')
     watch.look()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from typing import Any
 
 import numpy as np
 import pytest
@@ -136,3 +137,33 @@ def test_a_text_stands_for_all_elements_as_it_is() -> None:
 def test_values_that_do_not_fit_keep_the_version_from_loading(given: dict[str, object], said: str) -> None:
     with pytest.raises(NotLoadable, match=f"default.values.*{said}"):
         default_rows(given, {ONE.name: ONE})
+
+
+HALF, SMALL, WHOLE = np.dtype(np.float16), np.dtype(np.uint8), np.dtype(np.int64)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value", "said"),
+    [
+        (FLOAT, 1e300, r"y: 1e\+300 does not fit in FP32 \(-3.4028235e\+38 … 3.4028235e\+38\)"),
+        (FLOAT, [[0.0, -1e39]], r"y: -1e\+39 does not fit in FP32"),
+        (FLOAT, 10**400, r"y: a number of 1329 bits does not fit in FP32"),
+        (HALF, 1e5, r"y: 100000.0 does not fit in FP16 \(-65500.0 … 65500.0\)"),
+        (SMALL, 256, r"y: 256 does not fit in UINT8 \(0 … 255\)"),
+        (SMALL, -1, r"y: -1 does not fit in UINT8"),
+        (WHOLE, 2**63, r"y: 9223372036854775808 does not fit in INT64"),
+        (WHOLE, [[-1, 2**64]], r"y: 18446744073709551616 does not fit in INT64"),
+    ],
+)
+def test_numbers_that_the_outputs_dtype_does_not_have_keep_the_version_from_loading(
+    dtype: np.dtype[Any], value: object, said: str
+) -> None:
+    wide = Signature("s", ONE.inputs, (TensorSpec("y", dtype, (2,)),))
+    with pytest.raises(NotLoadable, match=rf"^default\.values\.{said}"):
+        default_rows({"y": value}, {"s": wide})
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, 3.4028235e38, 1e-300, 2**31])
+def test_infinity_that_is_written_is_meant_and_rounding_is_no_mistake(value: float) -> None:
+    (given,) = default_rows({"y": value}, {ONE.name: ONE})[ONE.name]["y"].tolist()
+    assert given == np.float32(value)

@@ -85,7 +85,18 @@ def test_a_hold_is_in_somebodys_name_and_outlives_the_version(model: Path) -> No
     assert read_control(model).named_numbers() == {2}
     let_go(model, 2, "report")
     assert read_control(model).named_numbers() == frozenset()
-    assert let_go(model, 2, "report").revision == 4
+    assert read_control(model).revision == 4
+
+
+def test_a_hold_that_is_not_there_cannot_be_let_go_and_the_error_says_who_has_one(model: Path) -> None:
+    with pytest.raises(NotFound, match=r"ctr: version 2 is not held by 'audit', but by nobody"):
+        let_go(model, 2, "audit")
+    for number in range(7):
+        hold(model, 2, f"team-{number}")
+    said = r"not held by 'audit', but by 'team-0', 'team-1', 'team-2', 'team-3', 'team-4' and 2 more$"
+    with pytest.raises(NotFound, match=said):
+        let_go(model, 2, "audit")
+    assert len(read_control(model).holders(2)) == 7
 
 
 def test_a_version_without_a_manifest_is_meant_by_its_number(model: Path) -> None:

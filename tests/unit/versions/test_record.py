@@ -6,12 +6,13 @@ import json
 
 import pytest
 
-from headrace.errors import ConfigError, InvalidRequest
+from headrace.errors import ConfigError, FailedPrecondition, InvalidRequest
 from headrace.versions.layout import CONTROL_FILE
 from headrace.versions.record import (
     LARGEST_RECORD_BYTES,
     LONGEST_TEXT,
     MOST_CHANGES,
+    MOST_HOLDS,
     ControlRecord,
     Stamp,
     digest_key,
@@ -154,8 +155,25 @@ def test_texts_are_short_and_printable(text: str) -> None:
 def test_what_would_be_too_large_to_be_read_is_not_written() -> None:
     large = {"format": 1, "revision": 1, "verdicts": "x" * (LARGEST_RECORD_BYTES - 100)}
     record = parse_record(json.dumps(large).encode())
-    with pytest.raises(ConfigError, match=rf"would have \d+ bytes, where {LARGEST_RECORD_BYTES} are read"):
+    said = rf"would have \d+ bytes, where {LARGEST_RECORD_BYTES} are read, with 0 holds; let go of some"
+    with pytest.raises(FailedPrecondition, match=said):
         encode_record(with_pin(record, KEY, 17, STAMP))
+
+
+def test_there_may_be_so_many_holds_and_no_more() -> None:
+    holds = {f"audit-{number}": {"by": "ann@web1", "why": "a complaint"} for number in range(MOST_HOLDS - 1)}
+    entries = {KEY: {"number": 17, "holds": holds}}
+    record = parse_record(json.dumps({"format": 1, "revision": 1, "versions": entries}).encode())
+    full = with_hold(record, number_key(3), 3, "report", STAMP)
+    assert parse_record(encode_record(full)) == full, "usual texts fit"
+    with pytest.raises(
+        FailedPrecondition, match=rf"has {MOST_HOLDS} holds, and may have {MOST_HOLDS}; let go"
+    ):
+        with_hold(full, KEY, 17, "another", STAMP)
+    again = with_hold(full, KEY, 17, "audit-7", STAMP)
+    assert again.holds() == MOST_HOLDS, "who has one may say anew why"
+    free = without_hold(full, KEY, "audit-7", STAMP)
+    assert with_hold(free, KEY, 17, "another", STAMP).holds() == MOST_HOLDS
 
 
 def test_a_record_is_json_that_people_can_read() -> None:
