@@ -116,11 +116,14 @@ def _check_range(value: object, spec: TensorSpec) -> None:
     """
     if spec.dtype.kind not in "iuf":
         return
-    limits = np.finfo(spec.dtype) if spec.dtype.kind == "f" else np.iinfo(spec.dtype)
+    if spec.dtype.kind == "f":
+        span = "{0.min:.8g} … {0.max:.8g}".format(np.finfo(spec.dtype))
+    else:
+        span = "{0.min} … {0.max}".format(np.iinfo(spec.dtype))
     for number in _numbers(value):
         if not _fits(number, spec.dtype):
-            wanted = f"{BY_DTYPE[spec.dtype].oip} ({limits.min!s} … {limits.max!s})"
-            raise NotLoadable(f"default.values.{spec.name}: {told(number)} does not fit in {wanted}")
+            wanted = BY_DTYPE[spec.dtype].oip
+            raise NotLoadable(f"default.values.{spec.name}: {told(number)} does not fit in {wanted} ({span})")
 
 
 def _fits(number: int | float, dtype: np.dtype[Any]) -> bool:

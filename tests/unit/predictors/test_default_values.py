@@ -148,7 +148,7 @@ HALF, SMALL, WHOLE = np.dtype(np.float16), np.dtype(np.uint8), np.dtype(np.int64
         (FLOAT, 1e300, r"y: 1e\+300 does not fit in FP32 \(-3.4028235e\+38 … 3.4028235e\+38\)"),
         (FLOAT, [[0.0, -1e39]], r"y: -1e\+39 does not fit in FP32"),
         (FLOAT, 10**400, r"y: a number of 1329 bits does not fit in FP32"),
-        (HALF, 1e5, r"y: 100000.0 does not fit in FP16 \(-65500.0 … 65500.0\)"),
+        (HALF, 1e5, r"y: 100000.0 does not fit in FP16 \(-65504 … 65504\)"),
         (SMALL, 256, r"y: 256 does not fit in UINT8 \(0 … 255\)"),
         (SMALL, -1, r"y: -1 does not fit in UINT8"),
         (WHOLE, 2**63, r"y: 9223372036854775808 does not fit in INT64"),
