@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 
@@ -31,6 +32,8 @@ def run(effort: Effort) -> None:
             fresh.append(server.counters().resident_bytes / MEGABYTE - model)
             contender.load(effort.seconds)
             used.append(server.counters().resident_bytes / MEGABYTE - model)
+    if sys.dont_write_bytecode:
+        print("  PYTHONDONTWRITEBYTECODE is set: where no .pyc files are, each start compiles headrace anew")
     print(f"  the model's own size: {model:.1f} MB")
     print(f"  memory beside it, fresh: {spread(fresh, 1)} MB")
     verdict("first right answer < 1 s after the start", max(waits) < 1, f"{spread(waits)} s")

@@ -6,25 +6,26 @@ import argparse
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
+from importlib import import_module
 
-from headrace.cli import (
-    compare,
-    example,
-    export,
-    groups,
-    hold,
-    profile,
-    rollback,
-    serve,
-    settings,
-    stream,
-    train,
-    verbs,
-    versions,
-)
-from headrace.cli import compile as compile_ahead
+from headrace import __version__
+from headrace.cli import groups, settings, verbs
 from headrace.errors import HeadraceError
+
+_VERBS = (
+    "serve",
+    "train",
+    "stream",
+    "example",
+    "versions",
+    "rollback",
+    "hold",
+    "export",
+    "profile",
+    "compile",
+    "compare",
+)
+"""As the help lists them; each is the module of its name."""
 
 _EXAMPLES = """examples:
   headrace example models              write a small example model
@@ -53,7 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     origins: Mapping[str, str] = {}
     try:
-        options = settings.parse(build_parser(), arguments)
+        words = sys.argv[1:] if arguments is None else arguments
+        options = settings.parse(build_parser(_needed(words)), words)
         origins = getattr(options, "origins", origins)
         for name, doubt in getattr(options, "doubts", {}).items():
             print(f"headrace: {doubt}", file=sys.stderr)
@@ -71,33 +73,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """All verbs with their options."""
+def build_parser(names: Sequence[str] = _VERBS) -> argparse.ArgumentParser:
+    """The verbs with their options.
+
+    Args:
+        names: Which; all if left out. The modules of the others are not imported.
+    """
     parser = argparse.ArgumentParser(
         prog="headrace",
         description="Serve models in milliseconds: batched, versioned, over REST and gRPC.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"headrace {version('headrace')}")
+    parser.add_argument("--version", action="version", version=f"headrace {__version__}")
     words = groups.add_words(parser, "verbs", "VERB")
-    for verb in (
-        serve,
-        train,
-        stream,
-        example,
-        versions,
-        rollback,
-        hold,
-        export,
-        profile,
-        compile_ahead,
-        compare,
-    ):
-        verb.add_to(words)
+    for name in names:
+        import_module(f"headrace.cli.{name}").add_to(words)
     for made in verbs.all_verbs(parser):
         made.set_defaults(settings=settings.Settings(made, made.get_default("own_keys")))
     return parser
+
+
+def _needed(words: Sequence[str]) -> Sequence[str]:
+    """The one verb that a command line begins with; all for the help, and to refuse what is none."""
+    first = words[:1]
+    return first if first and first[0] in _VERBS else _VERBS
 
 
 def _write_nowhere() -> None:

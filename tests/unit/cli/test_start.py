@@ -1,0 +1,93 @@
+"""A start imports what it needs: one verb, not all, and no package that serving does without."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headrace import example
+from headrace.cli import verbs
+from headrace.cli.main import build_parser, main
+
+VERBS = {verb.prog: verb for verb in verbs.all_verbs(build_parser())}
+WORDS = list(dict.fromkeys(name.split()[1] for name in VERBS))
+
+BEFORE_IT_STARTS_OVER = """
+import os, sys
+def started_over(*_):
+    print(*sys.modules, flush=True)
+    os._exit(0)
+os.execv = started_over
+os.environ.pop("GLIBC_TUNABLES", None)
+from headrace.cli.main import main
+main(["serve", sys.argv[1]])
+"""
+# What is imported until then is imported twice.
+NOT_BEFORE = {"asyncio", "google.protobuf", "h2corn", "importlib.metadata", "numpy", "onnxruntime", "uvloop"}
+
+WHEN_IT_SERVES = """
+import asyncio, sys
+from pathlib import Path
+from headrace.config import ServerConfig
+from headrace.server import Server
+async def serve():
+    server = Server(Path(sys.argv[1]), ServerConfig(http_port=0, grpc_port=0))
+    await server.start()
+    await server.engine.settle(60)
+    assert server.engine.manager.default_version("half_plus_two") == 1
+    print(*sys.modules, flush=True)
+    await server.stop(lead=False)
+asyncio.run(serve())
+"""
+NEVER = {
+    *("grpc", "uvicorn", "prometheus_client", "numba", "llvmlite", "pyarrow", "sklearn", "skops", "onnx"),
+    *("matplotlib", "polars", "pandas", "tensorflow", "keras", "tomli_w"),
+    *("headrace.cli", "headrace.comparison", "headrace.ctr", "headrace.profiling", "headrace.stream"),
+    "headrace.training",
+}
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Path:
+    example.write(tmp_path)
+    return tmp_path
+
+
+def modules_of(program: str, directory: Path) -> set[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(directory)],
+        capture_output=True,
+        check=True,
+        text=True,
+        timeout=120,
+    )
+    return set(done.stdout.split())
+
+
+def test_before_it_starts_over_a_server_has_imported_no_engine_and_no_other_verb(served: Path) -> None:
+    modules = modules_of(BEFORE_IT_STARTS_OVER, served)
+    assert not NOT_BEFORE & modules
+    assert {word for word in WORDS if f"headrace.cli.{word}" in modules} == {"serve"}
+
+
+def test_a_server_of_onnx_imports_no_extra_and_nothing_that_learns(served: Path) -> None:
+    assert not NEVER & modules_of(WHEN_IT_SERVES, served)
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_a_verb_alone_is_the_verb_among_all(word: str) -> None:
+    alone = {verb.prog: verb.format_help() for verb in verbs.all_verbs(build_parser([word]))}
+    assert alone == {name: VERBS[name].format_help() for name in VERBS if name.split()[1] == word}
+
+
+@pytest.mark.parametrize("words", [["--help"], ["serv"]])
+def test_the_help_and_what_refuses_a_wrong_word_name_all_verbs(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(words)
+    told = "".join(capsys.readouterr())
+    assert [word for word in WORDS if word not in told] == []
