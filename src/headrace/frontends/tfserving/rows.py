@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain, starmap
 from operator import attrgetter
 from struct import Struct
@@ -20,7 +20,7 @@ import numpy as np
 
 from headrace.errors import InvalidRequest
 from headrace.frontends.tfserving.json_bodies import leaf_type
-from headrace.frontends.tfserving.text_rows import TextRowsPacker
+from headrace.frontends.tfserving.text_rows import Packer, TextRowsPacker
 from headrace.frontends.wire.allowance import Allowance
 from headrace.frontends.wire.json_cost import has_slow_numbers
 from headrace.frontends.wire.json_text import decode
@@ -46,8 +46,9 @@ _UNUSUAL = (
 )
 
 _tuple = tuple.__new__
+_join = b"".join
 
-Pack = Callable[[Iterable[Any]], bytes]
+_EACH: tuple[Any, ...] = (map, starmap)
 
 
 class RowsDecoder:
@@ -62,6 +63,7 @@ class RowsDecoder:
         "_decode",
         "_decode_rows",
         "_layout",
+        "_may_be_bare",
         "_names",
         "_raw_names",
         "_row_end",
@@ -80,7 +82,8 @@ class RowsDecoder:
         fields = [(f"input{index}", _type(spec)) for index, spec in enumerate(signature.inputs)]
         renamed = {name: spec.name for (name, _), spec in zip(fields, signature.inputs, strict=True)}
         row: Any = msgspec.defstruct("Row", fields, rename=renamed, forbid_unknown_fields=True, gc=False)
-        one = row if len(fields) > 1 else row | fields[0][1]  # a single input needs no name
+        self._may_be_bare = len(fields) == 1  # a single input needs no name
+        one = row | fields[0][1] if self._may_be_bare else row
         body: Any = msgspec.defstruct(
             "Body",
             [("instances", list[one]), ("signature_name", str, "")],  # type: ignore[valid-type]
@@ -98,7 +101,7 @@ class RowsDecoder:
         self._layout = signature.layout(tuple(_fixed(spec) for spec in signature.inputs))
         getters = [attrgetter(name) for name, _ in fields]
         packers = [None if spec.dtype == STRING else _packer(spec) for spec in signature.inputs]
-        self._columns = [(get, pack) for get, pack in zip(getters, packers, strict=True) if pack]
+        self._columns = [(get, *pack) for get, pack in zip(getters, packers, strict=True) if pack]
         self._texts = TextRowsPacker(self._layout, getters, packers) if None in packers else None
         self._names = ("", signature.name)
         self._raw_names = {b"", signature.name.encode()}
@@ -187,10 +190,14 @@ class RowsDecoder:
         return columns
 
     def _packed(self, rows: Sequence[Any]) -> tuple[bytes, ...] | None:
-        kinds = {*map(type, rows)}
-        if self._row_type not in kinds:
-            return (self._columns[0][1](rows),)
-        return tuple([pack(map(get, rows)) for get, pack in self._columns]) if len(kinds) == 1 else None
+        if self._may_be_bare:
+            kinds = {*map(type, rows)}
+            if self._row_type not in kinds:
+                _, each, pack = self._columns[0]
+                return (_join(each(pack, rows)),)
+            if len(kinds) > 1:
+                return None
+        return tuple([_join(each(pack, map(get, rows))) for get, each, pack in self._columns])
 
 
 def _decoder(kind: Any) -> Callable[[bytes], Any]:
@@ -228,19 +235,15 @@ def _type(spec: TensorSpec) -> Any:
     return found
 
 
-def _packer(spec: TensorSpec) -> Pack:
+def _packer(spec: TensorSpec) -> Packer:
     """What turns the values of rows into bytes, without a call of Python's for each."""
     # NumPy's characters for long and unsigned long mean eight bytes here, and four to struct.
     code = {"l": "q", "L": "Q"}.get(spec.dtype.char, spec.dtype.char)
     pack = Struct(f"<{math.prod(_fixed(spec))}{code}").pack
-    join = b"".join
-    match len(spec.shape):
-        case 0:
-            return lambda values: join(map(pack, values))
-        case 1:
-            return lambda values: join(starmap(pack, values))
-        case rank:
-            return lambda values: join([pack(*_flattened(value, rank)) for value in values])
+    rank = len(spec.shape)
+    if rank < len(_EACH):
+        return _EACH[rank], pack
+    return map, lambda value: pack(*_flattened(value, rank))
 
 
 def _flattened(row: list[Any], rank: int) -> list[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -16,6 +16,8 @@ from headrace.tensors import STRING
 _FORMS_KEPT = 512
 
 Get = Callable[[Any], Any]
+Packer = tuple[Callable[..., Iterable[bytes]], Callable[..., bytes]]
+"""How the values of a column are gone through, and what packs each: a number, or the numbers of a list."""
 
 
 class _Form(NamedTuple):
@@ -35,18 +37,18 @@ class TextRowsPacker:
 
     __slots__ = ("_forms", "_layout", "_numbers", "_texts")
 
-    def __init__(self, layout: RowLayout, getters: Sequence[Get], packers: Sequence[Get | None]) -> None:
+    def __init__(self, layout: RowLayout, getters: Sequence[Get], packers: Sequence[Packer | None]) -> None:
         """Prepare what all requests have in common.
 
         Args:
             layout: How a row lies in memory; texts have at most one axis besides rows.
             getters: What gets each input out of a row.
-            packers: What turns an input's values of all rows into bytes; None for texts.
+            packers: What turns an input's values into bytes; None for texts.
         """
         self._layout = layout
         inputs = list(zip(getters, packers, layout.shapes, strict=True))
-        self._texts = [(get, bool(shape)) for get, pack, shape in inputs if pack is None]
-        self._numbers = [(get, pack) for get, pack, _ in inputs if pack is not None]
+        self._texts = [(get, bool(shape)) for get, packer, shape in inputs if packer is None]
+        self._numbers = [(get, *packer) for get, packer, _ in inputs if packer is not None]
         self._forms: dict[int, _Form] = {}
 
     def pack(self, rows: Sequence[Any]) -> PackedColumns:
@@ -68,7 +70,8 @@ class TextRowsPacker:
         places[head + 1 : starts : 2] = sizes
         places[head:starts:2] = ends - places[head + 1 : starts : 2]
         if self._numbers:
-            message += b"".join([pack(map(get, rows)) for get, pack in self._numbers])
+            columns = [each(pack, map(get, rows)) for get, each, pack in self._numbers]
+            message += b"".join(chain.from_iterable(columns))
             stops = text_bytes + np.cumsum(form.numbers)
             places[starts + 1 :: 2] = stops
             places[starts::2] = stops - form.numbers
