@@ -59,6 +59,7 @@ class Deduced:
         config: The last good settings; None if there were none.
         wrong: Why the settings are not good, or "".
         decided: What the last good control record said; None before the first.
+        listing: What ``wanted`` was deduced from; None if that cannot be said.
     """
 
     wanted: Wanted = field(default_factory=Wanted)
@@ -69,6 +70,7 @@ class Deduced:
     config: ModelConfig | None = None
     wrong: str = ""
     decided: Decided | None = None
+    listing: ModelListing | None = None
 
 
 def deduce(
@@ -121,10 +123,12 @@ def deduce_model(
         overrides: The server's own settings for it.
         look_at: Looks at a version directory.
     """
+    if _is_as_before(before, model, look_at):
+        return before
     before = _read_settings(name, before, model, overrides)
     if not model.versions:
         if not before.wanted.versions:
-            return replace(before, wanted=Wanted(), known=frozenset(), changing={})
+            return replace(before, wanted=Wanted(), known=frozenset(), changing={}, listing=None)
         return _keep(before, "no version is left in its directory; what is loaded stays")
     decided, undecided = _read_decided(before.decided, model)
     changing = _changing(before, model, look_at)
@@ -147,6 +151,17 @@ def deduce_model(
         missing = f"none of the versions {sorted(policy.numbers)} is there"
         return _keep(now, problem or (missing if there else "its versions are still being written"))
     return _want(now, model, numbers, look_at, problem, bound)
+
+
+def _is_as_before(before: Deduced, model: ModelListing, look_at: LookAt) -> bool:
+    """Whether nothing has changed since all was well and had settled: what follows from that is known."""
+    return (
+        before.listing == model
+        and not before.changing
+        and not before.wanted.problem
+        and before.wanted.fingerprints == before.seen
+        and all(look_at(path).fingerprint == before.seen[one] for one, path in before.wanted.versions.items())
+    )
 
 
 def _want(
@@ -176,7 +191,7 @@ def _want(
         },
         problem=problem,
     )
-    return replace(now, wanted=wanted, seen=seen)
+    return replace(now, wanted=wanted, seen=seen, listing=model)
 
 
 def tell_of_defaults(found: Mapping[str, Wanted], others: Collection[str]) -> dict[str, Wanted]:

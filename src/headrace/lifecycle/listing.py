@@ -7,21 +7,24 @@ symbolic links, of the directory, a model or a version, are followed wherever th
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from headrace.config import MODEL_CONFIG_FILE, MODEL_NAME, read_model_config
 from headrace.errors import ConfigError
+from headrace.lifecycle.recall import Recall, looks_of
 from headrace.versions.control import PinnedTo, find_pin, read_control
 from headrace.versions.layout import (
     CONTROL_FILE,
     MANIFEST_FILE,
     PIN_FILE,
     version_directories,
+    version_names,
     version_number,
 )
 
+_OWN = frozenset({MODEL_CONFIG_FILE, CONTROL_FILE, PIN_FILE})
 _EMPTY = "no version in it: expected directories named 1, 2, … with the model's files"
 _FLAT = f"{_EMPTY}; move the files that lie in it into a directory 1 in it"
 _BAD_NAME = (
@@ -84,7 +87,10 @@ class Look:
 
 
 def list_models(
-    root: Path | None, elsewhere: Mapping[str, Path], may_touch: Callable[[str], bool] = lambda _: True
+    root: Path | None,
+    elsewhere: Mapping[str, Path],
+    may_touch: Callable[[str], bool] = lambda _: True,
+    recall: Recall | None = None,
 ) -> Listing:
     """Read what is on disk.
 
@@ -93,7 +99,9 @@ def list_models(
         elsewhere: Directories of models that lie elsewhere, by name.
         may_touch: Told each model's name before its directory is touched, which may take for ever; says
             whether it may be.
+        recall: What earlier looks have read; nothing if left out.
     """
+    recall = recall or Recall()
     directories, skipped, problem = dict[str, Path](), dict[str, str](), ""
     if root is not None:
         try:
@@ -106,7 +114,7 @@ def list_models(
             unreadable[name] = "its directory does not answer"
             continue
         try:
-            models[name] = _list_model(directory)
+            models[name] = _list_model(name, directory, recall)
         except FileNotFoundError as error:
             unreadable[name] = f"its directory cannot be listed: {error.strerror}"
             if name in elsewhere:
@@ -115,6 +123,8 @@ def list_models(
             unreadable[name] = f"its directory cannot be listed: {error.strerror}"
         except Exception as error:  # noqa: BLE001  # The boundary: what one model holds concerns no other.
             unreadable[name] = f"its directory cannot be listed: {type(error).__name__}: {error}"
+    if not problem:
+        recall.forget_but({*directories, *elsewhere})
     return Listing(models, unreadable, skipped, problem)
 
 
@@ -125,19 +135,56 @@ def look(version_directory: Path, moved: Callable[[], object] = lambda: None) ->
         version_directory: Where it is.
         moved: Called after each file: a look at many may take long without hanging.
     """
-    path = os.path.realpath(version_directory)
+    path = _real_path(version_directory)
     files = []
-    for folder, _, names in os.walk(path):
-        for name in names:
-            try:
-                status = os.stat(os.path.join(folder, name))
-            except OSError:  # gone again, or a link to nothing: that is a difference, too
-                files.append((folder, name, -1, -1))
-            else:
-                files.append((folder, name, status.st_size, status.st_mtime_ns))
-            moved()
-    has_manifest = os.path.exists(os.path.join(path, MANIFEST_FILE))
+    for file in _files_in(path):
+        try:
+            status = os.stat(file)
+        except OSError:  # gone again, or a link to nothing: that is a difference, too
+            files.append((file, -1, -1))
+        else:
+            files.append((file, status.st_size, status.st_mtime_ns))
+        moved()
+    manifest = os.path.join(path, MANIFEST_FILE)
+    has_manifest = any(file == manifest and size >= 0 for file, size, _ in files)
     return Look(hash((path, *sorted(files))), has_manifest)
+
+
+def _real_path(directory: Path) -> str:
+    """Where a directory lies, links followed: as the system says, not asked for each part of its name."""
+    try:
+        descriptor = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return os.path.realpath(directory)
+    try:
+        return os.readlink(f"/proc/self/fd/{descriptor}")
+    except OSError:
+        return os.path.realpath(directory)
+    finally:
+        os.close(descriptor)
+
+
+def _files_in(directory: str) -> Iterator[str]:
+    """All files below a directory, as ``os.walk`` finds them: links to directories are not followed."""
+    folders = [directory]
+    while folders:
+        try:
+            with os.scandir(folders.pop()) as listed:
+                entries = list(listed)
+        except OSError:
+            continue
+        for entry in entries:
+            if not _is_directory(entry):
+                yield entry.path
+            elif not entry.is_symlink():
+                folders.append(entry.path)
+
+
+def _is_directory(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
 
 
 def _model_directories(
@@ -183,24 +230,54 @@ def _split(found: Mapping[str, Path]) -> tuple[dict[str, Path], dict[str, str]]:
     return good, {name: _BAD_NAME for name in found if name not in good}
 
 
-def _list_model(directory: Path) -> ModelListing:
-    versions = version_directories(directory)
+def _list_model(name: str, directory: Path, recall: Recall) -> ModelListing:
+    with os.scandir(directory) as listed:
+        entries = list(listed)
+    own = {entry.name for entry in entries if entry.name in _OWN}
+    names = version_names(entries)
+    versions = recall.read(
+        name, "versions", names, lambda: {number: directory / one for number, one in names}
+    )
     settings, pin, revision, undecided, problem = "", None, 0, "", ""
     try:
-        settings = read_model_config(directory)
+        if MODEL_CONFIG_FILE in own:
+            looks = looks_of(directory / MODEL_CONFIG_FILE)
+            settings = recall.read(name, "settings", looks, lambda: read_model_config(directory))
     except OSError as error:
         problem = f"{MODEL_CONFIG_FILE} cannot be read: {error.strerror}"
     try:
-        record = read_control(directory)
-        pin, revision = find_pin(record, versions), record.revision
+        if CONTROL_FILE in own or PIN_FILE in own:
+            pin, revision = _decided(name, directory, versions, recall)
     except ConfigError as error:
         undecided = error.message
     empty = "" if versions else _why_empty(directory)
     return ModelListing(versions, settings, pin, revision, undecided, problem, empty)
 
 
+def _decided(
+    name: str, directory: Path, versions: Mapping[int, Path], recall: Recall
+) -> tuple[PinnedTo | None, int]:
+    """What a model is pinned to, and how often its control record has changed.
+
+    Raises:
+        ConfigError: The record cannot be read, or is none.
+    """
+    looks = looks_of(directory / CONTROL_FILE), looks_of(directory / PIN_FILE)
+    record = recall.read(name, "decided", looks, lambda: read_control(directory))
+    if record.pin is None:
+        return None, record.revision
+    pinned = versions.get(record.pin.number)
+    if pinned is None:
+        return find_pin(record, versions), record.revision
+    about = looks, pinned, looks_of(pinned / MANIFEST_FILE)
+
+    def is_there(pin: PinnedTo | None) -> bool:
+        return pin is not None and not pin.missing  # an error may pass that is no change of the file
+
+    return recall.read(name, "pinned", about, lambda: find_pin(record, versions), is_there), record.revision
+
+
 def _why_empty(directory: Path) -> str:
-    own = (MODEL_CONFIG_FILE, CONTROL_FILE, PIN_FILE)
     with os.scandir(directory) as entries:
-        lie_flat = any(one.name[0] != "." and one.name not in own and one.is_file() for one in entries)
+        lie_flat = any(one.name[0] != "." and one.name not in _OWN and one.is_file() for one in entries)
     return _FLAT if lie_flat else _EMPTY

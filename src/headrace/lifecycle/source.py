@@ -14,6 +14,7 @@ from headrace.lifecycle.background import NO_THREAD, Executor
 from headrace.lifecycle.deduce import Deduced, deduce, tell_of_defaults
 from headrace.lifecycle.listing import Listing, list_models
 from headrace.lifecycle.listing import look as look_at
+from headrace.lifecycle.recall import Recall
 from headrace.lifecycle.wanted import Wanted
 
 _NOT_THERE = "the server's settings name it, but no directory does; make it, or give [models.{}] a path"
@@ -105,6 +106,7 @@ class DirectorySource:
         self._elsewhere = {
             name: entry.path for name, entry in config.models.items() if entry.path is not None
         }
+        self._recall = Recall()
         self._seen: _Seen | None = None
         self._timer: Timer | None = None
         self._current: _Look | None = None
@@ -157,7 +159,7 @@ class DirectorySource:
             self._clock.call_soon_threadsafe(self._tell, look, seen, _is_news(seen, before))
 
     def _find(self, look: _Look, before: _Seen | None) -> _Seen:
-        listing = list_models(self._root, self._elsewhere, look.may_touch)
+        listing = list_models(self._root, self._elsewhere, look.may_touch, self._recall)
         remembered = None if before is None else before.deduced
         if listing.problem and remembered is None:
             complaints = _complaints(listing, {}, {})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from headrace.config import LARGEST_VERSION
@@ -40,17 +41,26 @@ def version_directories(model_directory: Path) -> dict[int, Path]:
     Raises:
         OSError: The directory cannot be listed.
     """
-    found: dict[int, str] = {}
     with os.scandir(model_directory) as entries:
-        for entry in entries:
-            number = version_number(entry.name)
-            if (
-                number is not None
-                and _is_directory(entry)
-                and len(entry.name) <= len(found.get(number, entry.name))
-            ):
-                found[number] = entry.name
-    return {number: model_directory / found[number] for number in sorted(found)}
+        return {number: model_directory / name for number, name in version_names(entries)}
+
+
+def version_names(entries: Iterable[os.DirEntry[str]]) -> tuple[tuple[int, str], ...]:
+    """The versions among a directory's entries, with their names, ascending; see ``version_directories``.
+
+    Raises:
+        OSError: It cannot be told whether one is a directory.
+    """
+    found: dict[int, str] = {}
+    for entry in entries:
+        number = version_number(entry.name)
+        if (
+            number is not None
+            and _is_directory(entry)
+            and len(entry.name) <= len(found.get(number, entry.name))
+        ):
+            found[number] = entry.name
+    return tuple(sorted(found.items()))
 
 
 def _is_directory(entry: os.DirEntry[str]) -> bool:

@@ -1,0 +1,148 @@
+"""What earlier looks have read: kept while a file looks the same, never beside a change within one tick."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from headrace.lifecycle.listing import Listing, list_models
+from headrace.lifecycle.recall import RENEWED_SECONDS, SETTLED_SECONDS, Recall
+from headrace.versions.control import pin, unpin
+from headrace.versions.manifest import publish
+from tests.unit.lifecycle.watch import put
+
+
+class Hand:
+    """A clock that the test turns."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def reading(*contents: str) -> Callable[[], str]:
+    """A file that is read so often, and what it holds then."""
+    left = list(contents)
+    return lambda: left.pop(0)
+
+
+def test_what_looks_the_same_is_read_until_it_has_settled_and_then_no_more() -> None:
+    clock = Hand()
+    recall, read = Recall(clock, lambda: 0.5), reading("a", "b", "c", "d")
+    assert recall.read("m", "p", 1, read) == "a"
+    clock.now += SETTLED_SECONDS - 0.1
+    assert recall.read("m", "p", 1, read) == "b", "written twice within one tick of its file system's clock"
+    clock.now += 0.1
+    assert recall.read("m", "p", 1, read) == "c"
+    clock.now += 1.5 * RENEWED_SECONDS - 0.1
+    assert recall.read("m", "p", 1, read) == "c"
+    clock.now += 0.2
+    assert recall.read("m", "p", 1, read) == "d", "what is said of it may be old"
+
+
+def test_what_looks_otherwise_is_read_again_and_has_to_settle_again() -> None:
+    clock = Hand()
+    recall, read = Recall(clock), reading("a", "b", "c", "d")
+    assert recall.read("m", "p", 1, read) == "a"
+    clock.now += SETTLED_SECONDS
+    assert recall.read("m", "p", 1, read) == "b"
+    assert recall.read("m", "p", 2, read) == "c"
+    assert recall.read("m", "p", 2, read) == "d"
+
+
+def test_neither_errors_nor_what_is_not_to_be_kept_are_remembered() -> None:
+    clock = Hand()
+    recall = Recall(clock)
+
+    def fail() -> str:
+        raise OSError("it passes")
+
+    for _ in range(3):
+        with pytest.raises(OSError, match="it passes"):
+            recall.read("m", "p", 1, fail)
+        clock.now += SETTLED_SECONDS
+    read = reading("a", "b", "c")
+    assert recall.read("m", "p", 1, read, lambda one: one != "a") == "a"
+    assert recall.read("m", "p", 1, read) == "b"
+    assert recall.read("m", "p", 1, read) == "b"
+    recall.forget_but({"other"})
+    assert recall.read("m", "p", 1, read) == "c"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for name in ("ctr", "rank"):
+        put(tmp_path / "source")
+        for number in (1, 2):
+            publish(tmp_path / "source", tmp_path / "models" / name, number)
+        (tmp_path / "models" / name / "headrace.toml").write_text("[batching]\ninstances = 2")
+        pin(tmp_path / "models" / name, 1)
+    return tmp_path / "models"
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The files that are opened."""
+    found, system = list[str](), os.open
+
+    def noting(path: Path, flags: int, *args: int, **options: int) -> int:
+        found.append(Path(path).name)
+        return system(path, flags, *args, **options)
+
+    monkeypatch.setattr(os, "open", noting)
+    return found
+
+
+def test_a_look_at_what_has_not_changed_opens_no_file(root: Path, opened: list[str]) -> None:
+    clock = Hand()
+    recall = Recall(clock)
+
+    def look() -> Listing:
+        opened.clear()
+        return list_models(root, {}, recall=recall)
+
+    before = look()
+    assert {"headrace.toml", "headrace-control.json", "headrace-manifest.json"} <= {*opened}
+    clock.now += SETTLED_SECONDS
+    assert look() == before
+    assert opened, "now it has settled"
+    assert look() == before
+    assert opened == []
+
+
+def test_each_change_is_seen_at_the_next_look(root: Path) -> None:
+    clock = Hand()
+    recall, ctr = Recall(clock), root / "ctr"
+
+    def look() -> Listing:
+        return list_models(root, {}, recall=recall)
+
+    def settle() -> None:
+        for _ in range(2):
+            look()
+            clock.now += SETTLED_SECONDS
+        look()
+        time.sleep(0.02)  # longer than a tick: what is written from now on has another time
+
+    settle()
+    file = ctr / "headrace.toml"
+    times = os.stat(file)
+    file.write_text("[batching]\ninstances = 3")  # as long as before, and with its time put back
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert look().models["ctr"].settings == "[batching]\ninstances = 3"
+    settle()
+    file.unlink()
+    unpin(ctr)
+    put(ctr / "3")
+    model = look().models["ctr"]
+    assert (model.settings, model.pin, model.revision, [*model.versions]) == ("", None, 2, [1, 2, 3])
+    settle()
+    (root / "rank" / "1" / "headrace-manifest.json").write_text("{}")
+    found = look().models["rank"].pin
+    assert found is not None
+    assert "it is pinned to a version 1 that had another manifest" in found.missing
