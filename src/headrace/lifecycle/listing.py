@@ -233,7 +233,7 @@ def _split(found: Mapping[str, Path]) -> tuple[dict[str, Path], dict[str, str]]:
 def _list_model(name: str, directory: Path, recall: Recall) -> ModelListing:
     with os.scandir(directory) as listed:
         entries = list(listed)
-    own = {entry.name for entry in entries if entry.name in _OWN}
+    own = {entry.name: entry.path for entry in entries if entry.name in _OWN}
     names = version_names(entries)
     versions = recall.read(
         name, "versions", names, lambda: {number: directory / one for number, one in names}
@@ -241,13 +241,13 @@ def _list_model(name: str, directory: Path, recall: Recall) -> ModelListing:
     settings, pin, revision, undecided, problem = "", None, 0, "", ""
     try:
         if MODEL_CONFIG_FILE in own:
-            looks = looks_of(directory / MODEL_CONFIG_FILE)
+            looks = looks_of(own[MODEL_CONFIG_FILE])
             settings = recall.read(name, "settings", looks, lambda: read_model_config(directory))
     except OSError as error:
         problem = f"{MODEL_CONFIG_FILE} cannot be read: {error.strerror}"
     try:
         if CONTROL_FILE in own or PIN_FILE in own:
-            pin, revision = _decided(name, directory, versions, recall)
+            pin, revision = _decided(name, directory, own, versions, recall)
     except ConfigError as error:
         undecided = error.message
     empty = "" if versions else _why_empty(directory)
@@ -255,21 +255,21 @@ def _list_model(name: str, directory: Path, recall: Recall) -> ModelListing:
 
 
 def _decided(
-    name: str, directory: Path, versions: Mapping[int, Path], recall: Recall
+    name: str, directory: Path, own: Mapping[str, str], versions: Mapping[int, Path], recall: Recall
 ) -> tuple[PinnedTo | None, int]:
     """What a model is pinned to, and how often its control record has changed.
 
     Raises:
         ConfigError: The record cannot be read, or is none.
     """
-    looks = looks_of(directory / CONTROL_FILE), looks_of(directory / PIN_FILE)
+    looks = tuple(looks_of(own[one]) for one in (CONTROL_FILE, PIN_FILE) if one in own)
     record = recall.read(name, "decided", looks, lambda: read_control(directory))
     if record.pin is None:
         return None, record.revision
     pinned = versions.get(record.pin.number)
     if pinned is None:
         return find_pin(record, versions), record.revision
-    about = looks, pinned, looks_of(pinned / MANIFEST_FILE)
+    about = looks, pinned, looks_of(f"{pinned}/{MANIFEST_FILE}")
 
     def is_there(pin: PinnedTo | None) -> bool:
         return pin is not None and not pin.missing  # an error may pass that is no change of the file
