@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import os
 from collections.abc import Coroutine
 from typing import TypeVar
 
@@ -13,6 +14,19 @@ _LOOK_SECONDS = 1.0
 """So often it is looked whether the loop has ended, which then answers nobody."""
 
 _STOPPED = "the server is stopping"
+
+FORKED = "the engine was made before this process was forked, and its thread is the parent's; make one here"
+
+forks = 0
+"""How often this process has been forked from another: threads of before are not in it."""
+
+
+def _count_fork() -> None:
+    global forks  # noqa: PLW0603 - the process's, like the fork
+    forks += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)
 
 ResultT = TypeVar("ResultT")
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from headrace.batching.callers import WaitingRequest
+from headrace import crossing
 from headrace.batching.request import (
     NO_DEADLINE,
     Answer,
@@ -26,6 +26,7 @@ from headrace.batching.request import (
     Settlement,
     Waiter,
 )
+from headrace.batching.waiting import WaitingRequest
 from headrace.clock import LoopClock
 from headrace.config import BatchingPolicy, ModelConfig, ServerConfig
 from headrace.crossing import run_in
@@ -105,6 +106,7 @@ class Engine:
         self._objects = dict(objects or {})
         self._object_config = ModelConfig(batching=batching or BatchingPolicy())
         self._started = False
+        self._forks = crossing.forks
         self._clock = LoopClock()
         self._threads = LoaderThreads(self._clock, self._serves)
         loader = VersionLoader(
@@ -253,10 +255,11 @@ class Engine:
             run_in(loop, engine.start())
             yield engine
         finally:
-            run_in(loop, engine.close())
-            loop.call_soon_threadsafe(loop.stop)
-            thread.join()
-            loop.close()
+            if engine._forks == crossing.forks:
+                run_in(loop, engine.close())
+                loop.call_soon_threadsafe(loop.stop)
+                thread.join()
+                loop.close()
 
     # --- predicting ---
 
@@ -397,6 +400,8 @@ class Engine:
         Raises:
             HeadraceError: Why there is no answer.
         """
+        if self._forks != crossing.forks:
+            raise FailedPrecondition(crossing.FORKED)
         if threading.get_ident() == self._serving_thread:
             raise FailedPrecondition("predict_blocking would block the serving thread; await predict() there")
         spec = ModelSpec(model) if isinstance(model, str) else model
@@ -404,8 +409,8 @@ class Engine:
         answered = self._predict_here(spec, inputs, chosen, timeout_seconds)
         if answered is not None:
             return answered
-        crossing = self.predict(spec, inputs, outputs=chosen, timeout_seconds=timeout_seconds)
-        return run_in(self._loop, crossing)
+        asked = self.predict(spec, inputs, outputs=chosen, timeout_seconds=timeout_seconds)
+        return run_in(self._loop, asked)
 
     def _predict_here(
         self,
@@ -423,6 +428,8 @@ class Engine:
         loaded = find(*which)
         callers = loaded.callers if loaded is not None else None
         if loaded is None or callers is None or callers.works_here:
+            if callers is None and loaded is not None and loaded.batcher.waits_for_itself:
+                raise FailedPrecondition(f"{loaded.name} asks itself while its only instance computes")
             return None
         outcome = Outcome(Door.IN_PROCESS) if self.outcomes.observed else None
         try:

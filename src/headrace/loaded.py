@@ -56,7 +56,8 @@ class LoadedVersion:
         predictor: Where requests are submitted: the Batcher itself, or what stands around it.
         at_once: Says which calls of the serving thread the Batcher answers before they await anything.
         callers: Answers threads that wait; None where only the serving thread can, because something stands
-            around the Batcher, requests are held back for others, or a model's code wants one call at a time.
+            around the Batcher, requests are held back for others, or a model's own code (an object given in
+            process, too) wants one call at a time.
         codec_cache: What codecs have learnt about requests to this very version; dies with it.
         published: When it was published, as its manifest says; None without one.
         origin: What its answers say who gave them.
@@ -109,8 +110,9 @@ class LoadedVersion:
         self.predictor: Predictor = self.batcher
         self.at_once: AtOnce | None = AtOnce(self.batcher, clock)
         self.callers: Callers | None = None
-        # Of a model's own code, one instance means one call at a time: then there is one Batcher only.
-        one_at_a_time = policy.instances == 1 and getattr(servable, "may_block", False)
+        # Of a model's own code, or an object given in process, one instance means one call at a time: then
+        # there is one Batcher only.
+        one_at_a_time = policy.instances == 1 and (path is None or getattr(servable, "may_block", False))
         if not policy.max_wait_seconds and not one_at_a_time:
             self.callers = Callers(
                 servable,

@@ -9,11 +9,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,41 +20,22 @@ from headrace.batching import callers
 from headrace.config import BatchingPolicy, ServerConfig
 from headrace.engine import Engine
 from headrace.errors import DeadlineExceeded, HeadraceError, ModelError, Overloaded, Unavailable
-from headrace.loaded import LoadedVersion
 from headrace.outcomes import Door, Outcome
 from headrace.tensors import Array, Tensors
+from tests.calling import (
+    PATIENCE_SECONDS,
+    POISON,
+    Asking,
+    Gated,
+    asleep,
+    occupied,
+    of,
+    rows_of,
+    serving,
+    wait_for,
+)
 from tests.model_directories import affine, write
 from tests.models import Doubling
-
-PATIENCE_SECONDS = 20.0
-POISON = -1.0
-
-
-class Gated(Doubling):
-    """A Doubling that says when a batch reaches it, and waits to be let pass once it is shut."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.shut = False
-        self.entered = threading.Semaphore(0)
-        self.gate = threading.Semaphore(0)
-        self.interrupt = False
-
-    def predict(self, inputs: Tensors, signature: str = "serving_default") -> dict[str, Array]:
-        if self.shut:
-            self.entered.release()
-            assert self.gate.acquire(timeout=PATIENCE_SECONDS), "nobody let this batch pass"
-            if self.interrupt:
-                self.interrupt = False
-                raise KeyboardInterrupt
-        return super().predict(inputs, signature)
-
-    def await_entered(self) -> None:
-        assert self.entered.acquire(timeout=PATIENCE_SECONDS), "no batch reached the model"
-
-    def open(self) -> None:
-        self.shut = False
-        self.gate.release(1000)
 
 
 class Refusing(Doubling):
@@ -66,74 +45,6 @@ class Refusing(Doubling):
         if (inputs["x"] < 0).any():
             raise ModelError("poison")
         return super().predict(inputs, signature)
-
-
-class Asking(threading.Thread):
-    """A thread that asks once, and keeps what came of it."""
-
-    def __init__(self, engine: Engine, value: float, timeout_seconds: float | None = None) -> None:
-        super().__init__(daemon=True)
-        self.value = value
-        self.given: list[list[float]] = []
-        self.error: BaseException | None = None
-        self._ask = lambda: engine.predict_blocking("m", rows_of(value), timeout_seconds=timeout_seconds)
-        self.start()
-
-    def run(self) -> None:
-        try:
-            self.given = self._ask()["y"].tolist()
-        except BaseException as error:  # noqa: BLE001 - looked at by the test
-            self.error = error
-
-    @property
-    def answered_right(self) -> bool:
-        self.join(PATIENCE_SECONDS)
-        assert not self.is_alive(), "this thread waits for ever"
-        return self.given == [[2 * self.value] * 2]
-
-
-def rows_of(value: float, rows: int = 1) -> dict[str, Array]:
-    return {"x": np.full((rows, 2), value, np.float32)}
-
-
-def of(engine: Engine) -> LoadedVersion:
-    loaded = engine.manager.ready_now("m")
-    assert loaded is not None
-    return loaded
-
-
-def wait_for(come_true: Callable[[], bool]) -> None:
-    until = time.monotonic() + PATIENCE_SECONDS
-    while not come_true():
-        assert time.monotonic() < until, "it did not come true"
-        time.sleep(0.001)
-
-
-@contextlib.contextmanager
-def serving(
-    model: Doubling | None = None, *, aside: bool = False, **policy: object
-) -> Iterator[tuple[Engine, Doubling]]:
-    """An engine whose batches are computed with the turn held, or, ``aside``, without it."""
-    model = model or Doubling()
-    batching = BatchingPolicy(inline_seconds=0.0 if aside else 1.0, **policy)  # type: ignore[arg-type]
-    with Engine.in_thread(objects={"m": model}, batching=batching) as engine:
-        model.batches.clear()
-        yield engine, model
-        wait_for(lambda: of(engine).outstanding == 0)
-
-
-def occupied(engine: Engine, model: Gated) -> Asking:
-    """A thread that computes, and is held in the model."""
-    model.shut = True
-    busy = Asking(engine, 100.0)
-    model.await_entered()
-    return busy
-
-
-def asleep(engine: Engine, threads: int) -> None:
-    callers = of(engine).callers
-    assert callers is not None
-    wait_for(lambda: len(callers._sleeping) == threads)
 
 
 both_ways = pytest.mark.parametrize("aside", [False, True], ids=["with the turn", "aside"])
@@ -169,14 +80,13 @@ def test_what_takes_long_runs_side_by_side() -> None:
         assert all(one.answered_right for one in (*first, third))
 
 
-def test_code_with_one_instance_is_never_called_twice_at_once() -> None:
+@pytest.mark.parametrize("may_block", [False, True], ids=["an object", "a model.py"])
+def test_code_with_one_instance_is_never_called_twice_at_once(may_block: bool) -> None:
     """Threads and tasks have a Batcher each, and each had an instance."""
-
-    class Code(Gated):
-        may_block = True
-
-    model = Code()
-    with serving(model, aside=True, instances=1) as (engine, _):
+    model = Gated()
+    model.may_block = may_block  # type: ignore[attr-defined]
+    policy = BatchingPolicy(inline_seconds=0.0, instances=1)
+    with Engine.in_thread(objects={"m": model}, batching=policy) as engine:
         model.shut = True
         first = Asking(engine, 1.0)
         model.await_entered()

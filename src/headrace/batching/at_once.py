@@ -12,8 +12,8 @@ from __future__ import annotations
 import asyncio
 
 from headrace.batching.batcher import Batcher
-from headrace.batching.callers import WaitingRequest
 from headrace.batching.request import Answer
+from headrace.batching.waiting import WaitingRequest
 from headrace.clock import Clock
 from headrace.servable import CheckedInputs
 

@@ -120,6 +120,11 @@ class Batcher:
         self._closed = False
         self._most_rows = policy.max_queue_rows  # that may wait; -1 once it is closed
 
+    @property
+    def waits_for_itself(self) -> bool:
+        """Whether the running thread is the only instance: nobody computes what it asks and waits for."""
+        return self._instance_count == 1 and self._threads.has_this_thread()
+
     # --- taking requests, or refusing them at once ---
 
     def submit(self, request: Request) -> None:

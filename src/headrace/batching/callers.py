@@ -16,6 +16,10 @@ from sleeping for ever is the order: who comes leaves its request, says that it 
 whether somebody is awake; who goes, or gives the turn back, looks afterwards whether there is work to do.
 Should that fail nevertheless, because somebody is put aside or interrupted at the wrong moment, sleepers look
 for themselves now and then.
+
+An interrupt (a signal's handler raises) may come between any two steps. So nothing here cleans up where it
+stands: whatever a call has begun is undone in one place, ``_clear_up``, which can be interrupted itself, and
+begun again.
 """
 
 from __future__ import annotations
@@ -26,17 +30,19 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import cast
 
-from headrace.batching.batch import Batch
-from headrace.batching.batcher import Batcher
-from headrace.batching.computing import EXPIRED, Computing
+from headrace.batching.batch import Batch, headrace_error
+from headrace.batching.computing import EXPIRED
 from headrace.batching.cost import BatchCost
-from headrace.batching.request import Answer, Origin, Request, Settlement
+from headrace.batching.request import Answer, Origin, Request
 from headrace.batching.statistics import VersionStatistics
+from headrace.batching.turns import Turns, TurnsBatcher, callers_of
+from headrace.batching.waiting import WaitingRequest
 from headrace.config import BatchingPolicy
-from headrace.errors import DeadlineExceeded, HeadraceError
-from headrace.servable import CheckedInputs, Servable
+from headrace.errors import DeadlineExceeded
+from headrace.servable import Servable
 
 _GATHER_SECONDS = 0.0002
 """How long the first who left a request waits for each one who is awake, before it takes the turn regardless.
@@ -47,88 +53,8 @@ They are about to leave a request, too, or to go; but the system may have put on
 _LOOK_SECONDS = 1.0
 """A sleeper looks so often whether nobody is at work, although somebody should have woken it."""
 
-
-class WaitingRequest(Request):
-    """A Request whose thread sleeps until it is settled.
-
-    Attributes:
-        arrived: When the call began.
-        settlement: What it ends with; None as long as that is not known.
-    """
-
-    __slots__ = ("_asleep", "_sleeping", "arrived", "settlement")
-
-    def __init__(self, inputs: CheckedInputs, deadline: float, arrived: float) -> None:
-        """Make a request of checked inputs.
-
-        Args:
-            inputs: The layout, the columns, and how many rows.
-            deadline: On the monotonic clock, in seconds.
-            arrived: When the call began.
-        """
-        self.call = None
-        self.layout, self.columns, self.rows = inputs
-        self.deadline = deadline
-        self.settled = False
-        self.text_bytes = 0
-        self.arrived = arrived
-        self.settlement: Settlement | None = None
-        self._asleep: _thread.LockType | None = None
-        self._sleeping: dict[WaitingRequest, None] = {}
-
-    @property
-    def wanted(self) -> bool:
-        """Whether its thread still waits."""
-        return not self.settled
-
-    def settle(self, settlement: Settlement) -> bool:
-        """Answer, once; see ``Request.settle``."""
-        wanted = not self.settled
-        self.settled = True
-        self.columns = ()
-        if wanted:
-            self.settlement = settlement
-            self.wake()
-        return wanted
-
-    def answer(self) -> Answer:
-        """Its answer, once it is settled.
-
-        Raises:
-            HeadraceError: Why there is none.
-        """
-        settlement = self.settlement
-        if type(settlement) is Answer:
-            return settlement
-        raise cast("HeadraceError", settlement)
-
-    def abandon(self) -> None:
-        """Its thread waits no more. Whoever is at work may be reading the columns, so they stay."""
-        self.settled = True
-
-    def expect_sleep(self, sleeping: dict[WaitingRequest, None]) -> None:
-        """From now on it can be woken.
-
-        Args:
-            sleeping: Who sleeps; whoever wakes it takes it out of there.
-        """
-        self._sleeping = sleeping
-        self._asleep = _thread.allocate_lock()
-        self._asleep.acquire()
-
-    def sleep(self, seconds: float) -> None:
-        """Wait until woken, or for some time."""
-        if self._asleep is not None:
-            self._asleep.acquire(timeout=seconds)
-
-    def wake(self) -> None:
-        """Let its thread go on; twice is once."""
-        if self._asleep is not None:
-            self._sleeping.pop(self, None)
-            try:  # noqa: SIM105 - on every request's way
-                self._asleep.release()
-            except RuntimeError:
-                pass
+_ATTEMPTS = range(8)
+"""So often is begun to clear up after an interrupt, if more interrupts come meanwhile."""
 
 
 class Callers:
@@ -170,11 +96,12 @@ class Callers:
         self._inside: set[WaitingRequest] = set()
         self._arriving: deque[WaitingRequest] = deque()
         self._sleeping: dict[WaitingRequest, None] = {}
-        self._apart: set[Batch] = set()
-        # A lock that knows its owner: an interrupt between taking it and noting that leaves no lock behind.
+        self._apart: set[int] = set()
+        self._aside: dict[WaitingRequest, Batch] = {}
+        # A lock that knows its owner: whose it is can be told after an interrupt, too.
         self._turn = threading.RLock()
         self._at_work = 0
-        self._batcher: _TurnsBatcher | None = None
+        self._batcher: TurnsBatcher | None = None
 
     @property
     def outstanding(self) -> int:
@@ -188,8 +115,9 @@ class Callers:
 
     @property
     def works_here(self) -> bool:
-        """Whether this very thread holds the turn: a model that asks itself."""
-        return self._at_work == _thread.get_ident()
+        """Whether this very thread computes a batch, with the turn or aside: a model that asks itself."""
+        thread = _thread.get_ident()
+        return self._at_work == thread or thread in self._apart
 
     def answer(self, request: WaitingRequest, may_enter: Callable[[], bool]) -> Answer | None:
         """Answer a request, in the thread that waits for it.
@@ -205,21 +133,25 @@ class Callers:
         Raises:
             HeadraceError: Why there is no answer.
         """
-        # An interrupt comes after any call: what must not be left undone is the first one of `finally`.
+        entered = False
         try:
             self._inside.add(request)
-            if not may_enter():
-                return None
-            if self._awake() == 1:
-                self._try_turn(request, self._answer_alone)
-            if request.settlement is None:
-                self._queue(request)
-        finally:
-            self._inside.discard(request)
-            self._see_that_somebody_works()
-            if self.on_idle is not None and not self._inside:
-                self.on_idle()
-        return request.answer()
+            if may_enter():
+                entered = True
+                if self._awake() == 1:
+                    self._try_turn(request, self._answer_alone)
+                if request.settlement is None:
+                    self._queue(request)
+            self._leave(request)
+        except BaseException:
+            for _ in _ATTEMPTS:
+                try:
+                    self._clear_up(request)
+                    break
+                except BaseException:  # noqa: BLE001 - one more interrupt: the first goes on its way
+                    continue
+            raise
+        return request.answer() if entered else None
 
     # --- without the turn ---
 
@@ -231,30 +163,27 @@ class Callers:
         """Leave a request for whoever is at work, until it is settled."""
         request.expect_sleep(self._sleeping)
         patience = _LOOK_SECONDS if self._arriving else _GATHER_SECONDS * self._awake()
-        try:
-            self._arriving.append(request)
-            self._sleeping[request] = None
-            if self._awake() == 0:
+        self._arriving.append(request)
+        self._sleeping[request] = None
+        if self._awake() == 0:
+            self._try_turn(request, self._work)
+        while request.settlement is None:
+            self._see_that_somebody_works()
+            self._sleep(request, patience)
+            if request.settlement is None:
+                self._sleeping[request] = None
                 self._try_turn(request, self._work)
-            while request.settlement is None:
-                self._see_that_somebody_works()
-                self._sleep(request, patience)
-                if request.settlement is None:
-                    self._sleeping[request] = None
-                    self._try_turn(request, self._work)
-                patience = min(2 * patience, _LOOK_SECONDS)
-        finally:
-            self._sleeping.pop(request, None)
-            request.abandon()
+            patience = min(2 * patience, _LOOK_SECONDS)
+        self._sleeping.pop(request, None)
 
     def _sleep(self, request: WaitingRequest, patience: float) -> None:
         left = request.deadline - time.monotonic()
         if left > 0:
             request.sleep(min(left, patience))
-        elif not request.settled:
+        else:
             request.settled = True
             if request.settlement is None:
-                raise DeadlineExceeded(EXPIRED)
+                request.settlement = DeadlineExceeded(EXPIRED)
 
     def _see_that_somebody_works(self) -> None:
         """Wake one who sleeps, if there is something to do and nobody is awake who will see it.
@@ -263,13 +192,29 @@ class Callers:
         """
         while self._sleeping and self._awake() <= 0 and self._has_work():
             try:
-                sleeper = next(iter(self._sleeping))
-            except StopIteration:
-                return
-            except RuntimeError:  # somebody has come or gone in between
+                sleeper = self._who_works_next()
+            except (IndexError, RuntimeError, StopIteration):  # somebody has come or gone in between
                 continue
             sleeper.wake()
             return
+
+    def _who_works_next(self) -> WaitingRequest:
+        """Whose request is computed next, so that nobody computes for strangers; else who came last."""
+        batcher = self._batcher
+        if batcher is not None and batcher.given:
+            found = self._asleep_for(batcher.given[0])
+            if found is not None:
+                return found
+        elif self._arriving and self._arriving[0] in self._sleeping:
+            return self._arriving[0]
+        return next(reversed(self._sleeping))
+
+    def _asleep_for(self, batch: Batch) -> WaitingRequest | None:
+        """One who sleeps until a batch is computed, if there is one."""
+        for caller in callers_of(batch):
+            if caller in self._sleeping:
+                return caller
+        return None
 
     def _has_work(self) -> bool:
         batcher = self._batcher
@@ -277,31 +222,65 @@ class Callers:
 
     def _try_turn(self, request: WaitingRequest, work: Callable[[WaitingRequest], object]) -> None:
         """Take the turn unless somebody has it, and work."""
-        took = None
-        try:
-            took = self._turn.acquire(blocking=False)
-            if took:
-                work(request)
-        except BaseException:
-            request.abandon()
-            if took is not False:
-                self._begin_anew()
-            raise
-        finally:
-            # `_give_turn_back`, spelled out: an interrupt comes where a function begins.
-            if took is not False:
-                self._at_work = 0
-                try:  # noqa: SIM105 - on every request's way
-                    self._turn.release()
-                except RuntimeError:
-                    pass
+        if self._turn.acquire(blocking=False):
+            work(request)
+            self._give_turn_back()
 
     def _give_turn_back(self) -> None:
         self._at_work = 0
-        try:  # noqa: SIM105 - on every request's way
-            self._turn.release()
-        except RuntimeError:  # an interrupt came before it was taken
-            pass
+        self._turn.release()
+
+    def _leave(self, request: WaitingRequest) -> None:
+        self._inside.discard(request)
+        self._see_that_somebody_works()
+        if self.on_idle is not None and not self._inside:
+            self.on_idle()
+
+    # --- after an interrupt ---
+
+    def _clear_up(self, own: WaitingRequest) -> None:
+        """Undo whatever an interrupted call has begun; twice is once."""
+        own.abandon()
+        self._sleeping.pop(own, None)
+        self._apart.discard(_thread.get_ident())
+        if own in self._aside or self._at_work == _thread.get_ident():
+            self._turn.acquire()
+            self._begin_anew(own)
+            self._at_work = 0
+        with suppress(RuntimeError):  # until it is another's, or nobody's
+            while True:  # it may have been taken more than once by now
+                self._turn.release()
+        self._leave(own)
+
+    def _begin_anew(self, own: WaitingRequest | None = None) -> None:
+        """With the turn: go on with a Batcher that nothing befell, and all whom the one before had taken in.
+
+        They were admitted then, so they are not refused now. What other threads compute at this moment is
+        theirs, and goes on.
+
+        Args:
+            own: The request of this thread, which computes nothing any more.
+        """
+        self._at_work = _thread.get_ident()
+        while not all(map(self._take_again, self._left_by_the_one_before(own))):
+            pass  # the one that failed has heard of it, and is not among them any more
+        if own is not None:
+            self._aside.pop(own, None)
+
+    def _left_by_the_one_before(self, own: WaitingRequest | None) -> list[WaitingRequest]:
+        """Make the new Batcher, and say whom it has to take in, in order."""
+        batcher = self._begin()
+        computed: set[Request] = set()
+        for request, batch in self._aside.items():
+            if request is not own:
+                batcher.adopt(batch)
+                computed.update(batch.requests)
+        left = self._inside.copy().difference(self._arriving.copy())
+        for request in left:
+            if request.settlement is not None:
+                request.tell()
+        left = {one for one in left if one.taken_in and not one.settled and one not in computed}
+        return sorted(left, key=lambda request: request.arrived)
 
     # --- with the turn ---
 
@@ -314,125 +293,83 @@ class Callers:
 
     def _work(self, own: WaitingRequest) -> None:
         """Work until a request is settled, or nothing is left to do: others compute it then."""
+        self._at_work = _thread.get_ident()
         self._sleeping.pop(own, None)
+        if self._batcher is None:
+            self._begin()
         while True:
-            self._at_work = _thread.get_ident()
-            batcher = self._batcher or self._begin()
-            self._take_in(batcher)
+            batcher = self._take_in()
             if own.settlement is not None:
                 return
-            if batcher.given:
-                self._compute_aside(batcher, batcher.given.popleft())
-            elif batcher.turns.ready:
+            batch = self._batch_for(own, batcher.given)
+            if batch is not None:
+                self._compute_aside(own, batch)
+            elif batcher.turns.ready and not batcher.given:
                 batcher.turns.ready.popleft()()
             else:
                 self._sleeping[own] = None
                 return
 
-    def _take_in(self, batcher: _TurnsBatcher) -> None:
-        arriving = self._arriving
+    def _batch_for(self, own: WaitingRequest, given: deque[Batch]) -> Batch | None:
+        """Take the batch that a caller computes, if any: its own, else one whose callers are awake."""
+        for batch in given:
+            if own in callers_of(batch):
+                given.remove(batch)
+                return batch
+        return given.popleft() if given and self._asleep_for(given[0]) is None else None
+
+    def _take_in(self) -> TurnsBatcher:
+        """Let the Batcher have what has arrived."""
+        arriving, batcher = self._arriving, cast("TurnsBatcher", self._batcher)
         while arriving:
-            request = arriving.popleft()
-            batcher.submit(request)
-            request.enqueued = request.arrived
+            request = arriving[0]
+            request.taken_in = True  # first: what is in neither place would be forgotten
+            arriving.popleft()
+            if request.settled:
+                batcher.count_gone(request)
+                continue
+            try:
+                batcher.submit(request)
+                request.enqueued = request.arrived
+            except Exception as error:  # noqa: BLE001 - its own, and not that of whoever takes it in
+                self._fail(request, error)
+                self._begin_anew()  # who knows how far that came
+                batcher = cast("TurnsBatcher", self._batcher)
+        return batcher
 
-    def _compute_aside(self, batcher: _TurnsBatcher, batch: Batch) -> None:
-        """Compute a batch without the turn, so that others can take it."""
+    def _take_again(self, request: WaitingRequest) -> bool:
         try:
-            self._apart.add(batch)
-            self._give_turn_back()
-            self._see_that_somebody_works()
-            batcher.compute(batch)
-        finally:
-            self._apart.discard(batch)
-            self._turn.acquire()
-        batcher.finish(batch)
+            cast("TurnsBatcher", self._batcher).take_again(request)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._fail(request, error)
+            return False
+        return True
 
-    def _begin(self) -> _TurnsBatcher:
+    def _fail(self, request: WaitingRequest, error: Exception) -> None:
+        request.enqueued = request.arrived
+        if request.settle(headrace_error(error)):
+            self.statistics.count_failed(request, time.monotonic())
+
+    def _compute_aside(self, own: WaitingRequest, batch: Batch) -> None:
+        """Compute a batch without the turn, so that others can take it."""
+        self._aside[own] = batch
+        self._apart.add(_thread.get_ident())
+        self._give_turn_back()
+        self._see_that_somebody_works()
+        cast("TurnsBatcher", self._batcher).compute(batch)
+        self._apart.discard(_thread.get_ident())
+        self._turn.acquire()
+        self._at_work = _thread.get_ident()
+        cast("TurnsBatcher", self._batcher).finish(batch)
+        del self._aside[own]
+
+    def _begin(self) -> TurnsBatcher:
         """Make a Batcher that goes on from what the one before has learnt and counted."""
         before = self._batcher
-        batcher = _TurnsBatcher(
-            self._servable, self._policy, _Turns(), self._instances, self._inline_seconds, self._origin
+        batcher = TurnsBatcher(
+            self._servable, self._policy, Turns(), self._instances, self._inline_seconds, self._origin
         )
         batcher.cost = copy.copy(before.cost if before is not None else self._learnt)
         batcher.statistics = self.statistics
         self._batcher = batcher
         return batcher
-
-    def _begin_anew(self) -> None:
-        """After an interrupt at work: all who wait are taken in again, by a Batcher that nothing befell.
-
-        What others compute at this moment may be computed twice, and is answered once.
-        """
-        with self._turn:
-            self._at_work = 0
-            if self._batcher is not None:
-                self._batcher.forget()
-                self._begin()
-            arriving = set(self._arriving.copy())
-            left = sorted(self._inside.copy() - arriving, key=lambda request: request.arrived, reverse=True)
-            self._arriving.extendleft(request for request in left if not request.settled)
-
-
-class _Never:
-    """A timer that nothing waits for."""
-
-    def cancel(self) -> None:
-        """Nothing is due."""
-
-
-class _Turns:
-    """The Clock of a Batcher that is run in turns. Deadlines are watched by those who wait."""
-
-    now = staticmethod(time.monotonic)
-
-    def __init__(self) -> None:
-        self.ready: deque[Callable[..., object]] = deque()
-
-    def call_soon(self, callback: Callable[..., object], *args: object) -> None:
-        self.ready.append(callback)
-
-    call_soon_threadsafe = call_soon
-
-    def call_later(self, seconds: float, callback: Callable[..., object], *args: object) -> _Never:
-        return _Never()
-
-
-class _TurnsBatcher(Batcher):
-    """A Batcher whose callers compute its batches."""
-
-    def __init__(
-        self,
-        servable: Servable,
-        policy: BatchingPolicy,
-        turns: _Turns,
-        instances: int,
-        inline_seconds: float,
-        origin: Origin,
-    ) -> None:
-        super().__init__(
-            servable, policy, turns, instances=instances, inline_seconds=inline_seconds, origin=origin
-        )
-        self.turns = turns
-        self.given: deque[Batch] = deque()
-        self._computing = Computing(servable, policy, turns.now, origin, _is_for_this_thread)
-        self.compute = self._compute = self._computing.compute
-        self.finish = self._finish_in_thread
-
-    def forget(self) -> None:
-        """Leave all that waits to another Batcher; what is being computed may come back here."""
-        self._lanes.clear()
-        self.queued_rows = 0
-        self.given.clear()
-        self.turns.ready.clear()
-
-    def _give(self, batch: Batch) -> bool:
-        self.given.append(batch)
-        return True
-
-
-def _is_for_this_thread(error: BaseException) -> bool:
-    """Whether an error is not the model's, but an interrupt of the thread that happens to call it."""
-    if isinstance(error, SystemExit):  # a handler of SIGTERM raises it; elsewhere a model has
-        return threading.current_thread() is threading.main_thread()
-    return isinstance(error, KeyboardInterrupt)

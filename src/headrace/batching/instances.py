@@ -52,6 +52,10 @@ class Instances(Generic[WorkT]):
         self._queue.put(piece)
         return True
 
+    def has_this_thread(self) -> bool:
+        """Whether the running thread is one of them: the model's own code asks."""
+        return threading.current_thread() in self._threads
+
     def stop(self) -> None:
         """Let the threads end once they have done what they were given; does not wait."""
         for _ in self._threads:
