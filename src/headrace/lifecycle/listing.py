@@ -24,6 +24,7 @@ from headrace.versions.layout import (
     version_number,
 )
 
+_ONLY_ITS_PLACE = getattr(os, "O_PATH", os.O_RDONLY)  # Linux
 _OWN = frozenset({MODEL_CONFIG_FILE, CONTROL_FILE, PIN_FILE})
 _EMPTY = "no version in it: expected directories named 1, 2, … with the model's files"
 _FLAT = f"{_EMPTY}; move the files that lie in it into a directory 1 in it"
@@ -153,7 +154,7 @@ def look(version_directory: Path, moved: Callable[[], object] = lambda: None) ->
 def _real_path(directory: Path) -> str:
     """Where a directory lies, links followed: as the system says, not asked for each part of its name."""
     try:
-        descriptor = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        descriptor = os.open(directory, _ONLY_ITS_PLACE | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
         return os.path.realpath(directory)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.lifecycle.listing import Listing, list_models
+from headrace.lifecycle.listing import Listing, list_models, look
 from headrace.lifecycle.recall import RENEWED_SECONDS, SETTLED_SECONDS, Recall
 from headrace.versions.control import pin, unpin
 from headrace.versions.manifest import publish
@@ -102,16 +103,16 @@ def test_a_look_at_what_has_not_changed_opens_no_file(root: Path, opened: list[s
     clock = Hand()
     recall = Recall(clock)
 
-    def look() -> Listing:
+    def listed() -> Listing:
         opened.clear()
         return list_models(root, {}, recall=recall)
 
-    before = look()
+    before = listed()
     assert {"headrace.toml", "headrace-control.json", "headrace-manifest.json"} <= {*opened}
     clock.now += SETTLED_SECONDS
-    assert look() == before
+    assert listed() == before
     assert opened, "now it has settled"
-    assert look() == before
+    assert listed() == before
     assert opened == []
 
 
@@ -119,14 +120,14 @@ def test_each_change_is_seen_at_the_next_look(root: Path) -> None:
     clock = Hand()
     recall, ctr = Recall(clock), root / "ctr"
 
-    def look() -> Listing:
+    def listed() -> Listing:
         return list_models(root, {}, recall=recall)
 
     def settle() -> None:
         for _ in range(2):
-            look()
+            listed()
             clock.now += SETTLED_SECONDS
-        look()
+        listed()
         time.sleep(0.02)  # longer than a tick: what is written from now on has another time
 
     settle()
@@ -134,15 +135,32 @@ def test_each_change_is_seen_at_the_next_look(root: Path) -> None:
     times = os.stat(file)
     file.write_text("[batching]\ninstances = 3")  # as long as before, and with its time put back
     os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
-    assert look().models["ctr"].settings == "[batching]\ninstances = 3"
+    assert listed().models["ctr"].settings == "[batching]\ninstances = 3"
     settle()
     file.unlink()
     unpin(ctr)
     put(ctr / "3")
-    model = look().models["ctr"]
+    model = listed().models["ctr"]
     assert (model.settings, model.pin, model.revision, [*model.versions]) == ("", None, 2, [1, 2, 3])
     settle()
     (root / "rank" / "1" / "headrace-manifest.json").write_text("{}")
-    found = look().models["rank"].pin
+    found = listed().models["rank"].pin
     assert found is not None
     assert "it is pinned to a version 1 that had another manifest" in found.missing
+
+
+def test_where_a_version_lies_is_the_same_without_the_systems_own_word(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (root / "linked").symlink_to(root / "ctr")
+    found = look(root / "linked" / "1")
+    assert found == look(root / "ctr" / "1")
+    assert found.has_manifest
+
+    def none_left(path: Path, flags: int) -> int:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", none_left)
+        assert look(root / "linked" / "1") == found
+    assert look(root / "ctr" / "2").fingerprint != found.fingerprint
