@@ -232,7 +232,8 @@ class Callers:
 
     def _leave(self, request: WaitingRequest) -> None:
         self._inside.discard(request)
-        self._see_that_somebody_works()
+        if self._sleeping:
+            self._see_that_somebody_works()
         if self.on_idle is not None and not self._inside:
             self.on_idle()
 

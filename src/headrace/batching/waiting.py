@@ -55,7 +55,10 @@ class WaitingRequest(Request):
             self.columns = ()
             return False
         self.settlement = settlement
-        self.tell()
+        self.settled = True
+        self.columns = ()
+        if self._asleep is not None:
+            self.wake()
         return True
 
     def tell(self) -> None:
