@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from headrace.cli import models, numbers, verbs
 from headrace.config import checks
-from headrace.ctr.settings import DEEP, EMBEDDINGS, KINDS, LINEAR, OPTIMIZERS, ModelSettings
+from headrace.ctr.settings import DEEP, KINDS, OPTIMIZERS, ModelSettings, forgetting_of
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -316,25 +316,22 @@ def model_settings(options: argparse.Namespace) -> dict[str, object]:
     if options.interaction:
         kept = values.get("interactions")
         changes["interactions"] = [*(kept if isinstance(kept, list) else []), *_pairs(options.interaction)]
-    changes |= _optimizer(options.optimizer, options.learning_rate)
+    model = str(options.model or values.get("kind", "deepfm"))
+    changes |= _optimizer(options.optimizer, options.learning_rate, model)
     if options.search is None:
-        _check_used(options, str(options.model or values.get("kind", "deepfm")))
+        _check_used(options, model)
     if options.config is not None:
         check_file(values, changes, f"config: {options.config}")
     return changed(values, changes)
 
 
-def _optimizer(kind: str | None, rate: float | None) -> dict[str, object]:
+def _optimizer(kind: str | None, rate: float | None, model: str) -> dict[str, object]:
     groups = ("linear",) if kind == "ftrl" else ("linear", "embeddings")
     changes: dict[str, object] = {}
     if kind == "forgetting" and rate is None:
         return {
-            "linear": {"kind": kind, "learning_rate": LINEAR.learning_rate},
-            "embeddings": {
-                "kind": kind,
-                "learning_rate": EMBEDDINGS.learning_rate,
-                "initial": EMBEDDINGS.initial,
-            },
+            group: {"kind": kind, "learning_rate": own.learning_rate, "initial": own.initial}
+            for group, own in zip(groups, forgetting_of(model), strict=True)
         }
     if kind is not None:
         changes = {f"{group}.kind": kind for group in groups}

@@ -80,10 +80,21 @@ class Optimizer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 LINEAR = Optimizer(kind="forgetting", learning_rate=0.2)
-"""How linear weights forget, where nothing else is said; the rate is that for six fields."""
+"""How linear weights of an lr and an fm forget, where nothing else is said; the rate is for six fields."""
 
 EMBEDDINGS = Optimizer(kind="forgetting", learning_rate=0.1, initial=4.0)
 """How embeddings do."""
+
+_STARTS = 2.0  # what the sums of kinds start from whose embeddings meet others by fields
+
+
+def forgetting_of(kind: str) -> tuple[Optimizer, Optimizer]:
+    """How linear weights and embeddings of a kind forget, where nothing else is said."""
+    if kind not in ("fwfm", "ffm"):
+        return LINEAR, EMBEDDINGS
+    replaced = msgspec.structs.replace
+    return replaced(LINEAR, initial=_STARTS), replaced(EMBEDDINGS, initial=_STARTS)
+
 
 _UNSAID = Optimizer()  # by its identity: nothing was said of how a group learns
 
@@ -109,7 +120,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """A click model.
 
     Where nothing is said of how linear weights and embeddings learn, those of lr, fm, fwfm and ffm forget
-    (``LINEAR``, ``EMBEDDINGS``; what was measured is in decision 0016), and those of kinds with a network,
+    (``forgetting_of``; what was measured is in decision 0016), and those of kinds with a network,
     which learn in batches, have Adagrad. Once anything is said of either, what is not said is Adagrad's.
 
     The other defaults are those that were best on generated clicks (deepfm, 600,000 rows, the logloss of the
@@ -178,9 +189,10 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         """Put optimizers where none were said; other objects than the marker, so that they stay in copies."""
         unsaid = [name for name in ("linear", "embeddings") if getattr(self, name) is _UNSAID]
         forgets = len(unsaid) == 2 and self.kind not in DEEP
-        for name in unsaid:
-            filled = {"linear": LINEAR, "embeddings": EMBEDDINGS}[name] if forgets else Optimizer()
-            msgspec.structs.force_setattr(self, name, filled)
+        both = forgetting_of(self.kind) if forgets else (Optimizer(), Optimizer())
+        for name, filled in zip(("linear", "embeddings"), both, strict=True):
+            if name in unsaid:
+                msgspec.structs.force_setattr(self, name, filled)
 
     @property
     def online(self) -> bool:

@@ -59,6 +59,12 @@ def test_what_forgets_has_rates_of_its_own_and_learns_row_by_row() -> None:
         settings_of({**found, "kind": "deepfm"}, "x")
 
 
+@pytest.mark.parametrize("kind", ["lr", "fm", "fwfm", "ffm"])
+def test_what_is_told_to_forget_forgets_as_by_default(kind: str) -> None:
+    told = train.model_settings(parsed("--optimizer", "forgetting", "--model", kind))
+    assert settings_of(told, "x") == settings_of({"kind": kind}, "x")
+
+
 def test_ftrl_is_for_linear_weights_only() -> None:
     found = train.model_settings(parsed("--optimizer", "ftrl"))
     assert found == {"linear": {"kind": "ftrl"}}

@@ -9,6 +9,8 @@ from headrace.ctr.settings import EMBEDDINGS, KINDS, LINEAR, Kind, ModelSettings
 from headrace.training.configuration import settings_of
 
 ADAGRAD = Optimizer(kind="adagrad", learning_rate=0.05)
+LINEAR_2 = msgspec.structs.replace(LINEAR, initial=2.0)
+EMBEDDINGS_2 = msgspec.structs.replace(EMBEDDINGS, initial=2.0)
 
 
 @pytest.mark.parametrize(
@@ -16,8 +18,8 @@ ADAGRAD = Optimizer(kind="adagrad", learning_rate=0.05)
     [
         ({"kind": "lr"}, (LINEAR, EMBEDDINGS)),
         ({"kind": "fm"}, (LINEAR, EMBEDDINGS)),
-        ({"kind": "fwfm"}, (LINEAR, EMBEDDINGS)),
-        ({"kind": "ffm"}, (LINEAR, EMBEDDINGS)),
+        ({"kind": "fwfm"}, (LINEAR_2, EMBEDDINGS_2)),
+        ({"kind": "ffm"}, (LINEAR_2, EMBEDDINGS_2)),
         ({"kind": "deepfm"}, (ADAGRAD, ADAGRAD)),  # in batches nothing forgets
         ({"kind": "deepffm"}, (ADAGRAD, ADAGRAD)),
         ({}, (ADAGRAD, ADAGRAD)),

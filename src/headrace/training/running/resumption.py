@@ -16,6 +16,15 @@ from headrace.versions.layout import version_directories
 
 _LEARNS = ("linear", "embeddings")
 
+_ONCE_UNSAID = (
+    {"linear": Optimizer(), "embeddings": Optimizer()},
+    {
+        "linear": Optimizer(kind="forgetting", learning_rate=0.2),
+        "embeddings": Optimizer(kind="forgetting", learning_rate=0.1, initial=4.0),
+    },
+)
+"""What weights learnt by where nothing was said, before it became what it is (not of an lr and an fm)."""
+
 
 def find_checkpoint(directory: Path | None, errors: TextIO, *, resume: bool) -> Checkpoint | None:
     """Find what a run goes on from; None if it begins.
@@ -58,11 +67,12 @@ def gone_on_with(said: Mapping[str, object], checkpoint: Checkpoint | None) -> M
         checkpoint: What a run goes on from; None if it begins.
 
     Returns:
-        The same; with Adagrad where weights learnt so when nothing was said of it.
+        The same; with how weights learn where that was what nothing being said meant.
     """
     saved = None if checkpoint is None else checkpoint.meta.get("model")
     if not isinstance(saved, Mapping) or any(name in said for name in _LEARNS):
         return said
-    before = msgspec.to_builtins(Optimizer())
-    was_unsaid = all(saved.get(name) == before for name in _LEARNS)
-    return {**said, **dict.fromkeys(_LEARNS, before)} if was_unsaid else said
+    for once in map(msgspec.to_builtins, _ONCE_UNSAID):
+        if all(saved.get(name) == once[name] for name in _LEARNS):
+            return {**said, **once}
+    return said

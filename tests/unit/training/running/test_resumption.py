@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from headrace.ctr.settings import ModelSettings, Optimizer
+from headrace.ctr.settings import ModelSettings, Optimizer, forgetting_of
 from headrace.training.configuration import settings_of
 from headrace.training.running.checkpoint import Checkpoint
 from headrace.training.running.resumption import gone_on_with
@@ -35,3 +35,20 @@ def test_what_weights_go_on_with(
 ) -> None:
     made = settings_of({"kind": "fm", **gone_on_with(said, checkpoint)}, "x")
     assert made.linear.kind == expected
+
+
+@pytest.mark.parametrize(
+    "saved",
+    [
+        (ADAGRAD, ADAGRAD),
+        (
+            Optimizer(kind="forgetting", learning_rate=0.2),
+            Optimizer(kind="forgetting", learning_rate=0.1, initial=4.0),
+        ),
+        forgetting_of("ffm"),
+    ],
+)
+def test_what_defaults_were_once_goes_on(saved: tuple[Optimizer, Optimizer]) -> None:
+    """Whatever nothing being said meant when a checkpoint was saved."""
+    made = settings_of({"kind": "ffm", **gone_on_with({}, saved_with(*saved))}, "x")
+    assert (made.linear, made.embeddings) == saved
