@@ -224,11 +224,8 @@ class Callers:
         """Take the turn unless somebody has it, and work."""
         if self._turn.acquire(blocking=False):
             work(request)
-            self._give_turn_back()
-
-    def _give_turn_back(self) -> None:
-        self._at_work = 0
-        self._turn.release()
+            self._at_work = 0
+            self._turn.release()
 
     def _leave(self, request: WaitingRequest) -> None:
         self._inside.discard(request)
@@ -355,7 +352,8 @@ class Callers:
         """Compute a batch without the turn, so that others can take it."""
         self._aside[own] = batch
         self._apart.add(_thread.get_ident())
-        self._give_turn_back()
+        self._at_work = 0
+        self._turn.release()
         self._see_that_somebody_works()
         cast("TurnsBatcher", self._batcher).compute(batch)
         self._apart.discard(_thread.get_ident())
