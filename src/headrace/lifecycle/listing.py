@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
+from errno import ENOENT
 from pathlib import Path
 
 from headrace.config import MODEL_CONFIG_FILE, MODEL_NAME, read_model_config
@@ -234,21 +235,23 @@ def _split(found: Mapping[str, Path]) -> tuple[dict[str, Path], dict[str, str]]:
 def _list_model(name: str, directory: Path, recall: Recall) -> ModelListing:
     with os.scandir(directory) as listed:
         entries = list(listed)
-    own = {entry.name: entry.path for entry in entries if entry.name in _OWN}
+    # By name: while a file is replaced by renaming, a listing may lack it (btrfs).
+    looks = {own: looks_of(f"{directory}/{own}") for own in _OWN}
     names = version_names(entries)
     versions = recall.read(
-        name, "versions", names, lambda: {number: directory / one for number, one in names}
+        name, "versions", (directory, names), lambda: {number: directory / one for number, one in names}
     )
     settings, pin, revision, undecided, problem = "", None, 0, "", ""
     try:
-        if MODEL_CONFIG_FILE in own:
-            looks = looks_of(own[MODEL_CONFIG_FILE])
-            settings = recall.read(name, "settings", looks, lambda: read_model_config(directory))
+        about = looks[MODEL_CONFIG_FILE]
+        if about != ENOENT:
+            settings = recall.read(name, "settings", about, lambda: read_model_config(directory))
     except OSError as error:
         problem = f"{MODEL_CONFIG_FILE} cannot be read: {error.strerror}"
     try:
-        if CONTROL_FILE in own or PIN_FILE in own:
-            pin, revision = _decided(name, directory, own, versions, recall)
+        decides = (looks[CONTROL_FILE], looks[PIN_FILE])
+        if decides != (ENOENT, ENOENT):
+            pin, revision = _decided(name, directory, decides, versions, recall)
     except ConfigError as error:
         undecided = error.message
     empty = "" if versions else _why_empty(directory)
@@ -256,14 +259,13 @@ def _list_model(name: str, directory: Path, recall: Recall) -> ModelListing:
 
 
 def _decided(
-    name: str, directory: Path, own: Mapping[str, str], versions: Mapping[int, Path], recall: Recall
+    name: str, directory: Path, looks: Hashable, versions: Mapping[int, Path], recall: Recall
 ) -> tuple[PinnedTo | None, int]:
     """What a model is pinned to, and how often its control record has changed.
 
     Raises:
         ConfigError: The record cannot be read, or is none.
     """
-    looks = tuple(looks_of(own[one]) for one in (CONTROL_FILE, PIN_FILE) if one in own)
     record = recall.read(name, "decided", looks, lambda: read_control(directory))
     if record.pin is None:
         return None, record.revision

@@ -46,7 +46,10 @@ class _Kept:
 
 
 class Recall:
-    """Remembers what was read, by model and part. Several looks may use one: they are at different models."""
+    """Remembers what was read, by model and part.
+
+    Looks may use one at once: one that comes back after hanging goes on beside a newer one.
+    """
 
     def __init__(
         self, now: Callable[[], float] = time.monotonic, chance: Callable[[], float] = random.random
@@ -93,7 +96,7 @@ class Recall:
 
     def forget_but(self, models: Collection[str]) -> None:
         """Forget all models but these."""
-        for name in [name for name in self._kept if name not in models]:
+        for name in {*self._kept.copy()}.difference(models):
             self._kept.pop(name, None)
 
 

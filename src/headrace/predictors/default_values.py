@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
-from typing import Any
+from math import isinf
 
 import numpy as np
 
@@ -117,24 +116,23 @@ def _check_range(value: object, spec: TensorSpec) -> None:
     if spec.dtype.kind not in "iuf":
         return
     if spec.dtype.kind == "f":
-        span = "{0.min:.8g} … {0.max:.8g}".format(np.finfo(spec.dtype))
+        floats = np.finfo(spec.dtype)
+        largest = floats.max.item()
+        rounding = 1 + floats.eps.item() / 4  # what is rounded down to the largest fits
+        span = f"{-largest:.8g} … {largest:.8g}"
+        wrong = [one for one in _numbers(value) if largest * rounding < abs(one) and not _is_infinite(one)]
     else:
-        span = "{0.min} … {0.max}".format(np.iinfo(spec.dtype))
-    for number in _numbers(value):
-        if not _fits(number, spec.dtype):
-            wanted = BY_DTYPE[spec.dtype].oip
-            raise NotLoadable(f"default.values.{spec.name}: {told(number)} does not fit in {wanted} ({span})")
+        whole = np.iinfo(spec.dtype)
+        span = f"{whole.min} … {whole.max}"
+        # A fraction is told of by the check of dtypes.
+        wrong = [one for one in _numbers(value) if type(one) is int and not whole.min <= one <= whole.max]
+    if wrong:
+        wanted = BY_DTYPE[spec.dtype].oip
+        raise NotLoadable(f"default.values.{spec.name}: {told(wrong[0])} does not fit in {wanted} ({span})")
 
 
-def _fits(number: int | float, dtype: np.dtype[Any]) -> bool:
-    if dtype.kind != "f":  # a fraction is told of by the check of dtypes
-        limits = np.iinfo(dtype)
-        return isinstance(number, float) or limits.min <= number <= limits.max
-    try:
-        with np.errstate(over="ignore"):
-            return math.isinf(number) or not np.isinf(dtype.type(float(number)))
-    except OverflowError:  # a whole number that no float can be
-        return False
+def _is_infinite(number: int | float) -> bool:
+    return isinstance(number, float) and isinf(number)
 
 
 def _numbers(value: object) -> Iterator[int | float]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -147,6 +148,35 @@ def test_each_change_is_seen_at_the_next_look(root: Path) -> None:
     found = listed().models["rank"].pin
     assert found is not None
     assert "it is pinned to a version 1 that had another manifest" in found.missing
+
+
+def test_settings_and_decisions_are_looked_for_by_name(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a file is replaced by renaming, a listing may lack it (btrfs): its model had none for a look."""
+    whole = list_models(root, {}).models["ctr"]
+    system = os.scandir
+
+    @contextmanager
+    def lacking(path: Path) -> Iterator[list[os.DirEntry[str]]]:
+        with system(path) as entries:
+            yield [entry for entry in entries if not entry.name.startswith("headrace")]
+
+    monkeypatch.setattr(os, "scandir", lacking)
+    assert list_models(root, {}).models["ctr"] == whole
+    assert whole.settings
+    assert whole.pin is not None
+
+
+def test_a_model_whose_versions_moved_is_found_where_it_is_now(tmp_path: Path) -> None:
+    clock = Hand()
+    recall = Recall(clock)
+    put(tmp_path / "ctr" / "1")
+    for _ in range(3):
+        list_models(tmp_path / "ctr", {}, recall=recall)  # the model is the directory itself
+        clock.now += SETTLED_SECONDS
+    (tmp_path / "ctr" / "ctr").mkdir()
+    (tmp_path / "ctr" / "1").rename(tmp_path / "ctr" / "ctr" / "1")
+    (found,) = list_models(tmp_path / "ctr", {}, recall=recall).models.values()
+    assert found.versions == {1: tmp_path / "ctr" / "ctr" / "1"}
 
 
 def test_where_a_version_lies_is_the_same_without_the_systems_own_word(
