@@ -25,7 +25,11 @@ RATES: dict[OptimizerKind, float] = {
     **{"ftrl": 0.2, "adam": 0.01, "lazy_adam": 0.01},
 }
 OPTIMIZERS: tuple[OptimizerKind, ...] = ("adagrad", "lazy_adam")
-CASES = tuple(product(KINDS, SCHEMAS, OPTIMIZERS))
+FORGETTING: tuple[tuple[Kind, str, OptimizerKind], ...] = (
+    ("deepfm", "many", "forgetting"),
+    ("deepffm", "single", "forgetting"),
+)
+CASES = (*product(KINDS, SCHEMAS, OPTIMIZERS), *FORGETTING)
 PLAIN_CASES = tuple(product(KINDS, SCHEMAS))
 PAIR = Interaction(fields=("ad", "site"), buckets=50)
 

@@ -88,8 +88,8 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         "--learning-rate",
         type=numbers.above_zero("learning-rate", most=_HIGHEST_RATE),
         metavar="R",
-        help="of linear weights and embeddings (default 0.2 and 0.1 with forgetting, 0.001 with adam and "
-        "lazy_adam, else 0.05)",
+        help="of linear weights and embeddings (default 0.2 and 0.1 with forgetting, 0.1 and 0.1 in kinds "
+        "with a network; 0.001 with adam and lazy_adam, else 0.05)",
     )
     group.add_argument(
         "--interaction", action="append", metavar="A*B", default=[], help="a pair of fields; may be repeated"

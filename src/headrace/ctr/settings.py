@@ -42,10 +42,11 @@ class Optimizer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """How weights move against their gradients; one for each group of weights.
 
     Attributes:
-        kind: ``forgetting`` is Adagrad whose sums of squares forget, as fast as the model's own errors say
-            that the world turns (see ``headrace.ctr.learning.pace``), row by row only; ``lazy_adam`` moves,
-            and keeps moments, only of rows that a batch touched; ``adam`` moves all of them at each batch;
-            ``ftrl`` is for linear weights only, and makes many of them zero.
+        kind: ``forgetting`` is Adagrad whose sums of squares forget, row by row as fast as the model's own
+            errors say that the world turns (see ``headrace.ctr.learning.pace``), in batches at a fixed pace
+            (``half_life_rows``); ``lazy_adam`` moves, and keeps moments, only of rows that a batch touched;
+            ``adam`` moves all of them at each batch; ``ftrl`` is for linear weights only, and makes many of
+            them zero.
         learning_rate: How far.
         initial: What Adagrad's sums of squares start from; where they forget, what is added to them.
         power: The power of that sum that divides a step: 0.5 is the square root.
@@ -85,11 +86,16 @@ LINEAR = Optimizer(kind="forgetting", learning_rate=0.2)
 EMBEDDINGS = Optimizer(kind="forgetting", learning_rate=0.1, initial=4.0)
 """How embeddings do."""
 
+IN_BATCHES = Optimizer(kind="forgetting", learning_rate=0.1)
+"""How both do in kinds with a network, where it is said that they forget."""
+
 _STARTS = 2.0  # what the sums of kinds start from whose embeddings meet others by fields
 
 
 def forgetting_of(kind: str) -> tuple[Optimizer, Optimizer]:
     """How linear weights and embeddings of a kind forget, where nothing else is said."""
+    if kind in DEEP:
+        return IN_BATCHES, IN_BATCHES
     if kind not in ("fwfm", "ffm"):
         return LINEAR, EMBEDDINGS
     replaced = msgspec.structs.replace
@@ -141,6 +147,8 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         network: How the network learns.
         batch_rows: How many rows are learnt from at a time; the models without a network, but with Adam,
             learn from each row before they predict the next, whatever the batch.
+        half_life_rows: After how many rows what was added to sums of squares counts half, where they forget
+            and learn in batches; what learns row by row measures how fast it forgets.
         initial_scale: The standard deviation of fresh embeddings.
         seed: What fresh weights are drawn from.
         threads: How many threads learn at once, without locks; more than one is not repeatable to the bit.
@@ -154,6 +162,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     embeddings: Optimizer = msgspec.field(default_factory=lambda: _UNSAID)
     network: Optimizer = msgspec.field(default_factory=lambda: Optimizer(kind="adam", learning_rate=0.001))
     batch_rows: int = 1024
+    half_life_rows: int = 200_000
     initial_scale: float = 0.01
     seed: int = 0
     threads: int = 1
@@ -164,6 +173,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         _one_of("kind", self.kind, KINDS)
         _number("factors", self.factors, least=1, most=1024)
         _number("batch_rows", self.batch_rows, least=1, most=2**20)
+        _number("half_life_rows", self.half_life_rows, least=1, most=2**40)
         _number("threads", self.threads, least=1, most=256)
         _number("seed", self.seed, least=0, most=2**63 - 1)
         _number("initial_scale", self.initial_scale, least=0.0)
@@ -176,14 +186,6 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
                 raise ConfigError(
                     f"{name}.kind: ftrl is for linear weights only; take forgetting, adagrad or lazy_adam"
                 )
-
-        if not self.online and any(
-            one.kind == "forgetting" for one in (self.linear, self.embeddings, self.network)
-        ):
-            raise ConfigError(
-                "optimizer.kind: forgetting learns row by row: expected lr, fm, fwfm or ffm without Adam; "
-                "take adagrad or lazy_adam"
-            )
 
     def _fill_in(self) -> None:
         """Put optimizers where none were said; other objects than the marker, so that they stay in copies."""
@@ -203,3 +205,9 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return self.kind not in DEEP and not any(
             one.kind in ("adam", "lazy_adam") for one in (self.linear, self.embeddings)
         )
+
+    @property
+    def halves(self) -> bool:
+        """Whether sums of squares forget at a fixed pace (``half_life_rows``)."""
+        kinds = (self.linear.kind, self.embeddings.kind, self.network.kind)
+        return not self.online and "forgetting" in kinds

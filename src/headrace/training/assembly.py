@@ -51,6 +51,8 @@ def identity_of(options: TrainOptions, settings: ModelSettings, schema: Schema) 
     """
     model: dict[str, object] = msgspec.to_builtins(settings)
     del model["threads"]
+    if not settings.halves:
+        del model["half_life_rows"]  # which checkpoints did not say before it was a setting
     return {
         "model": model if options.keras is None else options.keras,
         "schema": msgspec.to_builtins(schema),

@@ -9,7 +9,7 @@ import pytest
 
 from headrace.cli import settings, train
 from headrace.cli.main import build_parser, main
-from headrace.ctr.settings import ModelSettings
+from headrace.ctr.settings import IN_BATCHES, ModelSettings
 from headrace.errors import ConfigError
 from headrace.training.configuration import settings_of
 from headrace.training.releasing.publishing import DEFAULT_KEEP
@@ -51,12 +51,13 @@ def test_options_win_over_the_file_and_leave_the_rest_of_it(tmp_path: Path) -> N
     assert found["linear"] == {"l2": 0.5, "kind": "adagrad"}
 
 
-def test_what_forgets_has_rates_of_its_own_and_learns_row_by_row() -> None:
+def test_what_forgets_has_rates_of_its_own() -> None:
     found = train.model_settings(parsed("--optimizer", "forgetting", "--model", "fm"))
     made = settings_of(found, "x")
     assert (made.linear.learning_rate, made.embeddings.learning_rate) == (0.2, 0.1)
-    with pytest.raises(ConfigError, match="forgetting learns row by row"):
-        settings_of({**found, "kind": "deepfm"}, "x")
+    made = settings_of(train.model_settings(parsed("--optimizer", "forgetting")), "x")
+    assert (made.kind, made.linear, made.embeddings) == ("deepfm", IN_BATCHES, IN_BATCHES)
+    assert made.half_life_rows == 200_000
 
 
 @pytest.mark.parametrize("kind", ["lr", "fm", "fwfm", "ffm"])

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from headrace.ctr.settings import EMBEDDINGS, KINDS, LINEAR, Kind, ModelSettings, Optimizer
+from headrace.errors import ConfigError
 from headrace.training.configuration import settings_of
 
 ADAGRAD = Optimizer(kind="adagrad", learning_rate=0.05)
@@ -20,7 +21,7 @@ EMBEDDINGS_2 = msgspec.structs.replace(EMBEDDINGS, initial=2.0)
         ({"kind": "fm"}, (LINEAR, EMBEDDINGS)),
         ({"kind": "fwfm"}, (LINEAR_2, EMBEDDINGS_2)),
         ({"kind": "ffm"}, (LINEAR_2, EMBEDDINGS_2)),
-        ({"kind": "deepfm"}, (ADAGRAD, ADAGRAD)),  # in batches nothing forgets
+        ({"kind": "deepfm"}, (ADAGRAD, ADAGRAD)),  # in batches nothing forgets that is not told to
         ({"kind": "deepffm"}, (ADAGRAD, ADAGRAD)),
         ({}, (ADAGRAD, ADAGRAD)),
         # A rate is that of the optimizer that is said with it; without one, Adagrad's as ever.
@@ -45,3 +46,24 @@ def test_what_was_filled_in_stays(kind: Kind) -> None:
     assert (copied.linear, copied.embeddings) == (made.linear, made.embeddings)
     if made.linear == ADAGRAD:
         assert msgspec.structs.replace(made, kind="fm").linear == ADAGRAD
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ({}, False),
+        ({"linear": {"kind": "forgetting"}}, True),
+        ({"embeddings": {"kind": "forgetting"}}, True),
+        ({"network": {"kind": "forgetting"}}, True),
+        ({"kind": "fm"}, False),  # row by row it is measured how fast
+        ({"kind": "fm", "linear": {"kind": "adam"}, "embeddings": {"kind": "forgetting"}}, True),
+    ],
+)
+def test_what_forgets_at_a_fixed_pace(said: dict[str, object], expected: bool) -> None:
+    assert settings_of(said, "x").halves is expected
+
+
+@pytest.mark.parametrize("rows", [0, -1, 2**41])
+def test_a_half_life_has_its_bounds(rows: int) -> None:
+    with pytest.raises(ConfigError, match="half_life_rows: expected a number, at least 1 and at most"):
+        settings_of({"half_life_rows": rows}, "x")

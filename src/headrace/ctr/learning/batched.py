@@ -21,9 +21,11 @@ from headrace.ctr.learning import batched_kernels
 from headrace.ctr.learning.batched_kernels import Gathered
 from headrace.ctr.learning.blas_threads import use_one_thread
 from headrace.ctr.learning.first_layer import Distinct
+from headrace.ctr.learning.half_life import HalfLife
 from headrace.ctr.learning.network import CHUNK_ROWS, Layout, Passage
 from headrace.ctr.learning.optimizers import all_mover, code_of, flat_mover, step_of, touched_mover
 from headrace.ctr.learning.parameter_groups import Groups, network_widths, pair_inputs
+from headrace.ctr.learning.sharing import shared
 from headrace.ctr.learning.touched_rows import Coalescer, Touched
 from headrace.ctr.models.arguments import NOTHING, Room, Rows, Served, Shape, Slots, Work, shape_of
 from headrace.ctr.models.interactions import crossing
@@ -66,6 +68,11 @@ class BatchedModel(LearningModel):
         self._hands = [_Hand(self._shape, self._groups, self._layout) for _ in range(settings.threads)]
         self._threads = ThreadPoolExecutor(settings.threads) if settings.threads > 1 else None
         self._steps = np.zeros(1, np.int64)
+        self._optimizers = {
+            name: shared(self._groups.optimizer(name), name, settings, features)
+            for name in self._groups.tables
+        }
+        self._memory = HalfLife(settings.half_life_rows) if self._groups.forget_squares else None
         self._scorer: WeightsScorer | None = None
 
     def learn(self, block: Block) -> Array:
@@ -113,7 +120,8 @@ class BatchedModel(LearningModel):
 
     def state(self) -> dict[str, Array]:
         """Everything that learning goes on from: weights with their optimizers' numbers, and the batches."""
-        return {name: table.values for name, table in self._groups.tables.items()} | {"steps": self._steps}
+        own = {"steps": self._steps} | ({} if self._memory is None else self._memory.state())
+        return {name: table.values for name, table in self._groups.tables.items()} | own
 
     def restore(self, state: Mapping[str, Array]) -> None:
         """Go on from a state.
@@ -127,6 +135,8 @@ class BatchedModel(LearningModel):
                 "state: 'steps': expected how many batches were learnt from; it is another model's"
             )
         self._groups.restore(state)
+        if self._memory is not None:
+            self._memory.restore(state)
         self._steps[:] = steps
         self._scorer = None
 
@@ -166,12 +176,12 @@ class BatchedModel(LearningModel):
     def _move(self, touched: Touched, sums: Mapping[str, Array], rows: int) -> None:
         """One step of every optimizer."""
         self._steps += 1
-        number = int(self._steps[0])
+        number, weight = int(self._steps[0]), 1.0 if self._memory is None else self._memory.weight
         calls: list[tuple[Callable[..., None], *tuple[object, ...]]] = []
         for name, table in self._groups.wide().items():
-            optimizer, values = self._groups.optimizer(name), table.values
+            optimizer, values = self._optimizers[name], table.values
             of_table = touched.rows[: touched.embedded] if name == "embeddings" else touched.rows
-            given = step_of(optimizer, number, rows), values, of_table, sums[name]
+            given = step_of(optimizer, number, rows, weight=weight), values, of_table, sums[name]
             if optimizer.kind == "adam":
                 every, positions = all_mover(table.width), self._coalescer.positions
                 calls += [(every, *given, positions, edges) for edges in self._parts(len(values))]
@@ -181,9 +191,11 @@ class BatchedModel(LearningModel):
         self._spread(calls)
         for name, table in self._groups.alone().items():
             if table.width:
-                optimizer = self._groups.optimizer(name)
-                step = step_of(optimizer, number, rows, pulled=not name.endswith("bias"))
+                optimizer, pulled = self._optimizers[name], not name.endswith("bias")
+                step = step_of(optimizer, number, rows, pulled=pulled, weight=weight)
                 flat_mover(code_of(optimizer))(step, table.values, self._gradient(name))
+        if self._memory is not None and (factor := self._memory.count(rows)) != 1.0:
+            self._groups.scale_squares(factor)
 
     def _parts(self, rows: int) -> list[tuple[int, int]]:
         """Share out rows among threads; row 0 is nobody's."""

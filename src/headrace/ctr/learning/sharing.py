@@ -40,7 +40,7 @@ def embeddings_share(settings: ModelSettings, share: float) -> float:
         settings: The model's.
         share: What ``share_of`` says.
     """
-    return 1.0 if settings.kind == "ffm" else share
+    return 1.0 if settings.kind in ("ffm", "deepffm") else share
 
 
 def sharing(optimizer: Optimizer, share: float) -> Optimizer:
@@ -48,3 +48,17 @@ def sharing(optimizer: Optimizer, share: float) -> Optimizer:
     if optimizer.kind != "forgetting":
         return optimizer
     return msgspec.structs.replace(optimizer, learning_rate=optimizer.learning_rate * share)
+
+
+def shared(optimizer: Optimizer, name: str, settings: ModelSettings, features: Features) -> Optimizer:
+    """How a group of weights learns, of what is said for it.
+
+    Args:
+        optimizer: What is said.
+        name: The group's.
+        settings: The model's.
+        features: The layout.
+    """
+    share = share_of(settings, features)
+    parts = {"linear": share, "dense": share, "embeddings": embeddings_share(settings, share)}
+    return sharing(optimizer, {**parts, "pairs": PAIRS_STEP}.get(name, 1.0))

@@ -77,7 +77,7 @@ def test_what_learning_predicts_is_the_reference_and_what_serving_predicts(kind:
     np.testing.assert_allclose(model.learn(block), expected, atol=2e-6)
 
 
-@pytest.mark.parametrize("optimizer", [one for one in OPTIMIZERS if one != "forgetting"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_learns_with_every_optimizer(kind: Kind, optimizer: OptimizerKind) -> None:
     chosen = Optimizer(kind=optimizer, learning_rate=0.5 if optimizer == "sgd" else 0.02)
@@ -94,9 +94,10 @@ def _logloss(probabilities: Array, labels: Array) -> float:
     return float(-np.log(np.where(labels > 0, probabilities, 1 - probabilities)).mean())
 
 
+@pytest.mark.parametrize("optimizer", ["adam", "forgetting"])
 @pytest.mark.parametrize("kind", ["lr", "deepfm", "deepffm"])
-def test_a_model_goes_on_from_its_state_to_the_bit(kind: Kind) -> None:
-    settings = settings_of(kind, Optimizer(kind="adam", learning_rate=0.01))
+def test_a_model_goes_on_from_its_state_to_the_bit(kind: Kind, optimizer: OptimizerKind) -> None:
+    settings = settings_of(kind, Optimizer(kind=optimizer, learning_rate=0.01))
     one, other = BatchedModel(settings, FEATURES), BatchedModel(settings, FEATURES)
     for seed in range(3):
         one.learn(random_block(300, seed))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.ctr.learning.online import OnlineModel
-from headrace.ctr.learning.sharing import PAIRS_STEP, share_of, sharing
+from headrace.ctr.learning.sharing import PAIRS_STEP, share_of, shared, sharing
 from headrace.ctr.settings import Interaction, Kind, ModelSettings, Optimizer
 from headrace.stream.features import Features
 from headrace.stream.schema import Field, Schema
@@ -80,3 +80,21 @@ def test_pairs_move_further_and_the_bias_as_far_as_it_says() -> None:
     assert rules.bias.learning_rate == pytest.approx(0.2)
     assert rules.linear.learning_rate == rules.embeddings.learning_rate == pytest.approx(0.05)
     assert rules.pairs.learning_rate == pytest.approx(0.2 * PAIRS_STEP)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "expected"),
+    [
+        ("deepfm", "bias", 0.2),
+        ("deepfm", "linear", 0.05),
+        ("deepfm", "dense", 0.05),
+        ("deepfm", "embeddings", 0.05),
+        ("deepffm", "embeddings", 0.2),  # each is for one other field
+        ("fwfm", "pairs", 0.2 * PAIRS_STEP),
+        ("deepfm", "layer0.weights", 0.2),
+    ],
+)
+def test_groups_share_in_batches_as_they_do_row_by_row(kind: Kind, name: str, expected: float) -> None:
+    features = Features.of(schema_of(24))
+    found = shared(FORGETTING, name, ModelSettings(kind=kind), features)
+    assert found.learning_rate == pytest.approx(expected)

@@ -1,0 +1,25 @@
+"""What must be the same for a checkpoint to fit."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.training.assembly import identity_of
+from headrace.training.configuration import settings_of
+from headrace.training.options import TrainOptions
+from tests.click_blocks import SINGLE
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ({}, False),  # so checkpoints go on that were saved before there was such a setting
+        ({"kind": "fm"}, False),
+        ({"linear": {"kind": "forgetting"}}, True),
+    ],
+)
+def test_a_half_life_counts_where_something_halves(said: dict[str, object], expected: bool) -> None:
+    model = identity_of(TrainOptions(), settings_of(said, "x"), SINGLE)["model"]
+    assert isinstance(model, dict)
+    assert ("half_life_rows" in model) is expected
+    assert "threads" not in model
