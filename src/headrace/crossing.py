@@ -47,6 +47,6 @@ def run_in(loop: asyncio.AbstractEventLoop, work: Coroutine[object, object, Resu
             if loop.is_closed():  # it had ended before it came to this
                 raise Unavailable(_STOPPED)
         return future.result()
-    except KeyboardInterrupt:
+    except BaseException:  # an interrupt, of whatever kind
         future.cancel()
         raise

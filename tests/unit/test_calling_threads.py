@@ -17,6 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.batching import callers
+from headrace.batching.callers import Callers
+from headrace.batching.waiting import WaitingRequest
 from headrace.config import BatchingPolicy, ServerConfig
 from headrace.engine import Engine
 from headrace.errors import DeadlineExceeded, HeadraceError, ModelError, Overloaded, Unavailable
@@ -404,3 +406,54 @@ def test_an_interrupt_where_a_function_begins_leaves_the_turn_to_others(number: 
             engine.predict_blocking("m", rows_of(2.0))
         sys.settrace(None)
         assert Asking(engine, 3.0).answered_right
+
+
+@pytest.mark.parametrize("queue_rows", [8, 1000], ids=["a full queue", "a long one"])
+def test_callers_whose_deadlines_passed_stand_in_nobodys_way(queue_rows: int) -> None:
+    """The last of them had left, so nobody dropped their rows, and all calls after them were refused."""
+    model = Gated()
+    with serving(model, max_batch_rows=4, max_queue_rows=queue_rows) as (engine, _):
+        busy = occupied(engine, model)
+        waiting = []
+        for number in range(8):
+            waiting.append(Asking(engine, float(number), timeout_seconds=0.4))
+            asleep(engine, number + 1)
+        model.gate.release()  # the first is answered; one of the others computes some of them
+        model.await_entered()
+        time.sleep(0.4)  # what is tested begins when all deadlines have passed
+        model.open()
+        for one in (busy, *waiting):
+            one.join()
+        assert [type(one.error) for one in waiting].count(DeadlineExceeded) == 7, "one of them computed"
+        assert (of(engine).queued_rows, of(engine).outstanding) == (0, 0)
+        assert of(engine).statistics.failures == 7
+        assert engine.predict_blocking("m", rows_of(1.0, 8), timeout_seconds=5)["y"][0, 0] == 2.0
+
+
+def test_a_batch_whose_callers_left_before_it_was_computed_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, work = Gated(), Callers._work
+    busy: Asking | None = None
+
+    def late(self: Callers, own: WaitingRequest) -> None:
+        """Whoever gave the batch is put aside before it wakes its caller."""
+        work(self, own)
+        if threading.current_thread() is busy:
+            late_until.wait(PATIENCE_SECONDS)
+
+    monkeypatch.setattr(Callers, "_work", late)
+    late_until = threading.Event()
+    with serving(model, aside=True, max_batch_rows=4, instances=2) as (engine, _):
+        engine.predict_blocking("m", rows_of(1.0, 4))
+        others = [occupied(engine, model), occupied(engine, model)]
+        busy = others[0]
+        gone = Asking(engine, 3.0, timeout_seconds=0.3)
+        asleep(engine, 1)
+        model.open()
+        gone.join()
+        late_until.set()
+        for one in others:
+            assert one.answered_right
+        before = len(model.batches)
+        assert engine.predict_blocking("m", rows_of(1.0), timeout_seconds=5)["y"][0, 0] == 2.0
+        assert len(model.batches) <= before + 1
+        assert of(engine).outstanding == 0

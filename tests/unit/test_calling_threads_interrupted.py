@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import linecache
 import subprocess
 import sys
@@ -27,13 +28,15 @@ from tests.models import Doubling
 BATCHING = str(Path(callers.__file__).parent)
 OWN = {callers.__file__, turns.__file__, waiting.__file__}
 MOST_POINTS = 2000
+NOT_POINTS = ("except ", "pass", "with ", "try:", "for _ in _ATTEMPTS")
 
 
 class Point:
     """A point on a thread's way through the batching: a function's beginning; in `OWN`, a line, too.
 
-    A line where a handler or the end of a `with` begins is none: Python looks for signals after calls, and
-    where functions and turns of loops begin, and an exception just there would confuse it.
+    A line where a `try`, its handler, the loop around it or the end of a `with` begins is none: Python looks
+    for signals after calls, and where functions and later turns of loops begin. An exception just there would
+    confuse it.
     """
 
     def __init__(self, number: int) -> None:
@@ -49,7 +52,7 @@ class Point:
         if not file.startswith(BATCHING):
             return None
         line = linecache.getline(file, frame.f_lineno)
-        if event in {"call", "line"} and not line.lstrip().startswith(("except ", "with ")):
+        if event in {"call", "line"} and not line.lstrip().startswith(NOT_POINTS):
             self.left -= 1
             if self.left < 0:
                 self.where = f"{frame.f_code.co_filename}:{frame.f_lineno} {event}"
@@ -157,29 +160,34 @@ def test_who_computes_for_others_may_be_interrupted_anywhere(aside: bool, rows: 
 class Interrupted(Doubling):
     """Interrupts the main thread."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.points: list[Point] = []
+
     def predict(self, inputs: Tensors, signature: str = "serving_default") -> dict[str, Array]:
         if threading.current_thread() is threading.main_thread():
+            if self.points:
+                trace_from_here(self.points.pop())
             raise KeyboardInterrupt
         return super().predict(inputs, signature)
 
 
+def trace_from_here(point: Point) -> None:
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_filename in OWN:
+            frame.f_trace = point.trace
+        frame = frame.f_back
+    sys.settrace(point.trace)
+
+
 @pytest.mark.parametrize("aside", [False, True], ids=["with the turn", "aside"])
-def test_a_second_interrupt_may_come_anywhere_after_the_first(
-    aside: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    points: list[Point] = []
-    clear_up = Callers._clear_up
-
-    def clear_up_and_be_interrupted(self: Callers, own: WaitingRequest) -> None:
-        if points:
-            sys.settrace(points.pop().trace)
-        clear_up(self, own)
-
-    monkeypatch.setattr(Callers, "_clear_up", clear_up_and_be_interrupted)
-    with serving(Interrupted(), aside=aside, instances=1) as (engine, _):
+def test_a_second_interrupt_may_come_anywhere_after_the_first(aside: bool) -> None:
+    model = Interrupted()
+    with serving(model, aside=aside, instances=1) as (engine, _):
         for point in each_point():
             waiting = sleepers(engine, 2)
-            points.append(point)
+            model.points.append(point)
             with pytest.raises(KeyboardInterrupt):
                 engine.predict_blocking("m", rows_of(9.0))
             sys.settrace(None)
@@ -350,3 +358,20 @@ def test_a_child_of_a_fork_is_told_that_the_engine_is_its_parents() -> None:
         cwd=root, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert ran.returncode == 7, ran.stderr
+
+
+def test_where_python_has_no_frames_left_the_turn_is_given_back() -> None:
+    def deeper(levels: int, call: Callable[[], object]) -> object:
+        return call() if levels == 0 else deeper(levels - 1, call)
+
+    with serving(instances=2) as (engine, _):
+        ended = set[type[BaseException] | None]()
+        left = sys.getrecursionlimit() - len(inspect.stack(0))
+        for levels in range(left - 60, left):
+            try:
+                deeper(levels, lambda: engine.predict_blocking("m", rows_of(9.0)))
+                ended.add(None)
+            except RecursionError:
+                ended.add(RecursionError)
+            assert Asking(engine, 1.0).answered_right
+        assert ended == {None, RecursionError}

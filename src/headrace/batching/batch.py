@@ -193,6 +193,14 @@ class Batch:
         self.timings = Timings(now, made.rows, len(made.run))
         self.settlements: BatchOutputs | list[Settlement] = []
 
+    @property
+    def is_wanted(self) -> bool:
+        """Whether somebody waits for one of its requests."""
+        for request in self.requests:  # noqa: SIM110 - a generator that is closed loses an interrupt
+            if request.wanted:
+                return True
+        return False
+
 
 def declared_outputs(signature: Signature, outputs: Tensors, rows: int) -> Tensors:
     """The outputs of a signature, checked; whatever else the model gave is nobody's.

@@ -26,7 +26,7 @@ from headrace.batching.computing import EXPIRED, Computing
 from headrace.batching.cost import BatchCost
 from headrace.batching.instances import Instances
 from headrace.batching.joining import padded_size
-from headrace.batching.plan import Limits, Plan, Release, plan
+from headrace.batching.plan import Limits, Release, plan
 from headrace.batching.request import (
     NO_DEADLINE,
     NOBODY,
@@ -266,7 +266,7 @@ class Batcher:
         made = plan(lane.queue, now, Limits(max_rows, wait, run_seconds, lane.room))
         for _ in range(made.taken):
             lane.queue.popleft()
-        self._drop(lane, made, now)
+        self._drop(lane, made.expired + made.abandoned, now)
         if made.release is None:
             lane.queue.extendleft(reversed(made.run))
             if made.wake_at is not None:
@@ -323,8 +323,7 @@ class Batcher:
             self.statistics.count_batch(rows, finished - timings.started, Release.IDLE)
             self._count_unanswered(request, finished)
 
-    def _drop(self, lane: Lane, made: Plan[Request], now: float) -> None:
-        dropped = made.expired + made.abandoned
+    def _drop(self, lane: Lane, dropped: list[Request], now: float) -> None:
         if not dropped:
             return
         if lane.following:

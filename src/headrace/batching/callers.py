@@ -18,8 +18,9 @@ Should that fail nevertheless, because somebody is put aside or interrupted at t
 for themselves now and then.
 
 An interrupt (a signal's handler raises) may come between any two steps. So nothing here cleans up where it
-stands: whatever a call has begun is undone in one place, ``_clear_up``, which can be interrupted itself, and
-begun again.
+stands: whatever a call has begun is undone in one place, at the end of ``answer``, which can be interrupted
+itself, and begun again. The Batcher of a call that was interrupted at work is spoiled: who has the turn next
+begins anew, with all whom that one had taken in.
 """
 
 from __future__ import annotations
@@ -30,7 +31,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from typing import cast
 
 from headrace.batching.batch import Batch, headrace_error
@@ -53,7 +53,7 @@ They are about to leave a request, too, or to go; but the system may have put on
 _LOOK_SECONDS = 1.0
 """A sleeper looks so often whether nobody is at work, although somebody should have woken it."""
 
-_ATTEMPTS = range(8)
+_ATTEMPTS = range(100)
 """So often is begun to clear up after an interrupt, if more interrupts come meanwhile."""
 
 
@@ -102,6 +102,7 @@ class Callers:
         self._turn = threading.RLock()
         self._at_work = 0
         self._batcher: TurnsBatcher | None = None
+        self._spoiled = False
 
     @property
     def outstanding(self) -> int:
@@ -144,9 +145,24 @@ class Callers:
                     self._queue(request)
             self._leave(request)
         except BaseException:
+            # All but `_leave` needs no frame of Python's: there may be none left (RecursionError).
             for _ in _ATTEMPTS:
                 try:
-                    self._clear_up(request)
+                    request.settled = True
+                    self._sleeping.pop(request, None)
+                    self._apart.discard(_thread.get_ident())
+                    if request in self._aside or self._at_work == _thread.get_ident():
+                        self._turn.acquire()
+                        self._spoiled = True
+                        self._aside.pop(request, None)
+                        self._at_work = 0
+                    try:
+                        while True:  # it may have been taken more than once by now
+                            self._turn.release()
+                    except RuntimeError:  # it is another's, or nobody's
+                        pass
+                    self._inside.discard(request)
+                    self._leave(request)
                     break
                 except BaseException:  # noqa: BLE001 - one more interrupt: the first goes on its way
                     continue
@@ -162,7 +178,7 @@ class Callers:
     def _queue(self, request: WaitingRequest) -> None:
         """Leave a request for whoever is at work, until it is settled."""
         request.expect_sleep(self._sleeping)
-        patience = _LOOK_SECONDS if self._arriving else _GATHER_SECONDS * self._awake()
+        patience = _LOOK_SECONDS if self._arriving else _GATHER_SECONDS * max(0, self._awake())
         self._arriving.append(request)
         self._sleeping[request] = None
         if self._awake() == 0:
@@ -218,7 +234,9 @@ class Callers:
 
     def _has_work(self) -> bool:
         batcher = self._batcher
-        return bool(self._arriving or (batcher is not None and (batcher.given or batcher.turns.ready)))
+        if self._spoiled or self._arriving:
+            return True
+        return batcher is not None and bool(batcher.given or batcher.turns.ready)
 
     def _try_turn(self, request: WaitingRequest, work: Callable[[WaitingRequest], object]) -> None:
         """Take the turn unless somebody has it, and work."""
@@ -229,50 +247,42 @@ class Callers:
 
     def _leave(self, request: WaitingRequest) -> None:
         self._inside.discard(request)
+        if not self._inside:
+            batcher, on_idle = self._batcher, self.on_idle
+            if batcher is not None and batcher.outstanding:
+                self._try_turn(request, self._sweep)
+            if on_idle is not None:
+                on_idle()
         if self._sleeping:
             self._see_that_somebody_works()
-        if self.on_idle is not None and not self._inside:
-            self.on_idle()
+
+    def _sweep(self, _: WaitingRequest) -> None:
+        """Forget those whom the last one to leave has left behind: they have left before it."""
+        self._at_work = _thread.get_ident()
+        if self._spoiled:
+            self._begin_anew()
+        else:
+            cast("TurnsBatcher", self._batcher).sweep()
 
     # --- after an interrupt ---
 
-    def _clear_up(self, own: WaitingRequest) -> None:
-        """Undo whatever an interrupted call has begun; twice is once."""
-        own.abandon()
-        self._sleeping.pop(own, None)
-        self._apart.discard(_thread.get_ident())
-        if own in self._aside or self._at_work == _thread.get_ident():
-            self._turn.acquire()
-            self._begin_anew(own)
-            self._at_work = 0
-        with suppress(RuntimeError):  # until it is another's, or nobody's
-            while True:  # it may have been taken more than once by now
-                self._turn.release()
-        self._leave(own)
-
-    def _begin_anew(self, own: WaitingRequest | None = None) -> None:
+    def _begin_anew(self) -> None:
         """With the turn: go on with a Batcher that nothing befell, and all whom the one before had taken in.
 
         They were admitted then, so they are not refused now. What other threads compute at this moment is
         theirs, and goes on.
-
-        Args:
-            own: The request of this thread, which computes nothing any more.
         """
-        self._at_work = _thread.get_ident()
-        while not all(map(self._take_again, self._left_by_the_one_before(own))):
+        while not all(map(self._take_again, self._left_by_the_one_before())):
             pass  # the one that failed has heard of it, and is not among them any more
-        if own is not None:
-            self._aside.pop(own, None)
+        self._spoiled = False
 
-    def _left_by_the_one_before(self, own: WaitingRequest | None) -> list[WaitingRequest]:
+    def _left_by_the_one_before(self) -> list[WaitingRequest]:
         """Make the new Batcher, and say whom it has to take in, in order."""
         batcher = self._begin()
         computed: set[Request] = set()
-        for request, batch in self._aside.items():
-            if request is not own:
-                batcher.adopt(batch)
-                computed.update(batch.requests)
+        for batch in self._aside.values():
+            batcher.adopt(batch)
+            computed.update(batch.requests)
         left = self._inside.copy().difference(self._arriving.copy())
         for request in left:
             if request.settlement is not None:
@@ -286,21 +296,23 @@ class Callers:
         """Answer a request that nobody has seen yet, if nothing else is there to be done."""
         self._at_work = _thread.get_ident()
         batcher = self._batcher or self._begin()
-        if not self._arriving and batcher.outstanding == 0:
+        if not self._arriving and batcher.outstanding == 0 and not self._spoiled:
             batcher.submit_alone(own)
 
     def _work(self, own: WaitingRequest) -> None:
         """Work until a request is settled, or nothing is left to do: others compute it then."""
         self._at_work = _thread.get_ident()
         self._sleeping.pop(own, None)
-        if self._batcher is None:
-            self._begin()
+        if self._batcher is None or self._spoiled:
+            self._begin_anew()
         while True:
             batcher = self._take_in()
             if own.settlement is not None:
                 return
             batch = self._batch_for(own, batcher.given)
-            if batch is not None:
+            if batch is not None and not batch.is_wanted:
+                batcher.forget(batch)
+            elif batch is not None:
                 self._compute_aside(own, batch)
             elif batcher.turns.ready and not batcher.given:
                 batcher.turns.ready.popleft()()
@@ -329,6 +341,8 @@ class Callers:
             try:
                 batcher.submit(request)
                 request.enqueued = request.arrived
+            except RecursionError:  # of the thread that happens to take it in
+                raise
             except Exception as error:  # noqa: BLE001 - its own, and not that of whoever takes it in
                 self._fail(request, error)
                 self._begin_anew()  # who knows how far that came
@@ -338,6 +352,8 @@ class Callers:
     def _take_again(self, request: WaitingRequest) -> bool:
         try:
             cast("TurnsBatcher", self._batcher).take_again(request)
+        except RecursionError:
+            raise
         except Exception as error:  # noqa: BLE001 - as above
             self._fail(request, error)
             return False
@@ -350,15 +366,18 @@ class Callers:
 
     def _compute_aside(self, own: WaitingRequest, batch: Batch) -> None:
         """Compute a batch without the turn, so that others can take it."""
+        compute = cast("TurnsBatcher", self._batcher).compute
         self._aside[own] = batch
         self._apart.add(_thread.get_ident())
         self._at_work = 0
         self._turn.release()
         self._see_that_somebody_works()
-        cast("TurnsBatcher", self._batcher).compute(batch)
+        compute(batch)
         self._apart.discard(_thread.get_ident())
         self._turn.acquire()
         self._at_work = _thread.get_ident()
+        if self._spoiled:
+            self._begin_anew()
         cast("TurnsBatcher", self._batcher).finish(batch)
         del self._aside[own]
 

@@ -97,8 +97,35 @@ class TurnsBatcher(Batcher):
         request.enqueued = request.arrived
         self._count_unanswered(request, self._now())
 
+    def sweep(self) -> None:
+        """Let go of all whom nobody waits for any more: no timer does it, and they are in others' way."""
+        self._expire()
+        for lane in self._lanes.values():
+            while gone := [one for one in lane.queue if not one.wanted]:
+                lane.queue = deque(one for one in lane.queue if one.wanted)
+                self._drop(lane, gone, self._now())
+        for batch in [one for one in self.given if not one.is_wanted]:
+            self.given.remove(batch)
+            self.forget(batch)
+
+    def forget(self, batch: Batch) -> None:
+        """Let go of a batch that was given and that nobody waits for: it is not computed."""
+        self._running.discard(batch)
+        self._running_rows -= batch.rows
+        for request in batch.requests:
+            self._count_unanswered(request, self._now())
+        self._let_go(len(batch.requests))
+        if self.queued_rows and not self._scheduled:
+            self._schedule()
+
     def _refusal(self, request: Request, now: float) -> HeadraceError | None:
-        return super()._refusal(request, now) if self._refuses else None
+        if not self._refuses:
+            return None
+        refusal = super()._refusal(request, now)
+        if refusal is None or now < self._expiry_at + self._expiry_slack:
+            return refusal
+        self.sweep()
+        return super()._refusal(request, now)
 
     def _give(self, batch: Batch) -> bool:
         self.given.append(batch)
