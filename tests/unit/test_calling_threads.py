@@ -424,9 +424,10 @@ def test_callers_whose_deadlines_passed_stand_in_nobodys_way(queue_rows: int) ->
         model.open()
         for one in (busy, *waiting):
             one.join()
-        assert [type(one.error) for one in waiting].count(DeadlineExceeded) == 7, "one of them computed"
+        late = [type(one.error) for one in waiting].count(DeadlineExceeded)
+        assert 4 <= late < 8, "who computes is answered late, and perhaps others of its batch"
         assert (of(engine).queued_rows, of(engine).outstanding) == (0, 0)
-        assert of(engine).statistics.failures == 7
+        assert of(engine).statistics.failures == late
         assert engine.predict_blocking("m", rows_of(1.0, 8), timeout_seconds=5)["y"][0, 0] == 2.0
 
 
