@@ -28,6 +28,7 @@ from tests.calling import (
     PATIENCE_SECONDS,
     POISON,
     Asking,
+    AskingItself,
     Gated,
     asleep,
     occupied,
@@ -305,13 +306,9 @@ def test_versions_change_under_threads_that_call(tmp_path: Path) -> None:
 
 
 def test_a_model_that_asks_itself_is_answered() -> None:
-    class Recursive(Doubling):
-        def predict(self, inputs: Tensors, signature: str = "serving_default") -> dict[str, Array]:
-            if inputs["x"][0, 0] > 1:
-                engine.predict_blocking("m", rows_of(1.0))
-            return super().predict(inputs, signature)
-
-    with serving(Recursive()) as (engine, _):
+    model = AskingItself()
+    with serving(model) as (engine, _):
+        model.engine = engine
         assert engine.predict_blocking("m", rows_of(2.0))["y"].tolist() == [[4.0, 4.0]]
 
 

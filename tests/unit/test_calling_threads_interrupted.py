@@ -22,7 +22,17 @@ from headrace.config import BatchingPolicy
 from headrace.engine import Engine
 from headrace.errors import FailedPrecondition, HeadraceError, ModelError, Overloaded
 from headrace.tensors import Array, Tensors
-from tests.calling import PATIENCE_SECONDS, Asking, Gated, asleep, of, rows_of, serving, wait_for
+from tests.calling import (
+    PATIENCE_SECONDS,
+    Asking,
+    AskingItself,
+    Gated,
+    asleep,
+    of,
+    rows_of,
+    serving,
+    wait_for,
+)
 from tests.models import Doubling
 
 BATCHING = str(Path(callers.__file__).parent)
@@ -298,27 +308,18 @@ def test_nobody_who_sleeps_is_woken_for_a_batch_of_strangers() -> None:
 
 
 def test_a_model_that_asks_itself_is_answered_where_it_is_computed_aside() -> None:
-    class Recursive(Doubling):
-        def predict(self, inputs: Tensors, signature: str = "serving_default") -> dict[str, Array]:
-            if inputs["x"][0, 0] > 1:
-                engine.predict_blocking("m", rows_of(1.0))
-            return super().predict(inputs, signature)
-
-    with serving(Recursive(), aside=True, instances=1) as (engine, _):
+    model = AskingItself()
+    with serving(model, aside=True, instances=1) as (engine, _):
+        model.engine = engine
         assert Asking(engine, 2.0).answered_right
 
 
 def test_a_model_that_asks_itself_and_has_one_instance_is_told_so() -> None:
     """Its call waited for itself, for ever."""
-
-    class Recursive(Doubling):
-        def predict(self, inputs: Tensors, signature: str = "serving_default") -> dict[str, Array]:
-            if inputs["x"][0, 0] > 1:
-                engine.predict_blocking("m", rows_of(1.0))
-            return super().predict(inputs, signature)
-
+    model = AskingItself()
     policy = BatchingPolicy(inline_seconds=0.0, instances=1)
-    with Engine.in_thread(objects={"m": Recursive()}, batching=policy) as engine:
+    with Engine.in_thread(objects={"m": model}, batching=policy) as engine:
+        model.engine = engine
         asking = Asking(engine, 2.0)
         assert not asking.answered_right
         assert isinstance(asking.error, FailedPrecondition)

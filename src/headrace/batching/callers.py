@@ -148,7 +148,7 @@ class Callers:
             # All but `_leave` needs no frame of Python's: there may be none left (RecursionError).
             for _ in _ATTEMPTS:
                 try:
-                    request.settled = True
+                    request.settled = True  # its columns stay: whoever is at work may be reading them
                     self._sleeping.pop(request, None)
                     self._apart.discard(_thread.get_ident())
                     if request in self._aside or self._at_work == _thread.get_ident():

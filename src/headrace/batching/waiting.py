@@ -78,10 +78,6 @@ class WaitingRequest(Request):
             return settlement
         raise cast("HeadraceError", settlement)
 
-    def abandon(self) -> None:
-        """Its thread waits no more. Whoever is at work may be reading the columns, so they stay."""
-        self.settled = True
-
     def expect_sleep(self, sleeping: dict[WaitingRequest, None]) -> None:
         """From now on it can be woken.
 
