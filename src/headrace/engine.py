@@ -403,7 +403,7 @@ class Engine:
         if self._forks != crossing.forks:
             raise FailedPrecondition(crossing.FORKED)
         if threading.get_ident() == self._serving_thread:
-            raise FailedPrecondition("predict_blocking would block the serving thread; await predict() there")
+            raise self._refused("predict_blocking would block the serving thread; await predict() there")
         spec = ModelSpec(model) if isinstance(model, str) else model
         chosen = tuple(outputs)
         answered = self._predict_here(spec, inputs, chosen, timeout_seconds)
@@ -429,7 +429,7 @@ class Engine:
         callers = loaded.callers if loaded is not None else None
         if loaded is None or callers is None or callers.works_here:
             if callers is None and loaded is not None and loaded.batcher.waits_for_itself:
-                raise FailedPrecondition(f"{loaded.name} asks itself while its only instance computes")
+                raise self._refused(f"{loaded.name} asks itself while its only instance computes")
             return None
         outcome = Outcome(Door.IN_PROCESS) if self.outcomes.observed else None
         try:
@@ -449,6 +449,12 @@ class Engine:
             raise
         self.outcomes.ended_in_thread(outcome, answer, self._clock)
         return given
+
+    def _refused(self, why: str) -> FailedPrecondition:
+        """End a blocking call, in its own thread, that would wait for ever."""
+        error = FailedPrecondition(why)
+        self.outcomes.ended_in_thread(self._in_process_call().outcome, error, self._clock)
+        return error
 
     def _in_process_call(self) -> InProcessCall:
         return InProcessCall(Outcome(Door.IN_PROCESS) if self.outcomes.observed else None)

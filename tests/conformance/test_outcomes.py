@@ -16,6 +16,7 @@ from headrace.batching.request import Origin
 from headrace.errors import (
     Cancelled,
     DeadlineExceeded,
+    FailedPrecondition,
     HeadraceError,
     InvalidRequest,
     ModelError,
@@ -158,6 +159,22 @@ def test_a_callback_whose_waiter_leaves_is_one_outcome() -> None:
         await asyncio.wait([waiting])
         await made.until_taken(0)
         assert made.codes() == expected("callback", None, Cancelled(""))
+
+    run(scenario)
+
+
+def test_a_blocking_call_that_would_wait_for_ever_is_one_outcome() -> None:
+    async def scenario(made: World) -> None:
+        row = {"x": [[1, 2]]}
+        with pytest.raises(FailedPrecondition, match="await"):
+            made.engine.predict_blocking("m", row)
+        slow = made.engine.loaded("slow").servable
+        slow._before = lambda: made.engine.predict_blocking("slow", row)  # type: ignore[attr-defined]
+        await made.ask("in process", Ask("slow"))
+        await until(lambda: len(made.given) == 3)
+        refused = FailedPrecondition("")
+        assert made.codes() == expected("in process", refused, refused, refused)
+        assert "asks itself" in made.given[1].error
 
     run(scenario)
 

@@ -102,6 +102,24 @@ def test_the_first_model_wins_after_the_other_one_was_asked() -> None:
     assert not second.wanted
 
 
+def test_the_other_model_computes_nothing_for_a_caller_who_has_left() -> None:
+    clock, settlements = VirtualClock(1000.0), list[Settlement]()
+    around, other = Around(), Other()
+    default = with_default(around, other, clock)  # type: ignore[arg-type]
+    early, late = asked(settlements, rows=1), asked(settlements, rows=2)
+    for request in (early, late):
+        default.submit(request)
+    early.abandon()
+    clock.advance(0.95)
+    (second,) = other.requests
+    assert (second.rows, second.deadline) == (2, late.deadline)
+    late.abandon()
+    assert not second.wanted
+    around.requests[1].settle(DeadlineExceeded("late"))
+    second.settle(answer_of(second, 4.0))
+    assert settlements == []
+
+
 @pytest.mark.parametrize(
     ("signature", "said"),
     [
