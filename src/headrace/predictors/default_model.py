@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from headrace.batching.batcher import Batcher
-from headrace.batching.request import Answer, Origin, Request, Settlement
+from headrace.batching.request import NO_DEADLINE, Answer, Origin, Request, Settlement
 from headrace.batching.statistics import VersionStatistics
 from headrace.clock import Clock, Timer
 from headrace.config import DefaultPolicy
@@ -25,6 +25,9 @@ _log = logging.getLogger(__name__)
 _COSTS_AHEAD = 2.0
 _SECONDS_AHEAD = 0.001
 _PART_AHEAD = 0.1
+# How long the other model has for a request without a deadline once the first one's time is up: as long
+# again, and no less than this. It may hang.
+_LEAST_SECONDS_MORE = 1.0
 # How long after a complaint there is no other: reasons hold numbers and shapes that clients choose.
 _SILENT_SECONDS = 60.0
 
@@ -81,10 +84,16 @@ class DefaultModel:
     def submit(self, request: Request) -> None:
         """Take a request, or refuse it at once; see ``Predictor``."""
         deadline = deadline_within(request, self._after_seconds, self.clock)
-        second = _Second(self, request)
+        second = _Second(self, request, self._patience(request, deadline))
         self.around.submit(_First(request, deadline, second))
         if deadline != math.inf and request.wanted:
             second.ask_before(deadline)
+
+    def _patience(self, request: Request, deadline: float) -> float:
+        """Until when the other model may answer, where the first one may until ``deadline``."""
+        if request.deadline != NO_DEADLINE:
+            return request.deadline
+        return deadline + max(self._after_seconds, _LEAST_SECONDS_MORE)
 
     def seconds_ahead(self, rows: int) -> float:
         """How long the other model may take."""
@@ -158,11 +167,12 @@ class _First(Attempt):
 class _Second:
     """What the other model is asked for one request, if it is asked; a Waiter of that."""
 
-    __slots__ = ("_answer", "_asked", "_default", "_over", "_refusal", "_request", "_timer")
+    __slots__ = ("_answer", "_asked", "_deadline", "_default", "_over", "_refusal", "_request", "_timer")
 
-    def __init__(self, default: DefaultModel, request: Request) -> None:
+    def __init__(self, default: DefaultModel, request: Request, deadline: float) -> None:
         self._default = default
         self._request = request
+        self._deadline = deadline
         self._timer: Timer | None = None
         self._asked = False
         self._over = False
@@ -212,7 +222,7 @@ class _Second:
             return
         again = Request(
             inputs.layout, inputs.columns, inputs.rows, self._come,
-            deadline=request.deadline, waiter=self,
+            deadline=self._deadline, waiter=self,
         )  # fmt: skip
         other.batcher.submit(again)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from headrace.batching.request import Answer, Origin, Request, Settlement
+from headrace.batching.request import NO_DEADLINE, Answer, Origin, Request, Settlement
 from headrace.batching.statistics import VersionStatistics
 from headrace.config import DefaultPolicy
 from headrace.errors import DeadlineExceeded, ModelError, NotFound, Overloaded
@@ -76,6 +76,30 @@ def test_a_refusal_asks_the_other_model_at_once() -> None:
     second.settle(answer_of(second, 4.0))
     (answer,) = settlements
     assert isinstance(answer, Answer)
+
+
+def test_another_model_that_hangs_is_not_waited_for_without_end() -> None:
+    """A request without a deadline has none of its own to end it."""
+    clock, settlements = VirtualClock(1000.0), list[Settlement]()
+    around, other = Around(), Other()
+    request = asked(settlements, deadline=NO_DEADLINE)
+    with_default(around, other, clock, after=5.0).submit(request)  # type: ignore[arg-type]
+    clock.advance(5.0)
+    (second,) = other.requests
+    around.requests[0].settle(late := DeadlineExceeded("late"))
+    assert second.deadline == 1010.0
+    second.settle(DeadlineExceeded("late, too"))
+    assert settlements == [late]
+
+
+@pytest.mark.parametrize(("deadline", "after", "until"), [(NO_DEADLINE, 0.1, 1001.1), (1000.5, 0.1, 1000.5)])
+def test_another_model_has_a_second_more_or_the_requests_own_deadline(
+    deadline: float, after: float, until: float
+) -> None:
+    clock, other = VirtualClock(1000.0), Other()
+    with_default(Around(), other, clock, after).submit(asked([], deadline=deadline))  # type: ignore[arg-type]
+    clock.advance(after)
+    assert [second.deadline for second in other.requests] == [pytest.approx(until)]
 
 
 def test_a_model_that_answers_in_time_leaves_no_timer_and_no_second_question() -> None:
