@@ -204,6 +204,31 @@ def test_a_model_that_fails_leaves_no_timer_and_no_second_question() -> None:
     assert [type(one) for one in settlements] == [ModelError, ModelError]
 
 
+def test_a_model_that_settles_at_once_leaves_no_timer() -> None:
+    clock, settlements = VirtualClock(1000.0), list[Settlement]()
+    default = with_default(Around(ModelError("no")), Other(), clock)  # type: ignore[arg-type]
+    default.submit(asked(settlements))
+    assert len(settlements) == 1
+    assert clock.timers == 0
+
+
+def test_another_model_that_is_not_there_yet_is_looked_for_when_it_is_needed() -> None:
+    clock, settlements, there = VirtualClock(1000.0), list[Settlement](), list[OtherVersion]()
+
+    def find(name: str) -> OtherVersion:
+        if not there:
+            raise NotFound(f"no model {name}")
+        return there[0]
+
+    default = with_default(Around(), Other(), clock)  # type: ignore[arg-type]
+    default.find = find
+    default.submit(asked(settlements))
+    clock.advance(0.5)
+    there.append(other := Other())  # type: ignore[arg-type]
+    clock.advance(0.45)
+    assert len(other.requests) == 1
+
+
 def test_both_refuse() -> None:
     settlements: list[Settlement] = []
     refusal, other = Overloaded("full", retry_after_seconds=1.0), Other()

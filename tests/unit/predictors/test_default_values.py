@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.batching.request import Answer, Origin, Settlement
+from headrace.batching.request import NO_DEADLINE, Answer, Origin, Settlement
 from headrace.batching.statistics import VersionStatistics
 from headrace.errors import DeadlineExceeded, InvalidRequest, ModelError, NotFound, NotLoadable, Overloaded
 from headrace.predictors.default_values import DefaultValues, default_rows
@@ -100,7 +100,13 @@ def test_what_nobody_waits_for_is_not_wanted_and_not_answered() -> None:
 
 @pytest.mark.parametrize(
     ("deadline", "after", "expected"),
-    [(1001.0, 0.25, 1000.25), (1000.1, 0.25, 1000.1), (1001.0, 0.0, 1001.0)],
+    [
+        (1001.0, 0.25, 1000.25),
+        (1000.1, 0.25, 1000.1),
+        (1001.0, 0.0, 1001.0),
+        (NO_DEADLINE, 0.25, 1000.25),
+        (NO_DEADLINE, 0.0, NO_DEADLINE),
+    ],
 )
 def test_the_model_has_until_the_deadline_or_as_long_as_is_set(
     deadline: float, after: float, expected: float

@@ -99,6 +99,18 @@ def test_a_hold_that_is_not_there_cannot_be_let_go_and_the_error_says_who_has_on
     assert len(read_control(model).holders(2)) == 7
 
 
+def test_who_lets_go_of_a_version_holds_nothing_of_that_number(model: Path) -> None:
+    """What it held before there was a manifest, and what it held since."""
+    manifest = (model / "2" / MANIFEST_FILE).read_bytes()
+    (model / "2" / MANIFEST_FILE).unlink()
+    hold(model, 2, "audit")
+    (model / "2" / MANIFEST_FILE).write_bytes(manifest)
+    hold(model, 2, "audit")
+    assert len(read_control(model).versions) == 2
+    let_go(model, 2, "audit")
+    assert read_control(model).named_numbers() == frozenset()
+
+
 def test_a_version_without_a_manifest_is_meant_by_its_number(model: Path) -> None:
     (model / "2" / MANIFEST_FILE).unlink()
     pin(model, 2)

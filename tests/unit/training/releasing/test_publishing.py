@@ -6,6 +6,7 @@ import os
 import resource
 import threading
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -149,6 +150,15 @@ def test_old_versions_go_but_not_what_is_needed(tmp_path: Path) -> None:
     assert versions(tmp_path) == [4, 8, 9]
 
 
+def times_open(file: Path) -> int:
+    """How often this process has a file open."""
+    opened = 0
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            opened += os.readlink(descriptor) == str(file)
+    return opened
+
+
 def test_what_is_pinned_while_it_is_decided_what_goes_stays(tmp_path: Path) -> None:
     publisher = Publisher(tmp_path, keep=1)
     release(publisher)
@@ -156,7 +166,7 @@ def test_what_is_pinned_while_it_is_decided_what_goes_stays(tmp_path: Path) -> N
     store = FileStore(tmp_path)
     with store.alone():  # as whoever pins it now
         released.start()
-        while not (tmp_path / "2").exists():
+        while times_open(tmp_path / CONTROL_LOCK) < 2:  # it has looked once, and waits for its turn
             time.sleep(0.001)
         stamp = Stamp("", "ann")
         change(store, lambda record: with_pin(record, number_key(1), 1, stamp))
