@@ -20,8 +20,9 @@ from headrace.batching import callers
 from headrace.batching.callers import Callers
 from headrace.batching.waiting import WaitingRequest
 from headrace.config import BatchingPolicy, ServerConfig
+from headrace.crossing import run_in
 from headrace.engine import Engine
-from headrace.errors import DeadlineExceeded, HeadraceError, ModelError, Overloaded, Unavailable
+from headrace.errors import DeadlineExceeded, HeadraceError, ModelError, NotFound, Overloaded, Unavailable
 from headrace.outcomes import Door, Outcome
 from headrace.tensors import Array, Tensors
 from tests.calling import (
@@ -305,6 +306,27 @@ def test_versions_change_under_threads_that_call(tmp_path: Path) -> None:
     assert answers == {2.0, 3.0, 4.0}
 
 
+def test_a_version_that_goes_before_the_call_is_inside_is_not_asked() -> None:
+    model = Doubling()
+
+    class Late:
+        """Inputs that are read once the model was found; meanwhile it is unloaded."""
+
+        def __array__(self, dtype: object = None, copy: object = None) -> Array:
+            async def unload() -> None:
+                engine.manager.unload("m")
+
+            run_in(engine._loop, unload())
+            assert model.closed.wait(PATIENCE_SECONDS)
+            return rows_of(1.0)["x"]
+
+    with Engine.in_thread(objects={"m": model}) as engine:
+        model.batches.clear()
+        with pytest.raises(NotFound):
+            engine.predict_blocking("m", {"x": Late()})
+        assert model.batches == []
+
+
 def test_a_model_that_asks_itself_is_answered() -> None:
     model = AskingItself()
     with serving(model) as (engine, _):
@@ -321,14 +343,16 @@ def test_requests_that_are_held_back_for_others_wait_in_the_serving_thread() -> 
 
 
 def test_calls_of_threads_end_in_outcomes() -> None:
-    ended: list[Outcome] = []
+    ended, told_in = list[Outcome](), set[int]()
     with serving() as (engine, _):
         engine.outcomes.observe(ended.append)
+        engine.outcomes.observe(lambda _: told_in.add(threading.get_ident()))
         engine.predict_blocking("m", rows_of(1.0))
         with pytest.raises(ModelError):
             engine.predict_blocking("m", rows_of(POISON))
         wait_for(lambda: len(ended) == 2)
         assert [one.code.name for one in ended] == ["OK", "INTERNAL"]
+        assert told_in == {engine._serving_thread}
         assert ended[0].source == ended[0].asked == of(engine).origin
         assert ended[0].timings is not None
         tally = engine.outcomes.tallies[Door.IN_PROCESS]

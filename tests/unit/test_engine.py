@@ -23,6 +23,7 @@ from headrace.errors import (
     NotFound,
     Unavailable,
 )
+from headrace.outcomes import Outcome
 from headrace.servable import signature_named
 from tests.models import Doubling
 
@@ -227,6 +228,21 @@ def test_a_lone_task_is_answered_at_once_and_gives_way_to_others_all_the_same() 
             counting.cancel()
             statistics = engine.loaded("m").statistics
             assert (statistics.requests, statistics.batches, statistics.failures) == (100, 100, 1)
+
+    run(scenario())
+
+
+def test_what_is_answered_at_once_ends_as_any_other_call() -> None:
+    async def scenario() -> None:
+        ended: list[Outcome] = []
+        policy = BatchingPolicy(inline_seconds=1.0)
+        async with Engine.from_objects({"m": Doubling()}, batching=policy) as engine:
+            engine.outcomes.observe(ended.append)
+            for _ in range(20):
+                await engine.predict("m", {"x": ROW})
+            assert {one.source for one in ended} == {engine.loaded("m").origin}
+            assert all(one.timings is not None and one.arrived <= one.timings.finished for one in ended)
+        assert len(ended) == 20
 
     run(scenario())
 

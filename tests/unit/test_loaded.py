@@ -63,6 +63,16 @@ def test_a_request_that_ends_during_a_lease_does_not_make_the_version_idle() -> 
     version.batcher.close()
 
 
+def test_a_version_whose_last_user_left_just_before_it_drains_is_idle() -> None:
+    """A thread that calls leaves at any moment, also between the look at who is inside and the waiting."""
+    clock, idle = VirtualClock(), list[str]()
+    version = loaded(clock)
+    assert version.callers is not None
+    version.on_idle = lambda: idle.append("idle")
+    clock.run_ready()
+    assert idle == ["idle"]
+
+
 def test_a_lease_is_released_once() -> None:
     version = loaded(VirtualClock())
     first, second = Lease(version), Lease(version)
