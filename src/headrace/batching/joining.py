@@ -182,8 +182,10 @@ def as_array(spec: TensorSpec, column: Buffer, rows: int, shape: Shape) -> Array
     return array
 
 
-def cut(layout: RowLayout, columns: Sequence[Buffer], start: int, stop: int) -> tuple[Buffer, ...]:
+def cut(layout: RowLayout, columns: Sequence[Buffer], start: int, stop: int) -> Sequence[Buffer]:
     """The rows ``start:stop`` of a request's columns, without copying."""
+    if type(columns) is PackedColumns:  # taken apart, each part would take apart the whole
+        return columns.part(start, stop)
     return tuple(
         column[start:stop]
         if isinstance(column, np.ndarray)

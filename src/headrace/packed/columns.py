@@ -80,6 +80,34 @@ class PackedColumns(Sequence[Buffer]):
         packed = self.inputs[index]
         return self._texts(packed) if packed.is_text else self._numbers(packed)
 
+    def part(self, start: int, stop: int) -> PackedColumns:
+        """The rows ``start:stop``, in the same message: no text becomes an object for it."""
+        rows, at = stop - start, HEAD + sum(one.is_text for one in self.inputs)
+        came, cut, text_bytes, inputs = list[int](), list[Array](), 0, dict[PackedInput, PackedInput]()
+        for one in sorted(self.inputs, key=lambda one: one.first):
+            own, size, whole = self._part_of(one, start, stop)
+            inputs[one] = PackedInput(one.is_text, at, size, (rows, *one.shape[1:]), rows if whole else 1)
+            if one.is_text:
+                came.append(inputs[one].came)
+                text_bytes += int(own[1::2].sum()) * (1 if whole else rows)
+            cut.append(own)
+            at += len(own)
+        head = np.array([at, rows, len(self.message), *came], PLACE)
+        places = np.concatenate([head, *cut])
+        return PackedColumns(self.message, places, tuple(inputs[one] for one in self.inputs), text_bytes)
+
+    def _part_of(self, one: PackedInput, start: int, stop: int) -> tuple[Array, int, bool]:
+        """Where some rows of an input lie, how many texts or bytes that is, and whether each has its own."""
+        whole = one.came == one.shape[0]
+        own = self.places[one.first : one.first + (2 * one.size if one.is_text else 2)]
+        if not whole:
+            return own, one.size, whole
+        a_row = one.size // one.came
+        if one.is_text:
+            return own[2 * a_row * start : 2 * a_row * stop], a_row * (stop - start), whole
+        begin = int(own[0])
+        return np.array([begin + a_row * start, begin + a_row * stop], PLACE), a_row * (stop - start), whole
+
     def _numbers(self, packed: PackedInput) -> bytes:
         start, stop = self.places[packed.first : packed.first + 2].tolist()
         found = self.message[start:stop]
