@@ -95,8 +95,8 @@ class Windows:
         return closed
 
     def finish(self) -> list[Window]:
-        """Close the window that is open, if it has rows."""
-        return [self._close()] if self._filled else []
+        """Close the window that is open, if it has rows; so few of them say nothing of a trend."""
+        return [self._close(is_whole=False)] if self._filled else []
 
     def total(self) -> Score:
         """The score of all rows."""
@@ -146,7 +146,7 @@ class Windows:
             open_rows = Scored.of({n: None if a is None else np.array(a) for n, a in found.items()})
             self._open, self._filled = [open_rows], len(open_rows.labels)
 
-    def _close(self) -> Window:
+    def _close(self, *, is_whole: bool = True) -> Window:
         rows = _joined(self._open)
         self._open, self._filled = [], 0
         self._closed += 1
@@ -154,14 +154,14 @@ class Windows:
         (score,) = _scores(window, rows, _all_in_one(rows))
         self._total.merge(window)
         slices = {name: self._by_value(rows, number) for number, name in enumerate(self._slices)}
-        if score.normalized_entropy is not None:
+        if is_whole and score.normalized_entropy is not None:
             self._entropies = [*self._entropies, score.normalized_entropy][-REMEMBERED:]
         self._last = Window(
             number=self._closed,
             last_row=self.rows,
             score=score,
             slices=slices,
-            trend=trend_of(self._entropies),
+            trend=trend_of(self._entropies) if is_whole else None,
         )
         return self._last
 

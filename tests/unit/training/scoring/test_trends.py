@@ -55,6 +55,15 @@ def test_a_checkpoint_from_before_it_was_told_is_gone_on_from() -> None:
     assert _trends(resumed.add(_rows(0.9))) == [None]
 
 
+def test_the_rows_that_are_left_at_the_end_are_no_window_to_judge_by() -> None:
+    windows = Windows(100)
+    for _ in range(6):
+        windows.add(_rows(0.3))
+    windows.add(_rows(0.9).part(0, 7))
+    assert _trends(windows.finish()) == [None]
+    assert _trends(windows.add(_rows(0.9))) == ["jumped"]
+
+
 def _trends(windows: list[Window]) -> list[Trend | None]:
     return [window.trend for window in windows]
 
