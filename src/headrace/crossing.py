@@ -15,7 +15,13 @@ _LOOK_SECONDS = 1.0
 
 _STOPPED = "the server is stopping"
 
-FORKED = "the engine was made before this process was forked, and its thread is the parent's; make one here"
+NOT_STARTED = -1
+"""What stands for the number of forks in an engine that has not been started."""
+
+_NOT_STARTED = (
+    "the engine has not been started: use `async with engine`, `Engine.in_thread`, or await its start()"
+)
+_FORKED = "the engine was made before this process was forked, and its thread is the parent's; make one here"
 
 forks = 0
 """How often this process has been forked from another: threads of before are not in it."""
@@ -29,6 +35,15 @@ def _count_fork() -> None:
 os.register_at_fork(after_in_child=_count_fork)
 
 ResultT = TypeVar("ResultT")
+
+
+def why_not(made: int) -> str:
+    """Why an engine answers no thread of this process.
+
+    Args:
+        made: The number of forks when it was started, or ``NOT_STARTED``.
+    """
+    return _NOT_STARTED if made == NOT_STARTED else _FORKED
 
 
 def run_in(loop: asyncio.AbstractEventLoop, work: Coroutine[object, object, ResultT]) -> ResultT:

@@ -1,8 +1,7 @@
 """The engine: models from a directory or from Python objects, batched and versioned, called in process.
 
-The same engine answers behind the REST and gRPC front ends; they add codecs, nothing else. Everything happens
-in one thread, the serving thread (that of the event loop in which the engine was started), except the models'
-own work.
+The same engine answers behind the REST and gRPC front ends; they add codecs, nothing else. Everything but
+the models' own work happens in the serving thread: that of the event loop in which the engine was started.
 """
 
 from __future__ import annotations
@@ -106,7 +105,7 @@ class Engine:
         self._objects = dict(objects or {})
         self._object_config = ModelConfig(batching=batching or BatchingPolicy())
         self._started = False
-        self._forks = crossing.forks
+        self._forks = crossing.NOT_STARTED
         self._clock = LoopClock()
         self._threads = LoaderThreads(self._clock, self._serves)
         loader = VersionLoader(
@@ -153,6 +152,7 @@ class Engine:
         Raises:
             ConfigError: The directory of models cannot be read, or the configuration is wrong.
         """
+        self._forks = crossing.forks
         if self._models is not None and not self._models.is_dir():
             raise ConfigError(f"models: {self._models} is not a directory")
         self._loop = asyncio.get_running_loop()
@@ -237,9 +237,7 @@ class Engine:
         objects: Mapping[str, Servable] | None = None,
         batching: BatchingPolicy | None = None,
     ) -> Iterator[Engine]:
-        """Run an engine in a thread of its own, for code without an event loop.
-
-        Call ``predict_blocking`` on it, from any thread.
+        """Run an engine in a thread of its own: call ``predict_blocking``; no event loop is needed.
 
         Args:
             models: As in ``Engine``.
@@ -377,6 +375,8 @@ class Engine:
             given = answer.tensors(chosen or found.output_names)
         except BaseException as error:
             self.outcomes.failed(call, error)
+            if self._forks == crossing.NOT_STARTED:
+                raise FailedPrecondition(crossing.why_not(self._forks)) from error
             raise
         self.outcomes.answered(call)
         return given
@@ -401,7 +401,7 @@ class Engine:
             HeadraceError: Why there is no answer.
         """
         if self._forks != crossing.forks:
-            raise FailedPrecondition(crossing.FORKED)
+            raise FailedPrecondition(crossing.why_not(self._forks))
         if threading.get_ident() == self._serving_thread:
             raise self._refused("predict_blocking would block the serving thread; await predict() there")
         spec = ModelSpec(model) if isinstance(model, str) else model

@@ -49,6 +49,14 @@ def test_concurrent_callers_share_batches_and_get_their_own_rows() -> None:
     run(scenario())
 
 
+def test_an_engine_that_was_not_started_says_so() -> None:
+    engine = Engine.from_objects({"m": Doubling()})
+    with pytest.raises(FailedPrecondition, match=r"not been started.*async with.*in_thread"):
+        engine.predict_blocking("m", {"x": ROW})
+    with pytest.raises(FailedPrecondition, match="not been started"):
+        run(engine.predict("m", {"x": ROW}))
+
+
 def test_a_directory_of_models_is_served_from_the_moment_the_engine_is_entered(tmp_path: Path) -> None:
     example.write(tmp_path)
 

@@ -212,6 +212,12 @@ def tell_of_defaults(found: Mapping[str, Wanted], others: Collection[str]) -> di
     return {name: told(wanted) for name, wanted in found.items()}
 
 
+def kept_by_what_is_loaded(before: ModelConfig, now: ModelConfig) -> list[str]:
+    """Which sections of the settings have changed that a version keeps as it was loaded with them."""
+    sections = [name for name in ModelConfig.__struct_fields__ if name != "versions"]
+    return [name for name in sections if getattr(before, name) != getattr(now, name)]
+
+
 def _keep(was: Deduced, problem: str) -> Deduced:
     return replace(was, wanted=replace(was.wanted, problem=problem))
 

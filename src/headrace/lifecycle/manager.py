@@ -22,7 +22,7 @@ from headrace.lifecycle.background import NO_THREAD, Executor
 from headrace.lifecycle.closing import Closes
 from headrace.lifecycle.handle import LoadedT
 from headrace.lifecycle.loader import Loader
-from headrace.lifecycle.no_version import label_error, not_ready, unknown_model
+from headrace.lifecycle.no_version import label_error, not_ready, unknown_model, without_path
 from headrace.lifecycle.policy import pause_before_retry
 from headrace.lifecycle.records import ModelRecord, Place, VersionRecord
 from headrace.lifecycle.state import Event, State, VersionStatus
@@ -448,7 +448,7 @@ class Manager(Generic[LoadedT]):
     ) -> None:
         text = error.message if isinstance(error, HeadraceError) else f"{type(error).__name__}: {error}"
         # The text reaches clients: they are told which version, not where it lies.
-        version.error = text.replace(str(version.place.path), f"{model.name}/{version.number}")
+        version.error = without_path(text, version.place.path, f"{model.name}/{version.number}")
         pause = self._plan_retry(model, version, error)
         most = version.place.config.versions.load_attempts
         version.retry_at = None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from heapq import nsmallest
+from heapq import nlargest, nsmallest
+from pathlib import Path
 
 from headrace.errors import FailedPrecondition, HeadraceError, NotFound, Unavailable, shown
 from headrace.lifecycle.handle import LoadedT
@@ -58,4 +60,22 @@ def not_ready(
         return FailedPrecondition(f"{model.name} version {newest.number} failed to load: {newest.error}")
     if model.problem and (latest or not model.versions):
         return FailedPrecondition(f"{model.name} serves nothing: {model.problem}")
-    return NotFound(f"Servable not found for request: {asked}")
+    message = f"Servable not found for request: {asked}"
+    if latest:
+        return NotFound(f"{message}; {'; '.join(model.warnings()) or 'it has no version'}")
+    ready = ", ".join(map(str, nlargest(_NAMES_TOLD, model.ready))) or "none"
+    more = f" and {len(model.ready) - _NAMES_TOLD} more" if len(model.ready) > _NAMES_TOLD else ""
+    return NotFound(f"{message}; {model.name} serves {ready}{more}")
+
+
+def without_path(text: str, path: Path, name: str) -> str:
+    """Name a version as clients know it, not where it lies.
+
+    Args:
+        text: Why it failed to load.
+        path: Where it lies. A bare name ("1", from ``headrace serve .``) is a path only in front of a file's.
+        name: What clients call it.
+    """
+    if len(path.parts) > 1:
+        return text.replace(str(path), name)
+    return re.sub(rf"(?<![\w./-]){re.escape(str(path))}(?=/)", lambda _: name, text)

@@ -11,13 +11,18 @@ from pathlib import Path
 from headrace.clock import Clock, Timer
 from headrace.config import ServerConfig, Table
 from headrace.lifecycle.background import NO_THREAD, Executor
-from headrace.lifecycle.deduce import Deduced, deduce, tell_of_defaults
+from headrace.lifecycle.deduce import Deduced, deduce, kept_by_what_is_loaded, tell_of_defaults
 from headrace.lifecycle.listing import Listing, list_models
 from headrace.lifecycle.listing import look as look_at
 from headrace.lifecycle.recall import Recall
 from headrace.lifecycle.wanted import Wanted
 
 _NOT_THERE = "the server's settings name it, but no directory does; make it, or give [models.{}] a path"
+
+_FOR_LATER = (
+    "versions that are loaded keep the settings that they were loaded with: "
+    "publish a new version, or start the server again"
+)
 
 _log = logging.getLogger(__name__)
 
@@ -178,6 +183,7 @@ class DirectorySource:
             unusable = _unusable(listing, wanted, self._config.models)
         complaints = _complaints(listing, wanted, unusable)
         _log_news(complaints, before)
+        _log_changes(wanted, {} if before is None else before.wanted)
         return _Seen(deduced, wanted, unusable, complaints)
 
     def _tell(self, look: _Look, seen: _Seen | None, changed: bool) -> None:
@@ -259,3 +265,12 @@ def _log_news(complaints: Mapping[str, str], before: _Seen | None) -> None:
             _log.warning("%s: %s", name, complaint)
     for name in said.keys() - complaints.keys():
         _log.info("%s: solved: %s", name, said[name])
+
+
+def _log_changes(wanted: Mapping[str, Wanted], before: Mapping[str, Wanted]) -> None:
+    """Say which changes of settings nobody will notice yet, and how they are brought into force."""
+    for name, model in wanted.items():
+        if name not in before or before[name].config is model.config:
+            continue
+        for section in kept_by_what_is_loaded(before[name].config, model.config):
+            _log.info("%s: headrace.toml: [%s] has changed; %s", name, section, _FOR_LATER)

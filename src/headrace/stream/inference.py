@@ -108,7 +108,8 @@ def doubts(sample: pa.RecordBatch, schema: Schema, hints: Hints) -> list[str]:
         if field.role == "ignored":
             why = why or _why_ignored(column)
         if why:
-            said.append(f"the column {name!r} is taken for {field.role}: {why}")
+            becomes = "is ignored" if field.role == "ignored" else f"becomes {field.role}"
+            said.append(f"the column {name!r} {becomes}: {why}")
     more = len(said) - _MOST_DOUBTS
     return said if more <= 0 else [*said[:_MOST_DOUBTS], f"{more} more columns are doubtful or ignored"]
 

@@ -75,10 +75,10 @@ def test_what_a_guess_ignores_is_said_with_the_reason(tmp_path: Path) -> None:
     start, most = "headrace: the column", "999 of 1,000 values are numbers"
     end = "mend it, or say what the column is"
     assert encoded.stderr.decode().splitlines() == [
-        f"{start} 'price' is taken for ignored: {most}, but row 17 has 'n/a'; {end}",
-        f"{start} 'hour' is taken for categorical: {most}, but row 17 has 'oops'; {end}",
-        f"{start} 'note' is taken for ignored: its values hardly ever come again",
-        f"{start} 'page' is taken for categorical: {most}, but row 17 has 'x'; {end}",
+        f"{start} 'price' is ignored: {most}, but row 17 has 'n/a'; {end}",
+        f"{start} 'hour' becomes categorical: {most}, but row 17 has 'oops'; {end}",
+        f"{start} 'note' is ignored: its values hardly ever come again",
+        f"{start} 'page' becomes categorical: {most}, but row 17 has 'x'; {end}",
     ]
 
 

@@ -80,7 +80,7 @@ def test_a_draining_version_is_not_given_to_new_requests(stage: Stage) -> None:
     stage.manager.get("m").acquire()
     stage.want(m=wanted(2))
     stage.run()
-    with pytest.raises(NotFound, match=r"^Servable not found for request: Specific\(m, 1\)$"):
+    with pytest.raises(NotFound, match=r"^Servable not found for request: Specific\(m, 1\); m serves 2$"):
         stage.manager.get("m", 1)
 
 

@@ -93,7 +93,8 @@ def _milliseconds(value: bytes) -> float:
     except ValueError:
         milliseconds = math.nan
     if not milliseconds > 0:
+        came = value.decode("latin-1")
         raise InvalidRequest(
-            f"expected a number of milliseconds above 0, got {value!r:.40}", field="x-request-timeout-ms"
+            f"expected a number of milliseconds above 0, got {came!r:.40}", field="x-request-timeout-ms"
         )
     return milliseconds / 1000 if math.isfinite(milliseconds) else NO_DEADLINE

@@ -268,7 +268,7 @@ def test_a_timeout_header_is_a_deadline_that_runs_from_the_requests_arrival() ->
 def test_what_is_not_a_timeout_is_refused_by_its_name(server: Server, value: bytes) -> None:
     response = server.http("POST", "/echo/x", body(b"x"), {b"x-request-timeout-ms": value})
     assert response.status == 400
-    assert error_of(response).startswith("x-request-timeout-ms: ")
+    assert {*error_of(response).split()} >= {"x-request-timeout-ms:", repr(value.decode())}
 
 
 @pytest.mark.parametrize("digits", [30, 400, 5000])
