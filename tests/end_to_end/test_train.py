@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from headrace.training.running.checkpoint import only_run
 from tests.model_directories import affine, write
 
 HEADRACE = [sys.executable, "-m", "headrace"]
@@ -228,6 +229,14 @@ def test_a_checkpoint_is_not_overwritten_by_a_run_that_does_not_resume(rows: Pat
     train(*options)
     _, errors = train(*options, code=2)
     assert "go on from them with --resume" in errors
+
+
+def test_a_second_run_is_kept_from_the_checkpoints_of_the_first(rows: Path, tmp_path: Path) -> None:
+    """A supervisor starts another while the first one hangs: what that saves later would be older."""
+    with only_run(tmp_path):
+        _, errors = train(rows, "--model", "lr", "--checkpoint", tmp_path, "--resume", code=1)
+    assert "another run has its checkpoints in" in errors
+    train(rows, "--model", "lr", "--rows", 2000, "--checkpoint", tmp_path, "--resume")
 
 
 def test_a_reader_of_the_log_that_leaves_does_not_end_the_run(rows: Path, tmp_path: Path) -> None:

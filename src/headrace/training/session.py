@@ -11,6 +11,7 @@ from headrace.training.options import TrainOptions
 from headrace.training.reporting.compiling import told_of_compiling
 from headrace.training.reporting.plot import Plot
 from headrace.training.reporting.reports import Reports, telemetry
+from headrace.training.running.checkpoint import only_run
 from headrace.training.running.resumption import find_checkpoint, gone_on_with, rows_before
 from headrace.training.running.source import Continued, open_stream
 from headrace.training.running.trainer import Plan, Trainer
@@ -30,9 +31,11 @@ def train(options: TrainOptions, output: TextIO, errors: TextIO) -> int:
     Raises:
         HeadraceError: The run could not begin.
     """
-    checkpoint = find_checkpoint(options.checkpoint, errors, resume=options.resume)
-    settings = settings_of(gone_on_with(options.model, checkpoint), "model")
     with ExitStack() as stack:
+        if options.checkpoint is not None:
+            stack.enter_context(only_run(options.checkpoint))
+        checkpoint = find_checkpoint(options.checkpoint, errors, resume=options.resume)
+        settings = settings_of(gone_on_with(options.model, checkpoint), "model")
         metrics = telemetry(
             options.metrics_host, options.metrics_port, errors, publishes=options.publish is not None
         )

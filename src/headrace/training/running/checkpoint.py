@@ -6,9 +6,12 @@ record. The last two are kept: when the newest is damaged, the one before it is 
 
 from __future__ import annotations
 
+import fcntl
 import logging
+import os
 import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -50,6 +53,44 @@ class Checkpoint:
     state: Mapping[str, Array]
     meta: Mapping[str, object]
     skipped: tuple[str, ...] = ()
+
+
+@contextmanager
+def only_run(directory: Path) -> Iterator[None]:
+    """While this lasts, no other run has its checkpoints there: each would go on from what the other saved.
+
+    Whoever is killed gives it back. Where the file system has no locks for directories, as NFS has not,
+    nobody is kept out; nor where no directory can be made, which is said when one is saved.
+
+    Args:
+        directory: Where the checkpoints are; made if it is missing, and removed again if it stays empty.
+
+    Raises:
+        FailedPrecondition: Another run has.
+    """
+    is_there, descriptor = directory.exists(), -1
+    try:
+        with suppress(OSError):
+            directory.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            _lock(descriptor, directory)
+        yield
+    finally:
+        if descriptor >= 0:
+            if not is_there:
+                with suppress(OSError):
+                    directory.rmdir()
+            os.close(descriptor)
+
+
+def _lock(descriptor: int, directory: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise FailedPrecondition(
+            f"checkpoint: another run has its checkpoints in {directory} (`fuser {directory}` says which); "
+            "end it first, or take another directory"
+        ) from error
 
 
 def save_checkpoint(directory: Path, state: Mapping[str, Array], meta: Mapping[str, object]) -> Path:

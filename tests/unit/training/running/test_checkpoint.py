@@ -10,7 +10,7 @@ import pytest
 
 from headrace.errors import FailedPrecondition, LoadError
 from headrace.tensors import Array
-from headrace.training.running.checkpoint import load_checkpoint, save_checkpoint
+from headrace.training.running.checkpoint import load_checkpoint, only_run, save_checkpoint
 from headrace.versions.layout import MANIFEST_FILE
 
 STATE: dict[str, Array] = {
@@ -160,3 +160,29 @@ def test_a_file_where_the_directory_should_be_is_a_typed_error(tmp_path: Path) -
     (tmp_path / "file").touch()
     with pytest.raises(FailedPrecondition, match="File exists"):
         save_checkpoint(tmp_path / "file", STATE, {})
+
+
+def test_two_runs_do_not_go_on_from_each_others_checkpoints(tmp_path: Path) -> None:
+    directory = tmp_path / "checkpoints"
+    with only_run(directory):
+        save_checkpoint(directory, {"a": np.zeros(1)}, {})
+        with (
+            pytest.raises(FailedPrecondition, match="another run has its checkpoints in"),
+            only_run(directory),
+        ):
+            pytest.fail("two at a time")
+        assert load_checkpoint(directory) is not None
+    with only_run(directory):
+        pass
+
+
+def test_a_run_that_saves_nothing_leaves_no_directory(tmp_path: Path) -> None:
+    with only_run(tmp_path / "checkpoints"):
+        pass
+    assert not any(tmp_path.iterdir())
+
+
+def test_where_no_directory_can_be_made_a_run_begins_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with only_run(tmp_path / "file"):
+        pass
