@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 import msgspec
 
 from headrace.disk import draft_directory, is_abandoned, open_file, read_file, sync_directory, sync_tree
-from headrace.errors import Conflict, LoadError
+from headrace.errors import Conflict, FailedPrecondition, LoadError
 from headrace.versions.layout import MANIFEST_FILE, version_directories
 
 FORMAT = 1
@@ -85,6 +85,9 @@ def write_manifest(
 
     Returns:
         What was written.
+
+    Raises:
+        FailedPrecondition: It would be larger than what is read.
     """
     manifest = Manifest(
         format=FORMAT,
@@ -95,6 +98,11 @@ def write_manifest(
         metadata=dict(metadata or {}),
     )
     text = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
+    if len(text) >= LARGEST_MANIFEST_BYTES:  # nobody could read it again
+        raise FailedPrecondition(
+            f"{MANIFEST_FILE}: would have {len(text)} bytes, where {LARGEST_MANIFEST_BYTES} are read; "
+            "keep fewer files, or less beside them, in it"
+        )
     (directory / MANIFEST_FILE).write_bytes(text + b"\n")
     return manifest
 
@@ -203,6 +211,7 @@ def publish(
     Raises:
         Conflict: The number exists.
         LoadError: There is nothing to publish.
+        FailedPrecondition: Its manifest would be larger than what is read.
         OSError: It cannot be written; nothing is left behind.
     """
     model_directory.mkdir(parents=True, exist_ok=True)

@@ -11,9 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from headrace.errors import Conflict, LoadError
+from headrace.errors import Conflict, FailedPrecondition, LoadError
 from headrace.versions.layout import MANIFEST_FILE, version_directories, version_number
-from headrace.versions.manifest import check_manifest, publish, read_manifest, write_manifest
+from headrace.versions.manifest import (
+    LARGEST_MANIFEST_BYTES,
+    check_manifest,
+    publish,
+    read_manifest,
+    write_manifest,
+)
 
 
 @pytest.fixture
@@ -45,6 +51,14 @@ def test_what_was_written_is_checked_and_read_back(source: Path) -> None:
     assert set(written.files) == {"model.onnx", "assets/words.txt"}
     assert (written.parent, written.signature, written.metadata["auc"]) == (3, "x FP32 [rows]", 0.78)
     assert written.files["model.onnx"].size_bytes == 7000
+
+
+def test_a_manifest_that_could_not_be_read_again_is_not_written(source: Path, model: Path) -> None:
+    publish(source, model)
+    much = {"by": "x" * LARGEST_MANIFEST_BYTES}
+    with pytest.raises(FailedPrecondition, match="bytes, where 16777216 are read"):
+        publish(source, model, metadata=much)
+    assert names(model) == ["1"]
 
 
 def test_files_beyond_the_manifest_are_fine(source: Path) -> None:

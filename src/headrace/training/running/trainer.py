@@ -29,6 +29,9 @@ from headrace.training.running.loop import EXIT_CODES, Blocks, for_people, take_
 from headrace.training.running.schedule import NEVER, Every, Mark, is_due
 from headrace.training.scoring.windows import Window
 
+_VERSIONS_SAVED = 10_000
+"""So many of the versions published last does a checkpoint tell: a run has no end, its manifest has."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -272,7 +275,7 @@ class Trainer:
             seconds=progress.seconds,
             idle_seconds=progress.idle_seconds,
             stream_bytes=progress.stream_bytes,
-            versions=list(self._versions),
+            versions=list(self._versions[-_VERSIONS_SAVED:]),
             published_rows=self._published.rows,
             unfinished=self._learner.unfinished,
         )

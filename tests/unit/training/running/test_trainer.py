@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -252,6 +253,21 @@ def test_a_resumed_run_says_what_the_undisturbed_one_would_have_said(delay: floa
     second.resume(saved, continued=False)
     found = second.run(Rows(make_blocks(600, 30, first_row=270)))
     assert untimed(found.summary) == untimed(expected.summary)
+
+
+def test_a_checkpoint_does_not_grow_with_each_version(tmp_path: Path) -> None:
+    trainer(plan(checkpoint=tmp_path)).run(Rows([make_block(10)]))
+    saved = load_checkpoint(tmp_path)
+    assert saved is not None
+    kept: dict[str, object] = dict(saved.meta["trainer"])  # type: ignore[call-overload]
+    meta = {**saved.meta, "trainer": {**kept, "versions": list(range(100, 10_100))}}
+    second = trainer(plan(checkpoint=tmp_path, release=Versions()))
+    second.resume(replace(saved, meta=meta), continued=True)
+    second.run(Rows([make_block(10, first_row=10)]))
+    later = load_checkpoint(tmp_path)
+    assert later is not None
+    versions = later.meta["trainer"]["versions"]  # type: ignore[index]
+    assert (len(versions), versions[0], versions[-2:]) == (10_000, 101, [10_099, 1])
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
