@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -33,6 +33,9 @@ _VERSIONS_SAVED = 10_000
 """So many of the versions published last does a checkpoint tell: a run has no end, its manifest has."""
 
 _log = logging.getLogger(__name__)
+
+_PATIENCE_SECONDS = 60.0
+"""After this long it is told that learning waits for a version: a file system may never answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +93,7 @@ class Trainer:
         plan: Plan,
         observers: Sequence[Observer] = (),
         now: Callable[[], float] = time.monotonic,
+        patience_seconds: float = _PATIENCE_SECONDS,
     ) -> None:
         """Get ready.
 
@@ -98,11 +102,13 @@ class Trainer:
             plan: What else is done.
             observers: Who wants to know.
             now: What tells the time, in seconds.
+            patience_seconds: How long learning may wait for a version before that is told.
         """
         self._learner = learner
         self._plan = plan
         self._observers = tuple(observers)
         self._now = now
+        self._patience_seconds = patience_seconds
         self._before = _Saved(seconds=0.0, idle_seconds=0.0, stream_bytes=0, versions=[], published_rows=0)
         self._started = now()
         self._blocks: Blocks | None = None
@@ -253,6 +259,12 @@ class Trainer:
         if self._writing is None:
             return
         (future, mark), self._writing = self._writing, None
+        if not wait((future,), self._patience_seconds).done:
+            _log.warning(
+                "nothing is learnt or saved before a version is written, which takes more than %g s: "
+                "its directory may not answer",
+                self._patience_seconds,
+            )
         try:
             publication = future.result()
         except Exception as error:  # noqa: BLE001  # As above.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -370,3 +371,23 @@ def test_a_publisher_that_fails_unexpectedly_ends_no_learning(tmp_path: Path) ->
     ]
     assert listener.versions == [(1, 160)]
     assert load_checkpoint(tmp_path) is not None
+
+
+def test_learning_that_waits_for_a_version_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """A file system may hang for ever: then nothing is learnt or saved, which somebody must notice."""
+    versions, deadline = Versions(), time.monotonic() + 20
+
+    def slow(training: Training) -> Callable[[], Publication]:
+        write = versions(training)
+
+        def write_slowly() -> Publication:
+            while not caplog.records and time.monotonic() < deadline:
+                time.sleep(0.001)
+            return write()
+
+        return write_slowly
+
+    learner = Learner(RateModel(), Windows(100), None)
+    result = Trainer(learner, plan(release=slow), patience_seconds=0.01).run(Rows(make_blocks(40, 40)))
+    assert ["its directory may not answer" in record.message for record in caplog.records] == [True]
+    assert (result.exit_code, result.summary["versions"]) == (0, [1])
