@@ -79,7 +79,7 @@ def build_parser(names: Sequence[str] = _VERBS) -> argparse.ArgumentParser:
     Args:
         names: Which; all if left out. The modules of the others are not imported.
     """
-    parser = argparse.ArgumentParser(
+    parser = verbs.Parser(
         prog="headrace",
         description="Serve models in milliseconds: batched, versioned, over REST and gRPC.",
         epilog=_EXAMPLES,

@@ -33,6 +33,7 @@ class Settings:
 
     Attributes:
         actions: What argparse knows of each, by key.
+        parser: The verb's parser.
     """
 
     def __init__(self, parser: argparse.ArgumentParser, own_keys: Collection[str] = ()) -> None:
@@ -43,7 +44,7 @@ class Settings:
             own_keys: The keys of its file that the verb reads itself.
         """
         self.actions = {action.dest: action for action in _options(parser)}
-        self._parser, self._own_keys = parser, frozenset(own_keys)
+        self.parser, self._own_keys = parser, frozenset(own_keys)
         self._defaults = {key: action.default for key, action in self.actions.items()}
         self._required = [key for key, action in self.actions.items() if action.required]
         for key, action in self.actions.items():
@@ -55,7 +56,7 @@ class Settings:
 
     def variable(self, key: str) -> str:
         """The name of a setting among the environment's variables."""
-        words = [*self._parser.prog.split(), *key.split(".")]
+        words = [*self.parser.prog.split(), *key.split(".")]
         return "_".join(words).replace("-", "_").upper()
 
     def complete(self, given: argparse.Namespace, environment: Mapping[str, str]) -> argparse.Namespace:
@@ -85,7 +86,7 @@ class Settings:
         found = {**self._defaults, **values, **vars(given)}
         missing = [_name(self.actions[key]) for key in self._required if key not in {**values, **vars(given)}]
         if missing:
-            self._parser.error(f"the following arguments are required: {', '.join(missing)}")
+            self.parser.error(f"the following arguments are required: {', '.join(missing)}")
         origins = {key: origin for key, origin in origins.items() if key not in vars(given)}
         own = {key: value for key, value in table.items() if key in self._own_keys}
         return argparse.Namespace(**found, origins=origins, own_settings=own)
@@ -99,7 +100,7 @@ class Settings:
             near = difflib.get_close_matches(name, known, 1, _NEAR) if name.startswith(start) else []
             meant = short.get(name) or next(iter(near), name)
             if name not in known and meant != name:
-                yield name, f"{name} is no setting of {self._parser.prog}; did you mean {meant}?"
+                yield name, f"{name} is no setting of {self.parser.prog}; did you mean {meant}?"
 
     def _of_file(self, table: Table, where: str) -> Iterator[tuple[str, object]]:
         known = {key for key in self.actions if key not in _NOT_IN_FILES}
@@ -141,8 +142,12 @@ def parse(
     Raises:
         ConfigError: A value is wrong; the message begins with where it comes from.
     """
-    given = parser.parse_args(words)
-    settings = given.__dict__.pop("settings", None)
+    given, unknown = parser.parse_known_args(words)
+    settings: Settings | None = given.__dict__.pop("settings", None)
+    if unknown:
+        (parser if settings is None else settings.parser).error(
+            f"unrecognized arguments: {' '.join(unknown)}"
+        )
     if settings is None:  # a word that wants another one
         return given
     found: argparse.Namespace = settings.complete(given, environment)

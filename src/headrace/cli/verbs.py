@@ -12,6 +12,7 @@ import textwrap
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from headrace.errors import ConfigError, HeadraceError, InvalidRequest, NotFound
 
@@ -23,6 +24,14 @@ UNREAD = 128 + signal.SIGPIPE
 
 _WRONG = (ConfigError, InvalidRequest, NotFound)
 _HELP_COLUMNS = 110
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line, as all errors are, and say where the options are listed."""
+
+    def error(self, message: str) -> NoReturn:
+        """End with exit code 2, without the usage: it is longer than a screen for some verbs."""
+        self.exit(WRONG, f"headrace: {message}; see {self.prog} --help\n")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +77,7 @@ def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser], verb: Verb) 
     parser = verbs.add_parser(
         verb.name,
         help=verb.help,
-        description=verb.description,
+        description=textwrap.fill(verb.description, _HELP_COLUMNS),
         epilog=f"{verb.examples.strip()}\n\n{codes}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -75,6 +75,23 @@ def test_every_option_has_a_variable_and_both_are_in_the_help(words: str) -> Non
 
 
 @every_verb
+def test_a_wrong_command_is_one_line_that_names_the_verbs_help(
+    words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([*words.split(), *["x"] * 5])
+    assert ended.value.code == verbs.WRONG
+    told = capsys.readouterr().err
+    assert re.fullmatch(rf"headrace: .*; see headrace {words} --help\n", told), told
+
+
+@every_verb
+def test_the_lines_of_the_help_are_short(words: str) -> None:
+    told = VERBS[words].format_help().partition("\nexample")[0]
+    assert max(map(len, told.splitlines())) <= 110
+
+
+@every_verb
 def test_every_verb_takes_json_and_a_file_of_settings(words: str) -> None:
     found = {name for action in options(words) for name in action.option_strings}
     assert {"--json", "--config"} <= found
