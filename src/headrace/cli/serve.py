@@ -10,6 +10,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -162,7 +163,8 @@ def _ask_for_huge_pages() -> None:
     tunables = os.environ.get("GLIBC_TUNABLES", "")
     if sys.platform == "linux" and "glibc.malloc.hugetlb" not in tunables:
         os.environ["GLIBC_TUNABLES"] = ":".join(filter(None, (tunables, "glibc.malloc.hugetlb=1")))
-        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+        with suppress(OSError):  # where no program may be started, serving works all the same
+            os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def _schedule_as_batch() -> None:

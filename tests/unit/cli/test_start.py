@@ -25,6 +25,13 @@ os.environ.pop("GLIBC_TUNABLES", None)
 from headrace.cli.main import main
 main(["serve", sys.argv[1]])
 """
+WHERE_NO_PROGRAM_MAY_BE_STARTED = """
+import os, sys
+os.environ.pop("GLIBC_TUNABLES", None)
+sys.executable = sys.argv[1]
+from headrace.cli.main import main
+sys.exit(main(["serve", sys.argv[1], "--host", "nowhere.invalid"]))
+"""
 # What is imported until then is imported twice.
 NOT_BEFORE = {"asyncio", "google.protobuf", "h2corn", "importlib.metadata", "numpy", "onnxruntime", "uvloop"}
 
@@ -71,6 +78,18 @@ def test_before_it_starts_over_a_server_has_imported_no_engine_and_no_other_verb
     modules = modules_of(BEFORE_IT_STARTS_OVER, served)
     assert not NOT_BEFORE & modules
     assert {word for word in WORDS if f"headrace.cli.{word}" in modules} == {"serve"}
+
+
+def test_a_server_that_cannot_start_over_goes_on(served: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WHERE_NO_PROGRAM_MAY_BE_STARTED, str(served)],
+        capture_output=True,
+        check=False,
+        text=True,
+        timeout=120,
+    )
+    assert "nowhere.invalid" in done.stderr, "it has come to its ports"
+    assert done.returncode == 2
 
 
 def test_a_server_of_onnx_imports_no_extra_and_nothing_that_learns(served: Path) -> None:
