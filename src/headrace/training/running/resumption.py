@@ -9,7 +9,7 @@ from typing import TextIO
 import msgspec
 
 from headrace.ctr.settings import Optimizer
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, shown
 from headrace.training.running.checkpoint import Checkpoint, load_checkpoint
 from headrace.training.running.learner import Position
 from headrace.versions.layout import version_directories
@@ -76,3 +76,26 @@ def gone_on_with(said: Mapping[str, object], checkpoint: Checkpoint | None) -> M
         if all(saved.get(name) == once[name] for name in _LEARNS):
             return {**said, **once}
     return said
+
+
+def difference(saved: object, wanted: object, place: str = "") -> str:
+    """Tell the first thing in which what a checkpoint says is not what a run says; "" if there is none.
+
+    Args:
+        saved: What a checkpoint says, as read from JSON.
+        wanted: What this run says, likewise.
+        place: Where that stands.
+    """
+    if isinstance(saved, dict) and isinstance(wanted, dict):
+        inside = [(f"{place}.{key}", saved.get(key), wanted.get(key)) for key in {**saved, **wanted}]
+    elif isinstance(saved, list) and isinstance(wanted, list) and len(saved) == len(wanted):
+        inside = [(f"{place}[{at}]", *both) for at, both in enumerate(zip(saved, wanted, strict=True))]
+    else:
+        return "" if saved == wanted else f"{place} is {_short(saved)} in it, and {_short(wanted)} here"
+    return next(filter(None, (difference(one, other, where.lstrip(".")) for where, one, other in inside)), "")
+
+
+def _short(value: object) -> str:
+    if isinstance(value, dict | list):
+        return f"{'a table' if isinstance(value, dict) else 'a list'} of {len(value)}"
+    return shown(value) if isinstance(value, str) else msgspec.json.encode(value).decode()

@@ -26,6 +26,7 @@ from headrace.training.running.checkpoint import Checkpoint, save_checkpoint
 from headrace.training.running.interruptions import Interruptions
 from headrace.training.running.learner import Learner
 from headrace.training.running.loop import EXIT_CODES, Blocks, for_people, take_all
+from headrace.training.running.resumption import difference
 from headrace.training.running.schedule import NEVER, Every, Mark, is_due
 from headrace.training.scoring.windows import Window
 
@@ -149,11 +150,11 @@ class Trainer:
             ConfigError: It is that of another model, schema or way to score.
         """
         for name, wanted in self._plan.identity.items():
-            saved = checkpoint.meta.get(name)
-            if saved != msgspec.json.decode(msgspec.json.encode(wanted)):
+            saved, here = checkpoint.meta.get(name), msgspec.json.decode(msgspec.json.encode(wanted))
+            if saved != here:
                 raise ConfigError(
-                    f"checkpoint: its {name} is not the one of this run; give the same options and stream, "
-                    "or another --checkpoint directory"
+                    f"checkpoint: its {name} is not the one of this run: {difference(saved, here, name)}; "
+                    "give the same options and stream, or another --checkpoint directory"
                 )
         self._learner.restore(checkpoint.state, checkpoint.meta)
         self._before = msgspec.convert(checkpoint.meta.get("trainer"), _Saved)

@@ -8,7 +8,7 @@ import pytest
 from headrace.ctr.settings import ModelSettings, Optimizer, forgetting_of
 from headrace.training.configuration import settings_of
 from headrace.training.running.checkpoint import Checkpoint
-from headrace.training.running.resumption import gone_on_with
+from headrace.training.running.resumption import difference, gone_on_with
 
 ADAGRAD = Optimizer(kind="adagrad", learning_rate=0.05)
 
@@ -52,3 +52,23 @@ def test_what_defaults_were_once_goes_on(saved: tuple[Optimizer, Optimizer]) -> 
     """Whatever nothing being said meant when a checkpoint was saved."""
     made = settings_of({"kind": "ffm", **gone_on_with({}, saved_with(*saved))}, "x")
     assert (made.linear, made.embeddings) == saved
+
+
+@pytest.mark.parametrize(
+    ("saved", "wanted", "told"),
+    [
+        (
+            {"kind": "lr", "linear": {"kind": "forgetting"}},
+            {"kind": "lr", "linear": {"kind": "adagrad"}},
+            "model.linear.kind is 'forgetting' in it, and 'adagrad' here",
+        ),
+        ({"a": 1}, {"a": 1, "b": 0.5}, "model.b is null in it, and 0.5 here"),
+        ({"a": [1, {"b": 2}]}, {"a": [1, {"b": 3}]}, "model.a[1].b is 2 in it, and 3 here"),
+        ({"a": [1]}, {"a": [1, 2]}, "model.a is a list of 1 in it, and a list of 2 here"),
+        (1000, 500, "model is 1000 in it, and 500 here"),
+        (None, {"a": 1}, "model is null in it, and a table of 1 here"),
+        ({"a": [1]}, {"a": [1]}, ""),
+    ],
+)
+def test_the_first_difference_is_told(saved: object, wanted: object, told: str) -> None:
+    assert difference(saved, wanted, "model") == told

@@ -276,7 +276,8 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     saved = load_checkpoint(tmp_path)
     assert saved is not None
     other = trainer(Plan(identity={"model": "another"}, checkpoint=tmp_path))
-    with pytest.raises(ConfigError, match="checkpoint: its model is not the one of this run"):
+    said = "checkpoint: its model is not the one of this run: model is 'rates' in it, and 'another' here"
+    with pytest.raises(ConfigError, match=said):
         other.resume(saved, continued=False)
 
 
