@@ -10,7 +10,7 @@ from importlib import import_module
 
 from headrace import __version__
 from headrace.cli import groups, settings, verbs
-from headrace.errors import HeadraceError
+from headrace.errors import FailedPrecondition, HeadraceError
 
 _VERBS = (
     "serve",
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"headrace: {doubt}", file=sys.stderr)
             os.environ.pop(name, None)  # told once: a server starts itself over
         code: int = options.run(options)
-        sys.stdout.flush()
+        _write_out()
     except BrokenPipeError:
         _write_nowhere()
         return verbs.UNREAD
@@ -98,6 +98,23 @@ def _needed(words: Sequence[str]) -> Sequence[str]:
     """The one verb that a command line begins with; all for the help, and to refuse what is none."""
     first = words[:1]
     return first if first and first[0] in _VERBS else _VERBS
+
+
+def _write_out() -> None:
+    """Write what was printed; where there is no standard output at all, nothing is.
+
+    Raises:
+        FailedPrecondition: It cannot be written, such as to a full disk.
+    """
+    if sys.stdout is None:
+        return
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        _write_nowhere()
+        raise FailedPrecondition(f"standard output cannot be written: {error.strerror}") from error
 
 
 def _write_nowhere() -> None:

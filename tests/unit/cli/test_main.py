@@ -47,6 +47,26 @@ def test_a_verb_whose_reader_has_gone_ends_quietly_and_says_so(verb: str, places
     assert (done.returncode, done.stderr) == (141, b"")
 
 
+@pytest.mark.parametrize("verb", ["inspect", "versions"])
+def test_what_cannot_be_printed_is_one_line(verb: str, places: dict[str, Path]) -> None:
+    words = [word.format_map(places) for word in VERBS[verb]]
+    with open("/dev/full", "wb") as full:
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+        done = subprocess.run(
+            [*COMMAND, *words], stdout=full, stderr=subprocess.PIPE, timeout=60, check=False, env=environment
+        )
+    said = b"headrace: standard output cannot be written: No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, said)
+
+
+def test_without_standard_output_a_verb_does_its_work(places: dict[str, Path]) -> None:
+    command = [*COMMAND, "versions", str(places["models"])]
+    done = subprocess.run(
+        ["sh", "-c", '"$@" >&-', "sh", *command], stderr=subprocess.PIPE, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def test_an_encoder_whose_reader_goes_while_more_is_to_come_ends_quietly() -> None:
     """Arrow's reading thread was in standard input when Python ended, which aborted the process."""
     endless = "print('label,user')\nwhile True: print('1,7\\n0,8', flush=True)"
