@@ -12,7 +12,7 @@ import numpy.typing as npt
 from benchmarks.rounds import Effort, print_lines
 from headrace.ctr import factory
 from headrace.ctr.interfaces import Scorer
-from headrace.ctr.settings import ModelSettings, Optimizer
+from headrace.ctr.settings import ModelSettings
 from headrace.stream.block import Block
 from headrace.stream.features import Features
 from headrace.stream.generate import GeneratorSettings, generate_batches, schema_of
@@ -30,13 +30,7 @@ BATCH_ROWS = 1000
 DRIFT = 0.25
 INTERVALS = {"6 minutes": 0.1, "30 minutes": 0.5, "1 hour": 1.0, "5 hours": 5.0, "a day": 24.0}
 FROZEN, OPTIMAL = "never", "the best possible"
-SETTINGS = ModelSettings(
-    kind="deepfm",
-    hidden=(64, 32),
-    batch_rows=BATCH_ROWS,
-    linear=Optimizer(kind="adagrad", learning_rate=0.1),
-    embeddings=Optimizer(kind="adagrad", learning_rate=0.1),
-)
+SETTINGS = ModelSettings(kind="deepfm", hidden=(64, 32), batch_rows=BATCH_ROWS)
 
 Array = npt.NDArray[np.float32]
 

@@ -9,7 +9,7 @@ import pytest
 
 from headrace.cli import settings, train
 from headrace.cli.main import build_parser, main
-from headrace.ctr.settings import IN_BATCHES, ModelSettings
+from headrace.ctr.settings import IN_BATCHES, KINDS, ModelSettings, Optimizer, forgetting_of
 from headrace.errors import ConfigError
 from headrace.training.configuration import settings_of
 from headrace.training.releasing.publishing import DEFAULT_KEEP
@@ -60,7 +60,7 @@ def test_what_forgets_has_rates_of_its_own() -> None:
     assert made.half_life_rows == 200_000
 
 
-@pytest.mark.parametrize("kind", ["lr", "fm", "fwfm", "ffm"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_what_is_told_to_forget_forgets_as_by_default(kind: str) -> None:
     told = train.model_settings(parsed("--optimizer", "forgetting", "--model", kind))
     assert settings_of(told, "x") == settings_of({"kind": kind}, "x")
@@ -169,9 +169,14 @@ def test_help_tells_the_defaults_that_hold(capsys: pytest.CaptureFixture[str]) -
     hidden = ",".join(map(str, model.hidden))
     for value in (model.factors, hidden, model.batch_rows, model.seed):
         assert f"(default {value})" in said
-    online = ModelSettings(kind="fm")
-    assert f"(default {online.linear.kind}; {model.linear.kind} for kinds with a network" in said
-    rates = f"{online.linear.learning_rate:g} and {online.embeddings.learning_rate:g}"
-    assert f"(default {rates} with {online.linear.kind}" in said
-    assert f"else {model.embeddings.learning_rate:g})" in said
+    assert f"(default {model.linear.kind}; {Optimizer().kind} where only a rate is given)" in said
+    rates = {}
+    for kind in ("fm", "deepfm", "deepffm"):
+        linear, embeddings = forgetting_of(kind)
+        rates[kind] = f"{linear.learning_rate:g} and {embeddings.learning_rate:g}"
+    assert (
+        f"(default {rates['fm']} with {model.linear.kind}, {rates['deepfm']} in a deepfm, "
+        f"{rates['deepffm']} in a deepffm" in said
+    )
+    assert f"else {Optimizer().learning_rate:g})" in said
     assert f"versions stay; 0 = all (default {DEFAULT_KEEP})" in said

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from headrace.ctr.settings import EMBEDDINGS, KINDS, LINEAR, Kind, ModelSettings, Optimizer
+from headrace.ctr.settings import EMBEDDINGS, IN_BATCHES, KINDS, LINEAR, Kind, ModelSettings, Optimizer
 from headrace.errors import ConfigError
 from headrace.training.configuration import settings_of
 
@@ -21,9 +21,10 @@ EMBEDDINGS_2 = msgspec.structs.replace(EMBEDDINGS, initial=2.0)
         ({"kind": "fm"}, (LINEAR, EMBEDDINGS)),
         ({"kind": "fwfm"}, (LINEAR_2, EMBEDDINGS_2)),
         ({"kind": "ffm"}, (LINEAR_2, EMBEDDINGS_2)),
-        ({"kind": "deepfm"}, (ADAGRAD, ADAGRAD)),  # in batches nothing forgets that is not told to
-        ({"kind": "deepffm"}, (ADAGRAD, ADAGRAD)),
-        ({}, (ADAGRAD, ADAGRAD)),
+        ({"kind": "deepfm"}, (IN_BATCHES, IN_BATCHES)),
+        ({"kind": "deepffm"}, (IN_BATCHES, msgspec.structs.replace(IN_BATCHES, learning_rate=0.07))),
+        ({}, (IN_BATCHES, IN_BATCHES)),
+        ({"network": {"kind": "sgd"}}, (IN_BATCHES, IN_BATCHES)),
         # A rate is that of the optimizer that is said with it; without one, Adagrad's as ever.
         ({"kind": "fm", "linear": {"learning_rate": 0.1}}, (Optimizer(learning_rate=0.1), ADAGRAD)),
         ({"kind": "fm", "embeddings": {}}, (ADAGRAD, ADAGRAD)),
@@ -44,14 +45,14 @@ def test_what_was_filled_in_stays(kind: Kind) -> None:
     assert msgspec.convert(msgspec.to_builtins(made), ModelSettings) == made
     copied = msgspec.structs.replace(made, factors=3)
     assert (copied.linear, copied.embeddings) == (made.linear, made.embeddings)
-    if made.linear == ADAGRAD:
-        assert msgspec.structs.replace(made, kind="fm").linear == ADAGRAD
+    assert msgspec.structs.replace(made, kind="fm").linear == made.linear
 
 
 @pytest.mark.parametrize(
     ("said", "expected"),
     [
-        ({}, False),
+        ({}, True),
+        ({"linear": {"kind": "adagrad"}}, False),
         ({"linear": {"kind": "forgetting"}}, True),
         ({"embeddings": {"kind": "forgetting"}}, True),
         ({"network": {"kind": "forgetting"}}, True),

@@ -6,9 +6,14 @@ row's prediction moves: with 26 fields, the rates that are right for six move it
 share what six fields move together. What every row touches has long forgotten its first steps, and shares
 nothing: the bias, and fwfm's weights of pairs, which move further even, for their gradients are small. Nor do
 ffm's embeddings, each of which is for one other field: more fields are more of them, not more for each.
+
+In batches what is frequent moves once for many rows, and linear weights are better off if they share less: by
+the root of how many there are (decision 0016).
 """
 
 from __future__ import annotations
+
+import math
 
 import msgspec
 
@@ -60,5 +65,6 @@ def shared(optimizer: Optimizer, name: str, settings: ModelSettings, features: F
         features: The layout.
     """
     share = share_of(settings, features)
-    parts = {"linear": share, "dense": share, "embeddings": embeddings_share(settings, share)}
+    linear = share if settings.online else math.sqrt(share)
+    parts = {"linear": linear, "dense": linear, "embeddings": embeddings_share(settings, share)}
     return sharing(optimizer, {**parts, "pairs": PAIRS_STEP}.get(name, 1.0))

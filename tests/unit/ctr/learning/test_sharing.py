@@ -86,15 +86,16 @@ def test_pairs_move_further_and_the_bias_as_far_as_it_says() -> None:
     ("kind", "name", "expected"),
     [
         ("deepfm", "bias", 0.2),
-        ("deepfm", "linear", 0.05),
-        ("deepfm", "dense", 0.05),
+        ("deepfm", "linear", 0.1),  # by the root of how many there are
+        ("deepfm", "dense", 0.1),
         ("deepfm", "embeddings", 0.05),
         ("deepffm", "embeddings", 0.2),  # each is for one other field
         ("fwfm", "pairs", 0.2 * PAIRS_STEP),
+        ("fwfm", "linear", 0.05),  # row by row
         ("deepfm", "layer0.weights", 0.2),
     ],
 )
-def test_groups_share_in_batches_as_they_do_row_by_row(kind: Kind, name: str, expected: float) -> None:
+def test_what_each_group_shares(kind: Kind, name: str, expected: float) -> None:
     features = Features.of(schema_of(24))
     found = shared(FORGETTING, name, ModelSettings(kind=kind), features)
     assert found.learning_rate == pytest.approx(expected)

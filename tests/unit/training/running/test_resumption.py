@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from headrace.ctr.settings import ModelSettings, Optimizer, forgetting_of
+from headrace.ctr.settings import DEEP, Kind, ModelSettings, Optimizer, forgetting_of
 from headrace.training.configuration import settings_of
 from headrace.training.running.checkpoint import Checkpoint
 from headrace.training.running.resumption import difference, gone_on_with
@@ -13,8 +13,8 @@ from headrace.training.running.resumption import difference, gone_on_with
 ADAGRAD = Optimizer(kind="adagrad", learning_rate=0.05)
 
 
-def saved_with(linear: Optimizer = ADAGRAD, embeddings: Optimizer = ADAGRAD) -> Checkpoint:
-    settings = ModelSettings(kind="fm", linear=linear, embeddings=embeddings)
+def saved_with(linear: Optimizer = ADAGRAD, embeddings: Optimizer = ADAGRAD, kind: Kind = "fm") -> Checkpoint:
+    settings = ModelSettings(kind=kind, linear=linear, embeddings=embeddings)
     return Checkpoint(1, {}, {"model": msgspec.to_builtins(settings)})
 
 
@@ -72,3 +72,11 @@ def test_what_defaults_were_once_goes_on(saved: tuple[Optimizer, Optimizer]) -> 
 )
 def test_the_first_difference_is_told(saved: object, wanted: object, told: str) -> None:
     assert difference(saved, wanted, "model") == told
+
+
+@pytest.mark.parametrize("kind", DEEP)
+def test_kinds_with_a_network_go_on_with_adagrad(kind: Kind) -> None:
+    """Where that was the default when the checkpoint was saved; half-lives were no part of it then."""
+    made = settings_of({"kind": kind, **gone_on_with({}, saved_with(kind=kind))}, "x")
+    assert (made.linear, made.embeddings) == (ADAGRAD, ADAGRAD)
+    assert not made.halves
