@@ -23,7 +23,7 @@ _ONCE_UNSAID = (
         "embeddings": Optimizer(kind="forgetting", learning_rate=0.1, initial=4.0),
     },
 )
-"""What weights learnt by where nothing was said, before it became what it is (the latter not of an lr and an fm)."""
+"""What weights learnt by where nothing was said, before it became what it is; the latter not in lr and fm."""
 
 
 def find_checkpoint(directory: Path | None, errors: TextIO, *, resume: bool) -> Checkpoint | None:
