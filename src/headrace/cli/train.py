@@ -87,8 +87,8 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         "--learning-rate",
         type=numbers.above_zero("learning-rate", most=_HIGHEST_RATE),
         metavar="R",
-        help="of linear weights and embeddings (default 0.2 and 0.1 with forgetting, 0.1 and 0.1 in a deepfm, "
-        "0.1 and 0.07 in a deepffm; 0.001 with adam and lazy_adam, else 0.05)",
+        help="of linear weights and embeddings (default 0.2 and 0.1 with forgetting, 0.1 and 0.1 in a "
+        "deepfm, 0.1 and 0.07 in a deepffm; 0.001 with adam and lazy_adam, else 0.05)",
     )
     group.add_argument(
         "--interaction", action="append", metavar="A*B", default=[], help="a pair of fields; may be repeated"
