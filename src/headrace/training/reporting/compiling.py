@@ -28,7 +28,7 @@ class _Compiling(event.Listener):
     def on_start(self, happened: object) -> None:
         if not self._said:
             self._said = True
-            self._errors.write("headrace: compiling kernels, up to half a minute; later runs find them\n")
+            self._errors.write("headrace: compiling kernels, which may take a minute; later runs find them\n")
             self._errors.flush()
 
     def on_end(self, happened: object) -> None:
