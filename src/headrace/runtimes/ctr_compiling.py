@@ -8,9 +8,12 @@ import threading
 import traceback
 from pathlib import Path
 
-from headrace.errors import HeadraceError
-from headrace.runtimes.ctr import servable_of
+from headrace.errors import HeadraceError, LoadError
+from headrace.runtimes.ctr import CtrServable, servable_of
 from headrace.runtimes.ctr_kernels import run_once
+from headrace.versions.layout import version_directories
+
+_ATTEMPTS = 10
 
 
 def main() -> None:
@@ -18,15 +21,39 @@ def main() -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     code = 1
     try:
-        run_once(servable_of(Path(sys.argv[1])))
+        run_once(servable_like(Path(sys.argv[1])))
         code = 0
-    except HeadraceError as error:  # a trainer may have removed the version meanwhile
+    except HeadraceError as error:
         sys.stderr.write(f"{error.message}\n")
     except BaseException:  # noqa: BLE001  # Said as Python would say it.
         traceback.print_exc()
     # Ended in order, Python would abort: the thread above holds standard input's lock.
     sys.stderr.flush()
     os._exit(code)
+
+
+def servable_like(version: Path) -> CtrServable:
+    """Load a version, or the newest of its model if it is gone: trainers may be faster than this starts.
+
+    Raises:
+        LoadError: It is damaged, or nothing is left.
+    """
+    for _ in range(_ATTEMPTS):
+        try:
+            return servable_of(version)
+        except LoadError:
+            others = {} if version.exists() else _versions_beside(version)
+            if not others:
+                raise
+            version = others[max(others)]
+    return servable_of(version)
+
+
+def _versions_beside(version: Path) -> dict[int, Path]:
+    try:
+        return version_directories(version.parent)
+    except OSError:
+        return {}
 
 
 def _end_with_parent() -> None:

@@ -14,9 +14,12 @@ import numba
 import numpy as np
 import pytest
 
+from headrace.errors import LoadError
+from headrace.runtimes.ctr_compiling import servable_like
 from headrace.runtimes.ctr_kernels import make_ready, run_once
 from headrace.servable import Signature, TensorSpec
 from headrace.tensors import Tensors
+from tests.conformance.ctr_models import write
 
 SECONDS = 30.0
 KERNEL = """
@@ -106,3 +109,14 @@ def test_a_child_says_why_it_failed(
     assert caplog.messages == [
         "the process that compiles kernels failed (1): model.ctr cannot be read: No such file or directory"
     ]
+
+
+def test_a_child_whose_version_is_gone_takes_the_newest_of_its_model(tmp_path: Path) -> None:
+    """Otherwise the server compiles itself, in the way of requests, and versions go faster than they load."""
+    for number in (4, 5):
+        (tmp_path / str(number)).mkdir()
+        write(tmp_path / str(number), "lr")
+    assert list(servable_like(tmp_path / "3").signatures) == ["serving_default", "rows"]
+    (tmp_path / "5" / "model.ctr").write_bytes(b"damaged")
+    with pytest.raises(LoadError):
+        servable_like(tmp_path / "5")  # it is there: that is another matter
