@@ -52,6 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code; ``headrace.cli.verbs`` names them, docs/command-line.md explains them.
     """
+    _fill_gaps()
     origins: Mapping[str, str] = {}
     try:
         words = sys.argv[1:] if arguments is None else arguments
@@ -100,14 +101,24 @@ def _needed(words: Sequence[str]) -> Sequence[str]:
     return first if first and first[0] in _VERBS else _VERBS
 
 
+def _fill_gaps() -> None:
+    """Let nothing stand in for what was closed before the start, as by ``>&-``.
+
+    Else the next file or socket gets its number, and whatever is printed goes there; libuv aborts at that.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            nothing = os.open(os.devnull, os.O_RDWR)  # it gets the lowest number that is free
+            stream = open(nothing, mode, encoding="utf-8", closefd=False)  # noqa: SIM115 - to the end
+            setattr(sys, name, stream)
+
+
 def _write_out() -> None:
-    """Write what was printed; where there is no standard output at all, nothing is.
+    """Write what was printed.
 
     Raises:
         FailedPrecondition: It cannot be written, such as to a full disk.
     """
-    if sys.stdout is None:
-        return
     try:
         sys.stdout.flush()
     except BrokenPipeError:

@@ -60,11 +60,28 @@ def test_what_cannot_be_printed_is_one_line(verb: str, places: dict[str, Path]) 
 
 
 def test_without_standard_output_a_verb_does_its_work(places: dict[str, Path]) -> None:
-    command = [*COMMAND, "versions", str(places["models"])]
-    done = subprocess.run(
-        ["sh", "-c", '"$@" >&-', "sh", *command], stderr=subprocess.PIPE, timeout=60, check=False
-    )
+    command = ["sh", "-c", '"$@" >&-', "sh", *COMMAND, "versions", str(places["models"])]
+    done = subprocess.run(command, stderr=subprocess.PIPE, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+WITHOUT_ANY = """
+import sys
+from headrace.cli.main import main
+try:
+    main(["--version"])
+except SystemExit:
+    with open(sys.argv[1], "w") as opened:
+        opened.write(str(opened.fileno()))
+"""
+
+
+def test_what_was_closed_before_the_start_is_not_mistaken_for_what_is_opened_later(tmp_path: Path) -> None:
+    """A server's socket had the number of standard output: what is printed went there, and libuv aborted."""
+    said = tmp_path / "said"
+    command = ["sh", "-c", '"$@" <&- >&- 2>&-', "sh", sys.executable, "-c", WITHOUT_ANY, str(said)]
+    subprocess.run(command, timeout=60, check=True)
+    assert int(said.read_text()) > 2
 
 
 def test_an_encoder_whose_reader_goes_while_more_is_to_come_ends_quietly() -> None:
