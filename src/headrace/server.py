@@ -11,8 +11,9 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from headrace.config import ServerConfig
 from headrace.engine import Engine
@@ -231,9 +232,15 @@ async def run(
         _log.info("stopped")
         return code
     _log.warning("stopped while a model was still at work", extra={"seconds": config.drain_seconds})
+    end_at_once(code)  # its thread cannot be ended, and would keep the process
+
+
+def end_at_once(code: int) -> NoReturn:
+    """End the process without waiting for any thread; what cannot be written out is lost."""
     logging.shutdown()
-    sys.stdout.flush()
-    os._exit(code)  # its thread cannot be ended, and would keep the process
+    with suppress(OSError):  # a full disk
+        sys.stdout.flush()
+    os._exit(code)
 
 
 def _calm_garbage_collector() -> None:
