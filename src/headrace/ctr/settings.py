@@ -15,6 +15,12 @@ OptimizerKind = Literal["forgetting", "sgd", "adagrad", "ftrl", "adam", "lazy_ad
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 DEEP: tuple[Kind, ...] = ("deepfm", "deepffm")
+FIELD_AWARE: tuple[Kind, ...] = ("ffm", "deepffm")
+"""Kinds whose values have an embedding for each other field."""
+
+PAIRS_OF: dict[Kind, Kind] = {"deepfm": "fm", "deepffm": "ffm"}
+"""Of each deep kind the plain one that has the same pairs."""
+
 OPTIMIZERS: tuple[OptimizerKind, ...] = get_args(OptimizerKind)
 
 

@@ -21,7 +21,7 @@ from headrace.ctr.files.description import arrays_of, expected_shapes, weights_o
 from headrace.ctr.files.reading import read_model
 from headrace.ctr.interfaces import LearningModel, Weights
 from headrace.ctr.serving.context import GroupedScorer
-from headrace.ctr.settings import DEEP, Kind, ModelSettings
+from headrace.ctr.settings import DEEP, PAIRS_OF, ModelSettings
 from headrace.profiling.calls import made_up, median_microseconds
 from headrace.profiling.report import Event, Profile
 from headrace.runtimes import registry
@@ -35,7 +35,6 @@ Stage = tuple[str, str, ModelSettings]
 """A stage's name, what it does, and the settings of the model up to it."""
 
 _Part = tuple[str, str, float]  # a stage's name, what it does, microseconds a call
-_PAIRS_OF: dict[Kind, Kind] = {"deepfm": "fm", "deepffm": "ffm"}
 _BLOCKS = 8
 _VALUES_BELOW = 2**20
 
@@ -49,7 +48,7 @@ def stages_of(settings: ModelSettings) -> list[Stage]:
     stages: list[Stage] = [("linear", "look up, add", _with(settings, kind="lr"))]
     if settings.kind == "lr":
         return stages
-    pairs = _PAIRS_OF.get(settings.kind, settings.kind)
+    pairs = PAIRS_OF.get(settings.kind, settings.kind)
     stages.append(("embeddings and pairs", "look up, multiply", _with(settings, kind=pairs)))
     if settings.kind in DEEP:
         stages += [

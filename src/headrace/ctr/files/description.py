@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from headrace.ctr.interfaces import Weights
-from headrace.ctr.settings import DEEP, ModelSettings
+from headrace.ctr.settings import DEEP, FIELD_AWARE, ModelSettings
 from headrace.ctr.tables import NO_SHIFT, Table
 from headrace.errors import ConfigError
 from headrace.stream.features import Features
@@ -136,7 +136,7 @@ def _below(prefix: str, named: Mapping[str, _T]) -> dict[str, _T]:
 def expected_shapes(settings: ModelSettings, features: Features) -> dict[str, tuple[int, ...]]:
     """The shape of each array that a model of these settings has, by name, but for the tables' scales."""
     fields, inputs = len(features.categorical), features.dense_width
-    wide = settings.kind in ("ffm", "deepffm")
+    wide = settings.kind in FIELD_AWARE
     shapes: dict[str, tuple[int, ...]] = {
         "table.linear": (features.rows + sum(one.buckets for one in settings.interactions), 1),
         "dense.bias": (1,),

@@ -16,7 +16,7 @@ import numpy as np
 
 from headrace.ctr.interfaces import Weights
 from headrace.ctr.models.interactions import crossing
-from headrace.ctr.settings import DEEP, ModelSettings
+from headrace.ctr.settings import DEEP, FIELD_AWARE, ModelSettings
 from headrace.ctr.tables import Table
 from headrace.errors import ConfigError
 from headrace.stream.features import Features
@@ -160,7 +160,7 @@ class _Graph:
     def _pairs(self, indices: str) -> tuple[list[str], list[str]]:
         """What pairs of fields add to the logit, ``[rows, 1]`` each, and what the network sees of them."""
         settings, fields = self._settings, len(self._features.categorical)
-        if settings.kind in ("ffm", "deepffm"):
+        if settings.kind in FIELD_AWARE:
             return self._field_aware(self._pooled("embeddings", indices, fields * settings.factors))
         embeddings = self._pooled("embeddings", indices, settings.factors)
         half = self._constant(np.array(0.5, np.float32))

@@ -30,13 +30,11 @@ from headrace.ctr.learning.touched_rows import Coalescer, Touched
 from headrace.ctr.models.arguments import NOTHING, Room, Rows, Served, Shape, Slots, Work, shape_of
 from headrace.ctr.models.interactions import crossing
 from headrace.ctr.serving.scoring import WeightsScorer
-from headrace.ctr.settings import DEEP, Kind, ModelSettings
+from headrace.ctr.settings import DEEP, PAIRS_OF, ModelSettings
 from headrace.errors import ConfigError
 from headrace.stream.block import Block
 from headrace.stream.features import Features
 from headrace.tensors import Array
-
-_PAIRS_OF: dict[Kind, Kind] = {"deepfm": "fm", "deepffm": "ffm"}
 
 
 class BatchedModel(LearningModel):
@@ -54,7 +52,7 @@ class BatchedModel(LearningModel):
         """
         self.settings, self.features = settings, features
         self._crossing, self._slots = crossing(settings, features), Slots.of(features)
-        plain = msgspec.structs.replace(settings, kind=_PAIRS_OF.get(settings.kind, settings.kind))
+        plain = msgspec.structs.replace(settings, kind=PAIRS_OF.get(settings.kind, settings.kind))
         self._shape = shape_of(plain, features)
         self._groups = Groups(settings, features, self._crossing.rows)
         self._coalescer = Coalescer(features.rows + self._crossing.rows)

@@ -17,7 +17,7 @@ from headrace.ctr.kernels.memory import aligned_zeros
 from headrace.ctr.learning.initialization import draw
 from headrace.ctr.learning.optimizers import fresh_state
 from headrace.ctr.models.arguments import Served
-from headrace.ctr.settings import DEEP, ModelSettings, Optimizer
+from headrace.ctr.settings import DEEP, FIELD_AWARE, ModelSettings, Optimizer
 from headrace.ctr.tables import STATE_PER_WEIGHT, LearningTable, Table
 from headrace.errors import ConfigError
 from headrace.stream.features import Features
@@ -172,7 +172,7 @@ class Groups:
 
 def row_width(settings: ModelSettings, fields: int) -> int:
     """How many numbers a row of the embeddings has."""
-    return settings.factors * (fields if settings.kind in ("ffm", "deepffm") else 1)
+    return settings.factors * (fields if settings.kind in FIELD_AWARE else 1)
 
 
 def network_widths(settings: ModelSettings, features: Features) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ import math
 
 import msgspec
 
-from headrace.ctr.settings import ModelSettings, Optimizer
+from headrace.ctr.settings import FIELD_AWARE, ModelSettings, Optimizer
 from headrace.stream.features import Features
 
 PAIRS_STEP = 4.0
@@ -45,7 +45,7 @@ def embeddings_share(settings: ModelSettings, share: float) -> float:
         settings: The model's.
         share: What ``share_of`` says.
     """
-    return 1.0 if settings.kind in ("ffm", "deepffm") else share
+    return 1.0 if settings.kind in FIELD_AWARE else share
 
 
 def sharing(optimizer: Optimizer, share: float) -> Optimizer:

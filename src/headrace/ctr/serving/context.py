@@ -21,7 +21,7 @@ from headrace.ctr.kernels.memory import LINE_FLOATS, aligned, fixed
 from headrace.ctr.models.interactions import crossing
 from headrace.ctr.serving.context_kernels import score, scratch_size, to_probabilities
 from headrace.ctr.serving.context_parts import Prepared, Sizes
-from headrace.ctr.settings import DEEP, KINDS, ModelSettings
+from headrace.ctr.settings import DEEP, FIELD_AWARE, KINDS, ModelSettings
 from headrace.ctr.tables import Table
 from headrace.standing import Standing
 from headrace.stream.features import Features
@@ -91,7 +91,7 @@ def _lines(count: int) -> int:
 def _sizes(settings: ModelSettings, features: Features, tables: Mapping[str, Table]) -> Sizes:
     fields, of_context, factors = len(features.categorical), features.context_fields, settings.factors
     of_candidate = fields - of_context
-    field_aware = settings.kind in ("ffm", "deepffm")
+    field_aware = settings.kind in FIELD_AWARE
     context_inputs = candidate_inputs = 0
     if settings.kind in DEEP:
         context_inputs = len(network_inputs(settings, features, context=True))

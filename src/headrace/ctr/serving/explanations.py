@@ -12,7 +12,7 @@ import numpy as np
 
 from headrace.ctr.interfaces import Contribution, Weights
 from headrace.ctr.models.interactions import crossing, interaction_name
-from headrace.ctr.settings import ModelSettings
+from headrace.ctr.settings import FIELD_AWARE, ModelSettings
 from headrace.ctr.tables import Table
 from headrace.stream.features import Features
 from headrace.tensors import Array
@@ -85,7 +85,7 @@ def explain_pairs(
 def pair_products(settings: ModelSettings, features: Features, weights: Weights, indices: Array) -> Array:
     """What each pair of fields adds, above the diagonal: float64 ``[fields, fields]``."""
     fields, factors = len(features.categorical), settings.factors
-    field_aware = settings.kind in ("ffm", "deepffm")
+    field_aware = settings.kind in FIELD_AWARE
     width = factors * fields if field_aware else factors
     pooled = pooled_embeddings(features, weights.tables["embeddings"], width, indices)
     if field_aware:
