@@ -68,7 +68,7 @@ def only_run(directory: Path) -> Iterator[None]:
     Raises:
         FailedPrecondition: Another run has.
     """
-    is_there, descriptor = directory.exists(), -1
+    is_there, descriptor = os.path.exists(directory), -1  # which is no error where that may not be asked
     try:
         with suppress(OSError):
             directory.mkdir(parents=True, exist_ok=True)

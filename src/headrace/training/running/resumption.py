@@ -9,6 +9,7 @@ from typing import TextIO
 import msgspec
 
 from headrace.ctr.settings import Optimizer
+from headrace.disk import saying
 from headrace.errors import ConfigError, shown
 from headrace.training.running.checkpoint import Checkpoint, load_checkpoint
 from headrace.training.running.learner import Position
@@ -36,13 +37,16 @@ def find_checkpoint(directory: Path | None, errors: TextIO, *, resume: bool) -> 
 
     Raises:
         ConfigError: It cannot go on, or would begin where checkpoints of an earlier run lie.
+        FailedPrecondition: Whether there are any cannot be read.
     """
     if directory is None:
         if resume:
             raise ConfigError("resume: there is nothing to go on from; say where with --checkpoint DIR")
         return None
     if not resume:
-        if directory.is_dir() and version_directories(directory):
+        with saying(f"the checkpoints in {directory} cannot be read"):
+            is_taken = directory.is_dir() and bool(version_directories(directory))
+        if is_taken:
             raise ConfigError(
                 f"checkpoint: {directory} holds checkpoints of an earlier run; go on from them with "
                 "--resume, or take another directory"

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import io
+from pathlib import Path
+
 import msgspec
 import pytest
 
 from headrace.ctr.settings import DEEP, Kind, ModelSettings, Optimizer, forgetting_of
+from headrace.errors import FailedPrecondition
 from headrace.training.configuration import settings_of
-from headrace.training.running.checkpoint import Checkpoint
-from headrace.training.running.resumption import difference, gone_on_with
+from headrace.training.running.checkpoint import Checkpoint, only_run
+from headrace.training.running.resumption import difference, find_checkpoint, gone_on_with
 
 ADAGRAD = Optimizer(kind="adagrad", learning_rate=0.05)
 
@@ -80,3 +84,11 @@ def test_kinds_with_a_network_go_on_with_adagrad(kind: Kind) -> None:
     made = settings_of({"kind": kind, **gone_on_with({}, saved_with(kind=kind))}, "x")
     assert (made.linear, made.embeddings) == (ADAGRAD, ADAGRAD)
     assert not made.halves
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_directory_that_cannot_be_looked_at_is_a_typed_error(tmp_path: Path, *, resume: bool) -> None:
+    """A directory that one may not enter; to the superuser, who may, a name is too long."""
+    directory = tmp_path / ("x" * 300)
+    with pytest.raises(FailedPrecondition, match="the checkpoints in"), only_run(directory):
+        find_checkpoint(directory, io.StringIO(), resume=resume)
