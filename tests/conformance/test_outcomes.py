@@ -278,6 +278,24 @@ def test_an_observer_that_fails_hurts_no_answer_and_no_other_observer(
     run(scenario)
 
 
+def test_an_observer_that_fails_again_after_it_has_worked_is_logged_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    fails = iter([True, True, False, True])
+
+    def observer(_: Outcome) -> None:
+        if next(fails):
+            raise ValueError("full disk")
+
+    async def scenario(made: World) -> None:
+        made.engine.outcomes.observe(observer)
+        for _ in range(4):
+            await made.ask("REST", Ask())
+        assert sum("observer" in record.message for record in caplog.records) == 2
+
+    run(scenario)
+
+
 def test_an_observer_may_be_an_object_that_is_not_hashable() -> None:
     class Kept(list[Outcome]):
         def __call__(self, outcome: Outcome) -> None:
