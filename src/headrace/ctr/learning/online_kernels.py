@@ -16,7 +16,7 @@ from headrace.ctr.kernels.compiling import KERNEL, PART
 from headrace.ctr.kernels.intrinsics import assume
 from headrace.ctr.learning.pace import Watched, watch
 from headrace.ctr.learning.row_updates import update_dense, update_embeddings, update_linear, update_pairs
-from headrace.ctr.learning.update_rules import FORGETTING_CODES, Rule, move
+from headrace.ctr.learning.update_rules import FORGETTING_CODES, Rule, bounded, move
 from headrace.ctr.models.arguments import FWFM, LR, Served, Shape, Work
 from headrace.ctr.models.linear import sigmoid
 from headrace.ctr.models.logit import logit, prefetch_coming
@@ -67,7 +67,7 @@ def learner(shape: Shape) -> LearnKernel:
             probabilities[row] = probability
             error = probability - labels[row]
             if weights.shape[0]:
-                error *= weights[row]
+                error = bounded(shape.embedding_code, bounded(shape.linear_code, error * weights[row]))
             _update(shape, work, served, rules, row, error)
         if shape.linear_code in FORGETTING_CODES:
             watch(shape, rules.linear, work.rows, probabilities, watched)

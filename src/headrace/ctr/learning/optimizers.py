@@ -25,7 +25,7 @@ from headrace.compiled import cached
 from headrace.ctr.kernels.compiling import KERNEL, PART
 from headrace.ctr.kernels.intrinsics import one_by_one, prefetch, read, write
 from headrace.ctr.learning import update_rules
-from headrace.ctr.learning.update_rules import Rule, move, rule_of, weighed
+from headrace.ctr.learning.update_rules import Rule, bounded, move, rule_of, weighed
 from headrace.ctr.settings import Optimizer
 from headrace.tensors import Array
 
@@ -95,7 +95,7 @@ def _move(code, step, values, place, gradient):  # type: ignore[no-untyped-def]
     """Move one weight; see ``headrace.ctr.learning.update_rules.move``."""
     gradient *= step.scale
     if code != ADAM:
-        move(code, step.rule, values, place, gradient)
+        move(code, step.rule, values, place, bounded(code, gradient))
         return
     weight = read(values, (place[0], place[2]))
     gradient += step.rule.l2 * weight

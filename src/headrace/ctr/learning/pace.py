@@ -42,6 +42,7 @@ _SCALED_DOUBLINGS = math.log2(SCALED)
 _DOUBT = -0.5  # how many standard deviations the evidence may be against faster steps, and still count for it
 _GAIN = 0.1  # how many times the weight doubles at a decision for each standard deviation of evidence
 _MOST_DEVIATIONS = 20.0
+_HEAVIEST = np.float32(2**20)  # what a row may count here; all sums have room for it
 _TINY = np.float32(1e-20)  # keeps 0 / sqrt(0) at 0
 
 _CLOCK, _DOUBLED, _EVIDENCE, _SPREAD = range(4)
@@ -189,7 +190,8 @@ def watch(shape, rule, rows, probabilities, watched):  # type: ignore[no-untyped
         probability = read(probabilities, row)
         error, curvature = probability - read(rows.labels, row), probability * (np.float32(1) - probability)
         if rows.weights.shape[0]:
-            error, curvature = error * read(rows.weights, row), curvature * read(rows.weights, row)
+            weight = min(read(rows.weights, row), _HEAVIEST)
+            error, curvature = error * weight, curvature * weight
         slope = np.float64(error * off)
         evidence -= slope + np.float64(np.float32(0.5) * curvature * off * off)
         spread += slope * slope

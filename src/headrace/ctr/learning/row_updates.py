@@ -10,7 +10,7 @@ import numpy as np
 
 from headrace.ctr.kernels.compiling import PART
 from headrace.ctr.kernels.intrinsics import one_by_one, read
-from headrace.ctr.learning.update_rules import move
+from headrace.ctr.learning.update_rules import bounded, move
 
 
 @numba.njit(**PART)
@@ -40,7 +40,8 @@ def update_dense(shape, rule, values, dense, row, error):  # type: ignore[no-unt
     """Move the linear weights of dense features."""
     width = dense.shape[1]
     for column in range(width):
-        move(shape.linear_code, rule, values, (0, width, column), error * read(dense, (row, column)))
+        gradient = bounded(shape.linear_code, error * read(dense, (row, column)))
+        move(shape.linear_code, rule, values, (0, width, column), gradient)
 
 
 @numba.njit(**PART)

@@ -22,6 +22,11 @@ SGD, ADAGRAD, ADAGRAD_POWER, FTRL, FORGETTING, FORGETTING_POWER = range(6)
 
 FORGETTING_CODES = (FORGETTING, FORGETTING_POWER)
 
+_STEEPEST = np.float32(2**20)
+"""The largest gradient where sums forget: its square counts up to 2**64 times, and a float32 has room for
+2**24 of those. (An infinite sum would make the weight no number, and then all others.) To have a larger one
+takes a number, or a row's weight, of more than a million."""
+
 _TINY = np.float32(1e-20)  # keeps 0 / sqrt(0) at 0, and is lost in any sum that matters
 _ZERO = np.float32(0)
 
@@ -72,6 +77,14 @@ def fresh_state(optimizer: Optimizer) -> tuple[float, ...]:
     """What the optimizer's numbers behind a weight start from."""
     initial = optimizer.initial
     return {"sgd": (), "adagrad": (initial,), "forgetting": (0.0,), "ftrl": (0.0, initial)}[optimizer.kind]
+
+
+@numba.njit(**PART)
+def bounded(code, gradient):  # type: ignore[no-untyped-def]
+    """A gradient, or what it is a multiple of, that leaves room in sums that forget; others as they are."""
+    if code in FORGETTING_CODES:
+        return min(max(gradient, -_STEEPEST), _STEEPEST)
+    return gradient
 
 
 @numba.njit(**PART)

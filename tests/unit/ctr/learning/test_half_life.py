@@ -46,6 +46,16 @@ def test_what_a_new_square_counts(counted: int, weight: float, factor: float) ->
     assert memory.weight == pytest.approx(weight)
 
 
+def test_a_row_of_absurd_weight_is_survived_however_long_the_stream_has_lasted() -> None:
+    model, block = model_of(1000), block_of(SINGLE, 500, weighted=True)
+    model.learn(block)
+    model.state()["half_life.rows"][0] = 63_000
+    assert block.weights is not None
+    block.weights[7] = 1e10
+    model.learn(block)
+    assert all(np.isfinite(array).all() for array in model.state().values())
+
+
 def test_sums_halve_in_so_many_rows() -> None:
     """Of a batch, then of rows without values, which touch the bias alone."""
     model = model_of(500)

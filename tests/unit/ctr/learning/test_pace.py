@@ -48,6 +48,23 @@ def test_how_much_is_forgotten(evidence: float, spread: float, expected: float) 
     assert doublings(evidence, spread) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("kind", ["lr", "ffm"])
+@pytest.mark.parametrize("absurd", [1e10, -(2.0**64), 3e38])
+@pytest.mark.parametrize("what", ["dense", "weights"])
+def test_an_absurd_number_is_survived_however_long_the_stream_has_lasted(
+    kind: Kind, absurd: float, what: str
+) -> None:
+    model, blocks = model_of(kind), [block_of(SINGLE, 500, seed, weighted=True) for seed in range(4)]
+    model.learn(blocks[0])
+    model.state()["pace"][pace._DOUBLED] = 63.9
+    model.learn(blocks[1])
+    for row in (7, 8, 9):
+        getattr(blocks[2], what)[row] = abs(absurd) if what == "weights" else absurd
+    model.learn(blocks[2])
+    assert np.isfinite(model.learn(blocks[3])).all()
+    assert all(np.isfinite(array).all() for array in model.state().values())
+
+
 def test_the_sample_is_what_numpy_says() -> None:
     block = block_of(SINGLE, 900, weighted=True)
     model = model_of("lr")
