@@ -13,7 +13,7 @@ import numpy as np
 
 from headrace.batching.joining import cut, join, padded_size
 from headrace.errors import InvalidRequest
-from headrace.servable import DEFAULT_SIGNATURE, Servable, Signature
+from headrace.servable import DEFAULT_SIGNATURE, Servable, Signature, TensorSpec
 from headrace.tensors import Array, Tensors
 
 _ROWS_A_CALL = 256
@@ -76,7 +76,7 @@ def inputs_of(signature: Signature, rows: Mapping[str, Array]) -> dict[str, Arra
     """
     names = signature.input_names
     if all(name in rows for name in names):
-        return {name: rows[name] for name in names}
+        return {spec.name: _filled(spec, rows[spec.name]) for spec in signature.inputs}
     given = list(rows.values())
     if len(names) == 1 and len(given) == 1:
         return {names[0]: given[0]}
@@ -89,6 +89,15 @@ def inputs_of(signature: Signature, rows: Mapping[str, Array]) -> dict[str, Arra
         f"got {', '.join(map(repr, rows))}",
         field="rows",
     )
+
+
+def _filled(spec: TensorSpec, column: Array) -> Array:
+    """A column whose missing numbers, a table's empty cells, are what the model takes for them."""
+    if spec.absent is None or isinstance(spec.absent, str) or column.dtype.kind != "f":
+        return column
+    filled = np.where(np.isnan(column), spec.absent, column)
+    whole = filled.astype(spec.dtype)
+    return whole if np.array_equal(whole, filled) else filled  # 30.5 stays, to be refused
 
 
 def _answers(model: Servable, rows: Mapping[str, Array]) -> Tensors:

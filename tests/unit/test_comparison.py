@@ -125,6 +125,16 @@ def test_inputs_are_found_in_rows_of_another_form(signature: Signature, given: A
     signature.check(found)
 
 
+def test_empty_cells_are_what_the_model_takes_for_missing() -> None:
+    inputs = (TensorSpec("age", np.dtype(np.int64), (), absent=-1), TensorSpec("price", FLOAT, (), absent=0))
+    signature = Signature("s", inputs, ())
+    found = inputs_of(signature, {"age": np.array([30, np.nan]), "price": np.array([np.nan, 0.1])})
+    assert {name: array.tolist() for name, array in found.items()} == {"age": [30, -1], "price": [0, 0.1]}
+    signature.check(found)
+    with pytest.raises(InvalidRequest, match="age: expected age INT64"):
+        signature.check(inputs_of(signature, {"age": np.array([30.5, np.nan]), "price": np.array([1, 2])}))
+
+
 def test_rows_that_a_model_does_not_take_are_explained() -> None:
     with pytest.raises(InvalidRequest, match=r"rows: expected columns named 'a', 'b', or .* got 'c', 'd'"):
         inputs_of(APART, {"c": MATRIX[:, 0], "d": MATRIX[:, 1]})

@@ -24,7 +24,10 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         ),
     )
     parser.add_argument(
-        "model", metavar=models.VERSION, type=Path, help="a click model, its newest version, or version N"
+        "model",
+        metavar=models.VERSION,
+        type=Path,
+        help="a click model (its newest version), or version N",
     )
     parser.add_argument("file", metavar="FILE", type=Path, help="where to, for example model.onnx")
 

@@ -43,7 +43,7 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         ),
     )
     parser.add_argument(
-        "model", metavar=models.VERSION, type=Path, help="a model, its newest version, or version N"
+        "model", metavar=models.VERSION, type=Path, help="a model (its newest version), or version N"
     )
     parser.add_argument(
         "--rows",

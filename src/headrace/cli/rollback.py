@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
     elif number is None:
         print(f"{name}: released; the version policy decides again")
     else:
-        print(f"{name}: pinned to version {number}; `--release` ends that")
+        print(f"{name}: pinned to version {number}; `--release` removes the pin")
     return verbs.DONE
 
 

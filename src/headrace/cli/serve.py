@@ -47,7 +47,10 @@ _SETTINGS: dict[str, tuple[_Kind, str]] = {
     "allow_code": ("switch", "load models that are Python code (model.py)"),
     "admin": ("switch", "let clients load and unload models (repository API)"),
     "drain_seconds": ("S", "how long a stopping server may take to answer what it has accepted"),
-    "drain_lead_seconds": ("S", "how long to go on accepting after SIGTERM, saying so in each answer"),
+    "drain_lead_seconds": (
+        "S",
+        "how long to accept requests after SIGTERM; each answer says that it stops",
+    ),
     "log_format": (("text", "json"), "logs for people or for machines"),
     "log_level": (("debug", "info", "warning", "error"), "the least severe level"),
     "tensorflow_metrics": ("switch", "give metrics by TensorFlow Serving's names, too"),

@@ -25,7 +25,7 @@ def as_text(found: Inspection) -> str:
         lines.append(f"from {_time(found.first_time)} to {_time(found.last_time)}")
     if found.click_rate is not None and found.base_logloss is not None:
         lines.append(
-            f"clicked {found.click_rate:.2%}: logloss {found.base_logloss:.5f} when always saying so"
+            f"{found.click_rate:.2%} clicked: always predicting that has logloss {found.base_logloss:.5f}"
         )
     if found.optimal_logloss is not None:
         realised = found.realised_logloss

@@ -119,7 +119,7 @@ def _add_stream(parser: argparse.ArgumentParser) -> None:
         "--rows",
         type=numbers.whole("rows", least=1, most=numbers.MOST_OF_A_STREAM),
         metavar="N",
-        help="stop after so many rows of the stream",
+        help="stop after N rows of the stream",
     )
     group.add_argument(
         "--label-delay-seconds",
@@ -152,14 +152,14 @@ def _add_publication(parser: argparse.ArgumentParser) -> None:
         type=numbers.whole("every-rows", least=0, most=numbers.MOST_OF_A_STREAM),
         metavar="N",
         default=0,
-        help="publish so often",
+        help="publish every N rows, and at the end; 0 = only then (default)",
     )
     group.add_argument(
         "--every-seconds",
         type=numbers.seconds("every-seconds", most=checks.YEAR),
         metavar="S",
         default=0.0,
-        help="publish so often",
+        help="publish every S seconds, and at the end; 0 = only then (default)",
     )
     group.add_argument(
         "--keep",
@@ -195,14 +195,14 @@ def _add_checkpoints(group: argparse._ArgumentGroup) -> None:
         type=numbers.whole("checkpoint-every-rows", least=0, most=numbers.MOST_OF_A_STREAM),
         metavar="N",
         default=0,
-        help="save so often",
+        help="save every N rows, and at the end; 0 = only then (default)",
     )
     group.add_argument(
         "--checkpoint-every-seconds",
         type=numbers.seconds("checkpoint-every-seconds", most=checks.YEAR),
         metavar="S",
         default=0.0,
-        help="save so often",
+        help="save every S seconds, and at the end; 0 = only then (default)",
     )
     group.add_argument("--resume", action="store_true", help="go on from the newest checkpoint, if any")
     group.add_argument(
@@ -233,7 +233,7 @@ def _add_reports(parser: argparse.ArgumentParser) -> None:
         "--metrics-port",
         type=numbers.whole("metrics-port", least=0, most=_HIGHEST_PORT),
         metavar="N",
-        help="the port of Prometheus' metrics; 0 = any free one",
+        help="answer Prometheus on this port; 0 = any free one",
     )
     group.add_argument(
         "--metrics-host",
