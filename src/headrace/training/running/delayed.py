@@ -22,6 +22,7 @@ MICROSECONDS = 1_000_000
 DEFAULT_PENDING_BYTES = 2**31
 """How much memory waiting rows may take."""
 
+_LAST = int(np.iinfo(np.int64).max)
 _COLUMNS = tuple(one.name for one in fields(Block) if one.name not in ("slices", "first_row"))
 
 
@@ -87,7 +88,8 @@ class Pending:
             FailedPrecondition: There is no room for more.
         """
         now = max(self._now, int(_timestamps(block).max()))
-        one = Waiting(replace(block, slices={}), predictions, codes, now + self._delay)
+        due = min(now + self._delay, _LAST)  # as far as arrays count, in which it is saved
+        one = Waiting(replace(block, slices={}), predictions, codes, due)
         if self._bytes + _size(one) > self._most_bytes:
             raise FailedPrecondition(
                 f"label-delay-seconds: {self.rows} rows wait for their labels and take "

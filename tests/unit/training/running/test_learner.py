@@ -83,6 +83,16 @@ def test_memory_for_rows_that_wait_is_bounded() -> None:
     assert one.pending_rows == one.position.rows < 1000
 
 
+def test_rows_of_the_last_moment_that_there_is_can_be_saved() -> None:
+    pending, block = Pending(60.0), make_block(3)
+    assert block.timestamps is not None
+    block.timestamps[1] = np.iinfo(np.int64).max
+    pending.add(block, np.zeros(3, np.float32), np.zeros((0, 3), np.int32))
+    again = Pending(60.0)
+    again.restore(pending.state())
+    assert [one.due for one in again.drain()] == [np.iinfo(np.int64).max]
+
+
 def test_a_delay_is_a_positive_time() -> None:
     with pytest.raises(ConfigError, match="label-delay-seconds: expected seconds, more than 0, got -1"):
         Pending(-1.0)
