@@ -16,7 +16,9 @@ from typing import Generic, TypeVar
 Span = tuple[int, int]
 """Where a field's value lies in its message: start and stop."""
 
-_TEMPLATES_KEPT = 512
+TEMPLATES_KEPT = 2048
+"""The most kinds of messages that a handler knows; each number of rows, of candidates, is one of its own."""
+
 _TEMPLATES_OF_ONE_LENGTH = 4
 _LARGEST_SKELETON_BYTES = 4096
 
@@ -84,9 +86,9 @@ class Templates(Generic[Value]):
         """
         if len(message) - sum(stop - start for start, stop in spans) > _LARGEST_SKELETON_BYTES:
             return
-        if self._kept >= _TEMPLATES_KEPT:  # endless kinds of messages must not become endless memory
-            self._by_length.clear()
-            self._kept = 0
+        if self._kept >= TEMPLATES_KEPT:  # endless kinds of messages must not become endless memory
+            oldest = next(iter(self._by_length))  # without all, most messages would be parsed again
+            self._kept -= len(self._by_length.pop(oldest))
         learnt = Template(message, spans, value)
         known = self._by_length.get(len(message), ())
         others = [template for template in known if template.skeleton != learnt.skeleton]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 import numpy as np
 
 from headrace.frontends.wire.protobuf_cost import AT_ONCE_BYTES
+from headrace.frontends.wire.templates import TEMPLATES_KEPT
 from headrace.frontends.wire.tensors import (
     BYTES,
     SPREAD_BYTES,
@@ -29,7 +30,6 @@ from headrace.tensors import STRING, Array
 if TYPE_CHECKING:
     from types import ModuleType
 
-_TEMPLATES_KEPT = 512
 _LARGEST_OUTLINE_BYTES = 4096
 _MOST_VALUES = AT_ONCE_BYTES // 4
 
@@ -124,8 +124,8 @@ class TextTemplates(Generic[Value]):
         arranged = self._arranged(message, data, template)
         if arranged is None or not _agree(arranged[1], checked):
             return
-        if len(self._known) >= _TEMPLATES_KEPT:  # endless kinds of messages must not become endless memory
-            self._known.clear()
+        if len(self._known) >= TEMPLATES_KEPT:  # endless kinds of messages must not become endless memory
+            del self._known[next(iter(self._known))]  # the oldest; without all, most would be parsed again
         self._known[bytes(self._view[:written])] = template
         self.is_empty = False
 

@@ -8,6 +8,7 @@ import pytest
 
 from headrace.frontends.oip.messages import InferDecoder
 from headrace.frontends.tfserving.messages import PredictDecoder
+from headrace.frontends.wire import text_templates
 from headrace.frontends.wire.tensors import SPREAD_BYTES
 from headrace.packed import kernels
 from headrace.packed.columns import PackedColumns
@@ -111,3 +112,15 @@ def test_ids_of_any_length_are_echoed() -> None:
     door.decode([b"ann"], [b"red", b"car"], request_id="1")
     assert door.recognised([b"bob"], [b"red", b"car"], request_id="ключ").request_id == "ключ"
     assert door.recognised([b"bob"], [b"red", b"car"]) is None
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_kind_more_than_are_kept_costs_the_oldest_and_no_other(
+    protocol: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text_templates, "TEMPLATES_KEPT", 3)
+    door = Door(protocol)
+    for rows in (1, 2, 3, 4):
+        door.decode([b"somebody"], [b"any word"] * 2 * rows)
+    seen = [door.recognised([b"somebody"], [b"any word"] * 2 * rows) is not None for rows in (1, 2, 3, 4)]
+    assert seen == [False, True, True, True]
