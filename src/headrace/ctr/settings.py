@@ -24,6 +24,9 @@ PAIRS_OF: dict[Kind, Kind] = {"deepfm": "fm", "deepffm": "ffm"}
 OPTIMIZERS: tuple[OptimizerKind, ...] = get_args(OptimizerKind)
 
 
+_MOST = 1e6  # kernels count in float32, where 1e300 is infinite
+
+
 def _one_of(key: str, value: object, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise ConfigError(f"{key}: expected one of {', '.join(allowed)}, got {value!r}")
@@ -77,10 +80,10 @@ class Optimizer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def __post_init__(self) -> None:
         """Check each setting."""
         _one_of("optimizer.kind", self.kind, OPTIMIZERS)
-        _number("optimizer.learning_rate", self.learning_rate, above=0.0)
+        _number("optimizer.learning_rate", self.learning_rate, above=0.0, most=_MOST)
         for name in ("initial", "l1", "l2"):
-            _number(f"optimizer.{name}", getattr(self, name), least=0.0)
-        _number("optimizer.epsilon", self.epsilon, above=0.0)
+            _number(f"optimizer.{name}", getattr(self, name), least=0.0, most=_MOST)
+        _number("optimizer.epsilon", self.epsilon, above=0.0, most=_MOST)
         _number("optimizer.power", self.power, least=0.0, most=1.0)
         for name in ("beta1", "beta2"):
             _number(f"optimizer.{name}", getattr(self, name), least=0.0, below=1.0)
@@ -182,7 +185,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         _number("half_life_rows", self.half_life_rows, least=1, most=2**40)
         _number("threads", self.threads, least=1, most=256)
         _number("seed", self.seed, least=0, most=2**63 - 1)
-        _number("initial_scale", self.initial_scale, least=0.0)
+        _number("initial_scale", self.initial_scale, least=0.0, most=_MOST)
         if self.kind in DEEP and not self.hidden:
             raise ConfigError(f"hidden: expected at least one layer for {self.kind}, got none")
         for width in self.hidden:

@@ -68,3 +68,16 @@ def test_what_forgets_at_a_fixed_pace(said: dict[str, object], expected: bool) -
 def test_a_half_life_has_its_bounds(rows: int) -> None:
     with pytest.raises(ConfigError, match="half_life_rows: expected a number, at least 1 and at most"):
         settings_of({"half_life_rows": rows}, "x")
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"initial_scale": 1e300},
+        *({"linear": {name: 1e300}} for name in ("learning_rate", "initial", "l1", "l2", "epsilon")),
+    ],
+)
+def test_numbers_that_kernels_cannot_count_with_are_refused(setting: dict[str, object]) -> None:
+    """They were infinite there, and the model diverged at its first rows."""
+    with pytest.raises(ConfigError, match="at most 1e\\+06, got 1e\\+300"):
+        settings_of(setting, "x")
