@@ -24,6 +24,7 @@ from headrace.batching.request import (
     Request,
     Settlement,
     Waiter,
+    due,
 )
 from headrace.batching.waiting import WaitingRequest
 from headrace.clock import LoopClock
@@ -364,7 +365,7 @@ class Engine:
             found = signature_named(loaded.signatures, spec.signature)
             chosen = found.check_outputs(outputs)
             checked = found.check(inputs)
-            deadline = NO_DEADLINE if timeout_seconds is None else self._clock.now() + timeout_seconds
+            deadline = NO_DEADLINE if timeout_seconds is None else due(self._clock.now(), timeout_seconds)
             if call.outcome is not None:
                 call.outcome.handed_to(loaded.origin)
             answer = loaded.at_once.answer(checked, deadline) if loaded.at_once is not None else None
@@ -436,7 +437,7 @@ class Engine:
             found = signature_named(loaded.signatures, spec.signature)
             chosen = found.check_outputs(outputs)
             arrived = self._clock.now()
-            deadline = NO_DEADLINE if timeout_seconds is None else arrived + timeout_seconds
+            deadline = NO_DEADLINE if timeout_seconds is None else due(arrived, timeout_seconds)
             request = WaitingRequest(found.check(inputs), deadline, arrived)
             if outcome is not None:
                 outcome.handed_to(loaded.origin)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from pathlib import Path
@@ -47,6 +48,21 @@ def test_concurrent_callers_share_batches_and_get_their_own_rows() -> None:
         assert model.closed.is_set()
 
     run(scenario())
+
+
+def test_a_timeout_that_is_no_number_is_refused() -> None:
+    """It never passed: a model that hangs kept such a call for ever, with a default, too."""
+
+    async def scenario() -> None:
+        async with Engine.from_objects({"m": Doubling()}) as engine:
+            with pytest.raises(
+                InvalidRequest, match="timeout_seconds: expected a number of seconds, got nan"
+            ):
+                await engine.predict("m", {"x": ROW}, timeout_seconds=math.nan)
+
+    run(scenario())
+    with Engine.in_thread(objects={"m": Doubling()}) as engine, pytest.raises(InvalidRequest, match="nan"):
+        engine.predict_blocking("m", {"x": ROW}, timeout_seconds=math.nan)
 
 
 def test_an_engine_that_was_not_started_says_so() -> None:

@@ -8,13 +8,24 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol, cast
 
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, InvalidRequest
 from headrace.servable import CheckedInputs, RowLayout
 from headrace.tensors import Array, Buffer, Tensors
 
 _log = logging.getLogger(__name__)
 
 NO_DEADLINE = math.inf
+
+
+def due(now: float, seconds: float) -> float:
+    """When seconds are over.
+
+    Raises:
+        InvalidRequest: They are no number: such a deadline never passes, and keeps others from passing.
+    """
+    if math.isnan(seconds):
+        raise InvalidRequest(f"expected a number of seconds, got {seconds}", field="timeout_seconds")
+    return now + seconds
 
 
 class Timings:
