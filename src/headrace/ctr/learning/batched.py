@@ -7,6 +7,7 @@ where one of two additions at the same time may be lost.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -88,13 +89,23 @@ class BatchedModel(LearningModel):
             NOTHING if block.weights is None else fixed(block.weights),
         )
         touched = self._coalescer.touched_by(rows.indices, rows.crossed)
+        sums = self._summed(rows, touched, probabilities)
+        if not self._steps[0]:
+            self._groups.array("bias")[0] = _log_odds(block)
+            sums = self._summed(rows, touched, np.empty_like(probabilities))
+        self._move(touched, sums, len(block))
+        return probabilities
+
+    def _summed(self, rows: Rows, touched: Touched, probabilities: Array) -> Mapping[str, Array]:
+        """Predict a batch, and sum its gradients."""
         sums = {name: self._cleared(name, len(touched.rows)) for name in self._sums}
         served, whole = self._groups.served(), self._lay_out(touched)
         batch = _Batch(rows, touched, sums, self._slots, served, probabilities, whole)
         if whole is not None:
             self._spread(whole.forward(touched, served.embeddings.values))
-        chunk = -(-len(block) // self.settings.threads) if self._layout is None else CHUNK_ROWS
-        starts = range(0, len(block), chunk)
+        count = len(probabilities)
+        chunk = -(-count // self.settings.threads) if self._layout is None else CHUNK_ROWS
+        starts = range(0, count, chunk)
         self._spread(
             [
                 (hand.learn, batch, starts[number :: len(self._hands)], chunk)
@@ -103,8 +114,7 @@ class BatchedModel(LearningModel):
         )
         if whole is not None:
             self._spread(whole.backward(sums["embeddings"], self._hands[0].sums["layer0.weights"]))
-        self._move(touched, sums, len(block))
-        return probabilities
+        return sums
 
     def predict(self, block: Block) -> Array:
         """The probabilities of a click: float32 ``[rows]``."""
@@ -207,6 +217,17 @@ class BatchedModel(LearningModel):
         for other in others:
             first += other
         return first.reshape(-1)
+
+
+def _log_odds(block: Block) -> float:
+    """What the bias begins with: what the first batch's clicks say, each of the two outcomes seen once more.
+
+    In steps of its own it would take some hundred batches to where clicks are rare, and until then every
+    other weight would learn to be the bias.
+    """
+    weights = np.ones(len(block), np.float32) if block.weights is None else block.weights
+    clicks = float(weights @ block.labels)
+    return math.log((clicks + 1.0) / (float(weights.sum()) - clicks + 1.0))
 
 
 class _Batch(NamedTuple):

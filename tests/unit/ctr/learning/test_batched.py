@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import numpy as np
 import pytest
@@ -84,6 +86,7 @@ def test_every_kind_learns_with_every_optimizer(kind: Kind, optimizer: Optimizer
     rest = chosen if optimizer != "ftrl" else Optimizer(kind="lazy_adam", learning_rate=0.02)
     settings = settings_of(kind, chosen, embeddings=rest, network=rest, initial_scale=0.1)
     model, block = BatchedModel(settings, FEATURES), random_block(512, weighted=False)
+    model.learn(block)  # how many clicks there are, the bias knows at once
     first = _logloss(model.learn(block), block.labels)
     for _ in range(30):
         last = _logloss(model.learn(block), block.labels)
@@ -92,6 +95,26 @@ def test_every_kind_learns_with_every_optimizer(kind: Kind, optimizer: Optimizer
 
 def _logloss(probabilities: Array, labels: Array) -> float:
     return float(-np.log(np.where(labels > 0, probabilities, 1 - probabilities)).mean())
+
+
+@pytest.mark.parametrize("kind", ["lr", "deepfm"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_bias_begins_with_the_clicks_of_the_first_batch(kind: Kind, weighted: bool) -> None:
+    """Where one row in a hundred is clicked, a hundred batches were predicted as if it were every third."""
+    settings = settings_of(kind, Optimizer(kind="adam", learning_rate=1e-6), initial_scale=0.001)
+    model = BatchedModel(settings, FEATURES)
+    rare = np.zeros(1000, np.float32)
+    rare[::100] = 1.0
+    first, second = (replace(random_block(1000, seed, weighted=weighted), labels=rare) for seed in (1, 2))
+    weights = np.ones(1000) if first.weights is None else first.weights
+    share = (weights @ rare + 1) / (weights.sum() + 2)
+    fresh = model.predict(first)
+    np.testing.assert_allclose(model.learn(first), fresh, atol=1e-6)  # before anything is learnt
+    found = model.learn(second)
+    odds, expected = found / (1 - found), fresh / (1 - fresh) * share / (1 - share)
+    assert np.median(odds) == pytest.approx(np.median(expected), rel=0.05)
+    bias = float(model.strip().dense["bias"][0])
+    assert bias == pytest.approx(np.log(share / (1 - share)), abs=1e-4)  # once: not again by the second
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "forgetting"])
