@@ -225,9 +225,10 @@ def _log_odds(block: Block) -> float:
     In steps of its own it would take some hundred batches to where clicks are rare, and until then every
     other weight would learn to be the bias.
     """
-    weights = np.ones(len(block), np.float32) if block.weights is None else block.weights
-    clicks = float(weights @ block.labels)
-    return math.log((clicks + 1.0) / (float(weights.sum()) - clicks + 1.0))
+    rows, clicks = len(block), float(block.labels.sum())
+    if block.weights is not None and (counted := float(block.weights.sum())) > 0:
+        clicks = rows * float(block.weights @ block.labels) / counted
+    return math.log((clicks + 1.0) / (rows - clicks + 1.0))
 
 
 class _Batch(NamedTuple):

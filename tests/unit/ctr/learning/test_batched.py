@@ -107,7 +107,7 @@ def test_the_bias_begins_with_the_clicks_of_the_first_batch(kind: Kind, weighted
     rare[::100] = 1.0
     first, second = (replace(random_block(1000, seed, weighted=weighted), labels=rare) for seed in (1, 2))
     weights = np.ones(1000) if first.weights is None else first.weights
-    share = (weights @ rare + 1) / (weights.sum() + 2)
+    share = (1000 * (weights @ rare) / weights.sum() + 1) / 1002
     fresh = model.predict(first)
     np.testing.assert_allclose(model.learn(first), fresh, atol=1e-6)  # before anything is learnt
     found = model.learn(second)

@@ -135,12 +135,12 @@ def test_it_follows_a_world_that_turns() -> None:
     losses = []
     for half_life_rows in (500, 10**9):
         model = model_of(half_life_rows)
-        for number in range(30):
+        for number in range(90):
             model.learn(block_of(SINGLE, 300, number))
         predicted = []
-        for number in range(30, 40):
+        for number in range(90, 100):
             block = block_of(SINGLE, 300, number)
             block.labels[:] = 1 - block.labels
             predicted.append(np.where(block.labels > 0, one := model.learn(block), 1 - one))
         losses.append(-np.log(np.concatenate(predicted)).mean())
-    assert losses[0] < losses[1] - 0.01
+    assert losses[0] < losses[1] - 0.05
