@@ -8,7 +8,7 @@ import pytest
 
 from headrace.tensors import Array
 from headrace.training.scoring.tallies import Scored
-from headrace.training.scoring.trends import Trend, trend_of
+from headrace.training.scoring.trends import REMEMBERED, Trend, trend_of
 from headrace.training.scoring.windows import Window, Windows
 
 STEADY = [0.9, 0.901, 0.899, 0.9, 0.9]
@@ -33,6 +33,18 @@ STEADY = [0.9, 0.901, 0.899, 0.9, 0.9]
 )
 def test_what_windows_say(entropies: list[float], expected: Trend | None) -> None:
     assert trend_of(entropies) == expected
+
+
+@pytest.mark.parametrize("deviation", [0.003, 0.03])
+def test_what_is_chance_is_hardly_ever_told(deviation: float) -> None:
+    """Windows of 1,000 rows differ by three hundredths: of two thousand, 580 were told to be tired."""
+    random = np.random.default_rng(5)
+    entropies = (0.9 + random.normal(scale=0.9 * deviation, size=1000)).tolist()
+    told = [trend_of(entropies[max(0, at - REMEMBERED) : at]) for at in range(1, 1001)]
+    assert sum(one is not None for one in told) <= 5
+    worse = [one + 0.2 for one in entropies[500:505]]
+    assert trend_of([*entropies[460:500], worse[0]]) == "jumped"
+    assert trend_of([*entropies[460:500], *worse]) == "tired"
 
 
 def test_windows_tell_it_also_after_a_checkpoint() -> None:
