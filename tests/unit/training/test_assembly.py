@@ -13,7 +13,8 @@ from tests.click_blocks import SINGLE
 @pytest.mark.parametrize(
     ("said", "expected"),
     [
-        ({}, False),  # so checkpoints go on that were saved before there was such a setting
+        ({"linear": {"kind": "adagrad"}}, False),  # checkpoints go on that were saved before there was one
+        ({}, True),
         ({"kind": "fm"}, False),
         ({"linear": {"kind": "forgetting"}}, True),
     ],

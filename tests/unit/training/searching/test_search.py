@@ -122,7 +122,7 @@ def test_a_configuration_that_diverges_is_out() -> None:
     wanted = read_search(
         {
             "base": {"kind": "fm", "embeddings": {"kind": "sgd"}},
-            "grid": {"embeddings.learning_rate": [0.1, 1e30]},
+            "grid": {"embeddings.learning_rate": [0.1, 1e6]},
         },
         "search",
     )
