@@ -63,14 +63,19 @@ def served(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def modules_of(program: str, directory: Path) -> set[str]:
-    done = subprocess.run(
+def ran(program: str, directory: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
         [sys.executable, "-c", program, str(directory)],
         capture_output=True,
-        check=True,
+        check=False,
         text=True,
         timeout=120,
     )
+
+
+def modules_of(program: str, directory: Path) -> set[str]:
+    done = ran(program, directory)
+    done.check_returncode()
     return set(done.stdout.split())
 
 
@@ -81,13 +86,7 @@ def test_before_it_starts_over_a_server_has_imported_no_engine_and_no_other_verb
 
 
 def test_a_server_that_cannot_start_over_goes_on(served: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", WHERE_NO_PROGRAM_MAY_BE_STARTED, str(served)],
-        capture_output=True,
-        check=False,
-        text=True,
-        timeout=120,
-    )
+    done = ran(WHERE_NO_PROGRAM_MAY_BE_STARTED, served)
     assert "nowhere.invalid" in done.stderr, "it has come to its ports"
     assert done.returncode == 2
 
