@@ -91,7 +91,7 @@ class BatchedModel(LearningModel):
         touched = self._coalescer.touched_by(rows.indices, rows.crossed)
         sums = self._summed(rows, touched, probabilities)
         if not self._steps[0]:
-            self._groups.array("bias")[0] = _log_odds(block)
+            self._groups.begin_at(_log_odds(block))
             sums = self._summed(rows, touched, np.empty_like(probabilities))
         self._move(touched, sums, len(block))
         return probabilities

@@ -70,6 +70,13 @@ class Groups:
         array: Array = self.tables[name].weights[0].reshape(self.shapes[name])
         return array
 
+    def begin_at(self, bias: float) -> None:
+        """Let the bias begin somewhere; FTRL makes a weight anew of what stands behind it, at each step."""
+        values, optimizer = self.tables["bias"].values[0], self.optimizer("bias")
+        values[0] = bias
+        if optimizer.kind == "ftrl":
+            values[1] = -bias * math.sqrt(optimizer.initial) / optimizer.learning_rate
+
     def wide(self) -> dict[str, LearningTable]:
         """The groups with many rows."""
         return {name: table for name, table in self.tables.items() if name in WIDE}
