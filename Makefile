@@ -13,7 +13,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 print_series := -c 'import sys; print("%d.%d" % sys.version_info[:2])'
 
-.PHONY: help install clients demo serve test test-python check format clean
+.PHONY: help install clients demo demo-archive serve services services-stop test test-python check format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -27,7 +27,7 @@ endif
 $(VENV)/.installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "headrace needs Python 3.11 or newer; make PYTHON=python3.x …")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "cannot make $(VENV): install python3-venv" >&2; exit 1; }
-	$(BIN)/python -m pip install -q -e '.[sklearn,grpcio,uvicorn,train,plot,tensorflow,demo,dev]'
+	$(BIN)/python -m pip install -q -e '.[sklearn,grpcio,uvicorn,train,plot,tensorflow,text,image,similarity,archive,redis,cassandra,kafka,demo,dev]'
 	@touch $@
 
 clients: $(CLIENTS)/.installed ## foreign clients (tritonclient, TensorFlow Serving's stubs) into an environment of their own
@@ -41,12 +41,22 @@ $(CLIENTS)/.installed: tests/clients/requirements.txt tests/clients/no-dependenc
 demo: install ## real ratings stream in, a click model learns, versions appear, a server answers from the newest
 	$(BIN)/python -m demo.run
 
+demo-archive: install ## film titles are asked for, embedded in the background, found; ENGINES=1: on Cassandra and Kafka
+	$(BIN)/python -m demo.archive
+
 serve: install ## serve a small example model on ports 8501 (HTTP) and 8500 (gRPC)
 	@test -d .data/example || $(BIN)/headrace example .data/example
 	$(BIN)/headrace serve .data/example
 
+services: ## Redis, Cassandra and Kafka on this machine: fetch, start, wait until ready (docs/services.md)
+	@$(PYTHON) -m tools.services start
+
+services-stop: ## stop them; their data stays in .data/services
+	@$(PYTHON) -m tools.services stop
+
 test: install clients check ## checks, then all tests
 	@tools/system_packages.sh curl
+	@$(BIN)/python -m tools.services fetch
 	$(BIN)/python -m pytest -n 2
 
 test-python: ## the same with another Python, in .venvs/3.x: `make test-python PYTHON=python3.13`
@@ -67,6 +77,6 @@ format: install ## let ruff lay out the code
 
 -include benchmarks/bench.mk
 
-clean: ## remove what was built, downloaded and cached (the environments stay)
+clean: services-stop ## remove what was built, downloaded and cached (the environments stay)
 	rm -rf .data .bench build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find src tests tools demo benchmarks -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true

@@ -32,6 +32,11 @@ NAMES = (
     "door",
     "texts",
     "seam",
+    "similarity",
+    "stores",
+    "embedders",
+    "archive",
+    "archive_wire",
 )
 ALONE = {
     "door": ("taskset",),
@@ -40,6 +45,11 @@ ALONE = {
     "texts": ("taskset", "h2load", "wrk"),
     "seam": ("taskset",),
     "in_process": (),
+    "similarity": (),
+    "archive": (),
+    "stores": (),
+    "embedders": (),
+    "archive_wire": ("taskset", "h2load", "wrk"),
 }
 """What those need that compare headrace with no other server; all others need more, and the peers."""
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
 ROOT = Path(__file__).resolve().parent.parent
+
+pytest_plugins = ("tests.services",)
 
 # Shared machines stall for longer than any deadline per example. The same examples each run: failures repeat.
 settings.register_profile("headrace", deadline=None, derandomize=True)
@@ -29,20 +33,30 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--drain-runs", type=int, default=1, help="servers stopped for each way to ask")
 
 
-class TwoLanes(LoadScopeScheduling):
+@cache
+def asks_for_services(file: str) -> bool:
+    """Say whether a file of tests names a fixture of ``tests/services.py``."""
+    named = r"\b((redis|cassandra|kafka)_server|own_(redis|cassandra|kafka))\b"
+    return re.search(named, (ROOT / file).read_text("utf-8")) is not None
+
+
+class Lanes(LoadScopeScheduling):
     """Tests that start processes follow one another in one, and other files run in the rest.
 
-    Two servers that are overloaded at once would test the machine.
+    Two servers that are overloaded at once would test the machine. Files that share Redis, Cassandra and
+    Kafka stay together, too, so that each of those is started once.
     """
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
-        return "processes" if file.startswith(("tests/end_to_end/", "tests/faults/")) else file
+        if file.startswith(("tests/end_to_end/", "tests/faults/")):
+            return "processes"
+        return "services" if asks_for_services(file) else file
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
     """Give workers whole files, so that what a module's fixtures make is made once."""
-    return TwoLanes(config, log)
+    return Lanes(config, log)
 
 
 def children() -> list[str]:

@@ -98,7 +98,7 @@ class Engine:
             ConfigError: There is nothing to serve.
         """
         self.config = config or ServerConfig()
-        if models is None and not objects and not self.config.models:
+        if models is None and not (objects or self.config.models or self.config.archive):
             raise ConfigError(
                 "nothing to serve: give a directory of models, objects, or models in the configuration"
             )

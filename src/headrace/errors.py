@@ -245,3 +245,8 @@ class StreamError(HeadraceError):
         super().__init__(f"stream, {where}: {message}")
         self.row = row
         self.field = field
+        self._what = message
+
+    def within(self, where: str) -> StreamError:
+        """The same, with more about where the row is."""
+        return StreamError(f"{self._what}; {where}", row=self.row, field=self.field)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn, Protocol
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from headrace.config import ServerConfig
 from headrace.engine import Engine
@@ -27,6 +27,10 @@ from headrace.frontends.tfserving import rest as tfserving_rest
 from headrace.frontends.transport.asgi import Application
 from headrace.frontends.transport.listening import listen, take_no_more, until_accepted
 from headrace.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from headrace.archive.archive import Archive
+    from headrace.frontends.archive.serving import Serving
 
 _log = logging.getLogger(__name__)
 
@@ -106,12 +110,18 @@ class Server:
         self.engine = Engine(models, config=config)
         self._transports: list[Transport] = []
         self._sockets: list[socket.socket] = []
+        self._archive: Serving | None = None
 
     async def start(self) -> None:
         """Open the ports and begin to load; returns when connections are accepted, models loaded or not.
 
+        An archive is open by then.
+
         Raises:
-            ConfigError: A port or an address cannot be had, or what should serve it is not installed.
+            ConfigError: A port or an address cannot be had, or what should serve it is not installed; or the
+                archive's settings are wrong.
+            LoadError: An embedder of the archive cannot be loaded.
+            Unavailable: The archive cannot be opened now.
         """
         config = self._config
         http = listen(config.host, config.http_port, "http_port")
@@ -121,16 +131,37 @@ class Server:
         self.grpc_address = grpc.getsockname()[:2]
         self.supervisor = Supervisor()
         await self.engine.start(wait=False)
+        if config.archive is not None:
+            from headrace.frontends.archive.serving import Serving  # noqa: PLC0415 - only where it is served
+
+            self._archive = await Serving.open(config.archive, self.engine)
+        try:
+            await self._begin(config)
+        except BaseException:
+            if self._archive is not None:
+                await self._archive.close()
+            raise
+
+    async def _begin(self, config: ServerConfig) -> None:
         self._service = Service(self.engine)
-        methods = grpc_methods(self._service)
+        routes, methods = list[HttpRoute](), list[GrpcMethod]()
+        if self._archive is not None:
+            routes, methods = self._archive.attach(self._service, is_admin=config.admin)
+        routes += http_routes(self._service)
+        methods += grpc_methods(self._service)
         self._application = Application(
-            http_routes(self._service), methods, config.limits, self.engine.outcomes, self._service.lane
+            routes, methods, config.limits, self.engine.outcomes, self._service.lane
         )
         self._transports = _transports(self._application, methods, self._sockets, config)
         for transport in self._transports:
             await transport.start()
             if transport.serving is not None:
                 self.supervisor.needs(f"the front end {type(transport).__name__}", transport.serving)
+
+    @property
+    def archive(self) -> Archive | None:
+        """The archive that is served, once started."""
+        return None if self._archive is None else self._archive.archive
 
     async def stop(self, *, lead: bool = True) -> bool:
         """Say that it is going, and later go: answer what was accepted, close the ports, unload.
@@ -162,7 +193,10 @@ class Server:
         for one in self._sockets:
             one.close()
         try:
-            await asyncio.wait_for(self.engine.close(), max(_LEAST_UNLOAD_SECONDS, until - time.monotonic()))
+            async with asyncio.timeout(max(_LEAST_UNLOAD_SECONDS, until - time.monotonic())):
+                if self._archive is not None:  # first: what fills it may ask the models
+                    await self._archive.close()
+                await self.engine.close()
         except TimeoutError:
             return False
         return not self.engine.manager.hanging

@@ -10,6 +10,7 @@ import numpy as np
 
 from headrace.ctr.files.writing import write_model
 from headrace.ctr.interfaces import Weights
+from headrace.ctr.models.missing import flagged
 from headrace.ctr.models.vocabulary import Vocabulary
 from headrace.ctr.settings import DEEP, Kind, ModelSettings
 from headrace.ctr.tables import Table
@@ -65,13 +66,14 @@ def random_weights(settings: ModelSettings, features: Features, seed: int = 0) -
     tables = {"linear": table(features.rows + sum(one.buckets for one in settings.interactions), 1)}
     if settings.kind != "lr":
         tables["embeddings"] = table(features.rows, factors * (fields if field_aware else 1))
+    features = flagged(settings, features)
     dense = {"bias": draw(1), "dense": draw(features.dense_width)}
     if settings.kind == "fwfm":
         dense["pairs"] = np.triu(draw(fields, fields), 1)
     if settings.kind in DEEP:
         inputs = fields * (fields - 1) // 2 if field_aware else fields * factors
         inputs += features.dense_width
-        for layer, units in enumerate((*settings.hidden, 1)):
+        for layer, units in enumerate((*settings.hidden, settings.heads)):
             dense[f"layer{layer}.weights"], dense[f"layer{layer}.bias"] = draw(inputs, units), draw(units)
             inputs = units
     return Weights(tables, dense)
@@ -146,6 +148,7 @@ CTR = RuntimeUnderTest(
         Example(
             "exact", lambda directory: write(directory, "fm", EXACT), field_inputs, SIGNATURE, tolerance=0
         ),
+        Example("mdn", lambda directory: write(directory, "mdn"), field_inputs, SIGNATURE, tolerance=0),
         Example("lr", lambda directory: write(directory, "lr"), field_inputs, SIGNATURE, tolerance=0),
     ),
     failing=Example(

@@ -19,7 +19,7 @@ from tests.model_directories import affine, write
 
 HEADRACE = [sys.executable, "-m", "headrace"]
 SECONDS = 110
-KINDS = ["lr", "fm", "fwfm", "ffm", "deepfm"]
+KINDS = ["lr", "fm", "fwfm", "ffm", "deepfm", "mdn"]
 
 
 def generated(file: Path, rows: int, *options: str) -> Path:

@@ -24,6 +24,7 @@ _VERBS = (
     "profile",
     "compile",
     "compare",
+    "archive",
 )
 """As the help lists them; each is the module of its name."""
 
@@ -40,6 +41,7 @@ _EXAMPLES = """examples:
   headrace profile models/ctr          show where its time goes
   headrace compare skops onnx rows.csv check a converted model against the original
   headrace compile models              compile click models' kernels ahead
+  headrace archive lookup titles Heat  look an embedding up
 """
 
 

@@ -9,7 +9,7 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from headrace.errors import ConfigError
 from headrace.terminal import table
 
 if TYPE_CHECKING:
+    from headrace.archive.archive import Archive
     from headrace.servable import Signature
     from headrace.server import Server
 
@@ -32,11 +33,12 @@ _EXAMPLES = """examples:
   HEADRACE_SERVE_LOG_FORMAT=json headrace serve models
 """
 _Kind = str | tuple[str, ...]
-_TYPES: dict[str, Callable[[str], Callable[[str], float]]] = {
+_TYPES: dict[str, Callable[[str], Callable[[str], float | Path]]] = {
     "N": numbers.whole,
     "S": functools.partial(numbers.seconds, most=DAY),
+    "FILE": lambda _: Path,
 }
-_SETTINGS: dict[str, tuple[_Kind, str]] = {
+SETTINGS: dict[str, tuple[_Kind, str]] = {
     "host": ("HOST", "the address to listen on"),
     "http_port": ("N", "the port of REST; 0 = any free one"),
     "grpc_port": ("N", "the port of gRPC; 0 = any free one"),
@@ -55,6 +57,7 @@ _SETTINGS: dict[str, tuple[_Kind, str]] = {
     "log_level": (("debug", "info", "warning", "error"), "the least severe level"),
     "tensorflow_metrics": ("switch", "give metrics by TensorFlow Serving's names, too"),
     "triton_metrics": ("switch", "give metrics by Triton's names, too"),
+    "archive": ("FILE", "serve an archive of embeddings, too: its archive.toml"),
     "limits.max_message_bytes": ("N", "the largest request, decompressed"),
     "limits.max_inflight_bytes": ("N", "what all requests may hold together"),
     "limits.body_timeout_seconds": ("S", "how long a request's body may take to arrive"),
@@ -65,6 +68,8 @@ _SETTINGS: dict[str, tuple[_Kind, str]] = {
     "limits.max_expansion": ("N", "how many times its size a compressed message may open to"),
     "limits.max_streams_per_connection": ("N", "how many requests one HTTP/2 connection may have open"),
 }
+"""By the names of ``ServerConfig``: what stands for a value in the help, and what is told there."""
+
 _LEAST_FILES = 96
 _SETTLE_SECONDS = 10.0
 
@@ -87,18 +92,28 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "models", metavar=models.DIRECTORY, type=Path, nargs="?", help="the directory of models"
     )
-    for key, (kind, told) in _SETTINGS.items():
-        _add_setting(parser, key, kind, told)
+    add_settings(parser, SETTINGS)
+
+
+def add_settings(parser: argparse.ArgumentParser, keys: Iterable[str]) -> None:
+    """Add the options of some of ``ServerConfig``'s settings.
+
+    Args:
+        parser: The verb.
+        keys: Which, of ``SETTINGS``.
+    """
+    for key in keys:
+        _add_setting(parser, key, *SETTINGS[key])
 
 
 def _add_setting(parser: argparse.ArgumentParser, key: str, kind: _Kind, told: str) -> None:
     """Add the option of one of ``ServerConfig``'s settings; what it may be is checked there."""
-    default = functools.reduce(getattr, key.split("."), ServerConfig())
+    default: object = functools.reduce(getattr, key.split("."), ServerConfig())
     name = key.replace(".", "-").replace("_", "-")
     if kind == "switch":
         parser.add_argument(f"--{name}", dest=key, action="store_true", default=None, help=told)
         return
-    shown = f"{default:g}" if isinstance(default, float) else default
+    shown = "none" if default is None else f"{default:g}" if isinstance(default, float) else default
     how: dict[str, Any] = {"metavar": kind}
     if isinstance(kind, tuple):
         how = {"choices": kind}
@@ -109,8 +124,17 @@ def _add_setting(parser: argparse.ArgumentParser, key: str, kind: _Kind, told: s
 
 def run(options: argparse.Namespace) -> int:
     """Serve until told to stop."""
+    return serve(options, _config(options))
+
+
+def serve(options: argparse.Namespace, config: ServerConfig) -> int:
+    """Serve until told to stop.
+
+    Args:
+        options: Of the verb: ``models``, a directory or None, and ``json``.
+        config: The settings.
+    """
     started = time.monotonic()
-    config = _config(options)
     _expect_open_files()
     _ask_for_huge_pages()
     logs.set_up(config.log_format, config.log_level)
@@ -126,7 +150,8 @@ def run(options: argparse.Namespace) -> int:
             _print_addresses(serving, options.models, seconds)
         await serving.engine.settle(_SETTLE_SECONDS)
         if options.json:
-            verbs.print_json({**_addresses(serving), "start_seconds": round(seconds, 3), **_models(serving)})
+            said = {**_addresses(serving), "start_seconds": round(seconds, 3), **_models(serving)}
+            verbs.print_json(said if serving.archive is None else {**said, **_spaces(serving.archive)})
             sys.stdout.flush()
         else:
             _print_models(serving)
@@ -138,14 +163,16 @@ def _config(options: argparse.Namespace) -> ServerConfig:
     config = ServerConfig()
     if options.config is not None:
         config = server_config(options.own_settings, str(options.config), options.config.absolute().parent)
-    if options.models is None and not config.models:
-        raise ConfigError("nothing to serve: name a directory of models, or models in --config FILE")
+    if options.models is None and not (config.models or config.archive or options.archive):
+        raise ConfigError(
+            "nothing to serve: name a directory of models, models in --config FILE, or an --archive FILE"
+        )
     if options.models is not None and not models.is_directory(options.models):
         way_out = "" if os.path.exists(options.models) else f"; `headrace example {options.models}` makes one"
         raise ConfigError(f"DIR: {options.models} is not a directory{way_out}")
     if options.models is not None:
         models.expect_no_version(options.models)
-    return with_flags(config, **{key: getattr(options, key) for key in _SETTINGS})
+    return with_flags(config, **{key: getattr(options, key) for key in SETTINGS})
 
 
 def _expect_open_files() -> None:
@@ -188,7 +215,8 @@ def _schedule_as_batch() -> None:
 def _print_addresses(serving: Server, directory: Path | None, seconds: float) -> None:
     host, port = serving.http_address
     grpc_host, grpc_port = serving.grpc_address
-    print(f"headrace serves {directory or 'the configured models'}, {seconds:.2f} s after its start")
+    what = directory or ("the configured models" if serving.archive is None else "an archive")
+    print(f"headrace serves {what}, {seconds:.2f} s after its start")
     print(f"  REST  http://{_bracketed(host)}:{port}")
     print(f"  gRPC  {_bracketed(grpc_host)}:{grpc_port}", flush=True)
 
@@ -218,6 +246,11 @@ def _models(serving: Server) -> dict[str, object]:
     return {"models": said, "not_served": not_served}
 
 
+def _spaces(archive: Archive) -> dict[str, object]:
+    records = {space: archive.record(space) for space in archive.config.spaces}
+    return {"spaces": [{"space": space, "default": one.default or None} for space, one in records.items()]}
+
+
 def _print_models(serving: Server) -> None:
     manager = serving.engine.manager
     rows = [("model", "version", "state", "runtime", "inputs → outputs")]
@@ -237,12 +270,28 @@ def _print_models(serving: Server) -> None:
         if loaded is not None and first is None:
             first = model, next(iter(loaded.signatures.values()))
     rows += [(name, "", "not served", "", why) for name, why in sorted(manager.unusable.items())]
-    print(table(rows, indent="  "))
-    if not manager.models():
+    if serving.archive is None or len(rows) > 1:
+        print(table(rows, indent="  "))
+    if not manager.models() and serving.archive is None:
         print("  no models yet: versions that appear in the directory are served as they come")
+    if serving.archive is not None:
+        _print_spaces(serving, serving.archive)
     if first is not None:
         print(f"try it:\n  {_curl(serving, *first)}")
     print(end="", flush=True)
+
+
+def _print_spaces(serving: Server, archive: Archive) -> None:
+    rows = [("space", "version", "numbers", "made by")]
+    for space, settings in archive.config.spaces.items():
+        record = archive.record(space)
+        version = record.version(record.default)
+        numbers_made = "" if version is None else f"{version.dimension} of {version.dtype}"
+        rows.append((space, str(record.default or ""), numbers_made, settings.embedder or "put"))
+    print(table(rows, indent="  "))
+    host, port = serving.http_address
+    body = json.dumps({"keys": ["a key"]})
+    print(f"look up:\n  curl -d '{body}' http://{_bracketed(host)}:{port}/v1/archive/{rows[1][0]}:lookup")
 
 
 def _shape(signatures: object) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.cli import groups, verbs
+from headrace.cli.topics import add_publish
 from headrace.errors import ConfigError, HeadraceError
 from headrace.stream.schema import Schema, parse_schema
 
@@ -56,6 +57,7 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     _add_generate(tools)
     _add_encode(tools)
     _add_inspect(tools)
+    add_publish(tools)
 
 
 def _add_generate(tools: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -184,7 +186,8 @@ def _add_encode(tools: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         help="what the columns are, as TOML or JSON; guessed if left out",
     )
     add("--print-schema", action="store_true", help="print the schema as TOML, and write no stream")
-    add("--label", default="", metavar="NAME", help="which column is the label, 0 or 1")
+    add("--label", default="", metavar="NAME", help="which column is the label, 0 or 1; clicks, with --views")
+    add("--views", default="", metavar="NAME", help="which column says of how many views a row is")
     add("--weight", default="", metavar="NAME", help="which column says how much a row counts")
     add("--timestamp", default="", metavar="NAME", help="which column says when: microseconds, or ISO 8601")
     names: dict[str, Any] = {"action": "extend", "type": _names, "default": [], "metavar": "NAMES"}
@@ -214,6 +217,7 @@ def run_encode(options: argparse.Namespace) -> int:
         from headrace.stream.inference import Hints, schema_toml  # noqa: PLC0415 - needs the extra
     hints = Hints(
         label=options.label,
+        views=options.views,
         weight=options.weight,
         timestamp=options.timestamp,
         context=tuple(options.context),

@@ -24,8 +24,10 @@ def as_text(found: Inspection) -> str:
     if found.first_time is not None and found.last_time is not None:
         lines.append(f"from {_time(found.first_time)} to {_time(found.last_time)}")
     if found.click_rate is not None and found.base_logloss is not None:
+        of_views = "" if found.views is None else f"of {found.views:,} views were "
         lines.append(
-            f"{found.click_rate:.2%} clicked: always predicting that has logloss {found.base_logloss:.5f}"
+            f"{found.click_rate:.2%} {of_views}clicked: always predicting that has logloss "
+            f"{found.base_logloss:.5f}"
         )
     if found.optimal_logloss is not None:
         realised = found.realised_logloss
@@ -44,6 +46,7 @@ def as_json(found: Inspection) -> str:
         "rows": found.rows,
         "size_bytes": found.bytes,
         "batches": found.batches,
+        "views": found.views,
         "click_rate": found.click_rate,
         "base_logloss": found.base_logloss,
         "optimal_logloss": found.optimal_logloss,

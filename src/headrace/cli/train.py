@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.cli import models, numbers, verbs
+from headrace.cli.topics import add_kafka_config
 from headrace.config import checks
 from headrace.ctr.settings import DEEP, KINDS, OPTIMIZERS, ModelSettings, forgetting_of
 from headrace.errors import ConfigError
@@ -20,6 +21,7 @@ _EXAMPLES = """examples:
   headrace stream generate --rows 1000000 --seed 1 | headrace train --model deepfm
   headrace train clicks.arrows --model ffm --publish models/ctr --every-rows 100000
   producer | headrace train - --publish models/ctr --every-seconds 60 --checkpoint saved --resume
+  headrace train kafka://localhost:9092/clicks --publish models/ctr --every-seconds 60 --checkpoint saved
   headrace train clicks.arrows --search search.toml > best.toml
   headrace train clicks.arrows --config best.toml --plot run.png
 
@@ -79,6 +81,12 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         help="the widths of the network's layers (default 128,64)",
     )
     group.add_argument(
+        "--components",
+        type=numbers.whole("components", least=1, most=64),
+        metavar="N",
+        help="how many Beta distributions an mdn mixes (default 3)",
+    )
+    group.add_argument(
         "--optimizer",
         choices=OPTIMIZERS,
         help="of linear weights and embeddings (default forgetting; adagrad where only a rate is given)",
@@ -115,6 +123,15 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
 def _add_stream(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("the stream")
     group.add_argument("--schema", metavar="FILE", type=Path, help="what the columns are, if it does not say")
+    add_kafka_config(group)
+    group.add_argument(
+        "--skip-message",
+        type=_message,
+        metavar="N:N",
+        action="append",
+        default=[],
+        help="of a topic: pass over the message of this partition and offset; may be repeated",
+    )
     group.add_argument(
         "--rows",
         type=numbers.whole("rows", least=1, most=numbers.MOST_OF_A_STREAM),
@@ -269,6 +286,8 @@ def _asked(options: argparse.Namespace) -> TrainOptions:
         input=options.input,
         model=model_settings(options),
         keras=options.keras,
+        kafka_config=options.kafka_config,
+        skip_messages=tuple(options.skip_message),
         schema=options.schema,
         publish=options.publish,
         publish_every=Every(options.every_rows, options.every_seconds),
@@ -305,7 +324,7 @@ def model_settings(options: argparse.Namespace) -> dict[str, object]:
     values = options.own_settings
     changes: dict[str, object] = {
         name: value
-        for name in ("factors", "batch_rows", "threads", "seed")
+        for name in ("factors", "components", "batch_rows", "threads", "seed")
         if (value := getattr(options, name)) is not None
     }
     if options.model not in (None, "keras"):
@@ -341,6 +360,13 @@ def _optimizer(kind: str | None, rate: float | None, model: str) -> dict[str, ob
     return changes
 
 
+def _message(text: str) -> tuple[int, int]:
+    partition, _, offset = text.partition(":")
+    if not (partition.isdecimal() and offset.isdecimal()):
+        raise checks.wrong("skip-message", "PARTITION:OFFSET, such as 3:1712", numbers.cut(text))
+    return int(partition), int(offset)
+
+
 def _widths(text: str) -> list[int]:
     try:
         return [int(width) for width in text.replace("-", ",").split(",")]
@@ -359,6 +385,8 @@ def _pairs(texts: list[str]) -> list[Mapping[str, object]]:
 
 
 def _check(options: argparse.Namespace) -> None:
+    if not options.input.startswith("kafka://") and (options.kafka_config or options.skip_message):
+        raise ConfigError("kafka-config, skip-message: they are for kafka://HOST:PORT/TOPIC only")
     if (options.model == "keras") != (options.keras is not None):
         raise ConfigError("keras: --model keras and --keras FILE.py:FUNCTION go together")
     if options.model == "keras":
@@ -380,12 +408,23 @@ def _check_used(options: argparse.Namespace, kind: str) -> None:
     """Refuse what a kind of model has no use for."""
     if options.factors is not None and kind == "lr":
         raise ConfigError("factors: lr has no embeddings; leave --factors out, or take another --model")
+    if options.components is not None and kind != "mdn":
+        raise ConfigError(f"components: {kind} mixes nothing; leave --components out, or take --model mdn")
     if options.hidden is not None and kind not in DEEP:
         raise ConfigError(f"hidden: {kind} has no network; leave --hidden out, or take {' or '.join(DEEP)}")
 
 
 def _check_keras(options: argparse.Namespace) -> None:
-    own = ("optimizer", "learning_rate", "factors", "hidden", "interaction", "quantize", "patch")
+    own = (
+        "optimizer",
+        "learning_rate",
+        "factors",
+        "components",
+        "hidden",
+        "interaction",
+        "quantize",
+        "patch",
+    )
     given = [f"--{name.replace('_', '-')}" for name in own if getattr(options, name)]
     if given:
         raise ConfigError(

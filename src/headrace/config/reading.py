@@ -7,7 +7,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar, get_args, get_type_hints
 
 import msgspec
 
@@ -81,6 +81,15 @@ def merged(below: Table, above: Table) -> dict[str, object]:
     return result
 
 
+def _converted(kind: type[Any], value: object) -> object:
+    """Make what msgspec does not know of what TOML has."""
+    if kind is not Path:
+        return value
+    if not isinstance(value, str):
+        raise ValueError(f"Expected `str`, got `{type(value).__name__}`")
+    return Path(value)
+
+
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`")
 _LITERAL = re.compile(r"Invalid enum value (.*)")
 
@@ -97,7 +106,7 @@ def convert(table: Table, kind: type[_StructT], where: str) -> _StructT:
         ConfigError: A setting is unknown or wrong.
     """
     try:
-        return msgspec.convert(table, kind)
+        return msgspec.convert(table, kind, dec_hook=_converted)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{where}: {explained(error, kind)}") from error
     except ConfigError as error:

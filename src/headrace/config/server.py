@@ -101,6 +101,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         log_level: The least severe level that is logged.
         tensorflow_metrics: Whether metrics also go by TensorFlow Serving's names.
         triton_metrics: Whether metrics also go by Triton's names.
+        archive: The settings of the archive that is served, too (``archive.toml``); None for none.
         models: What is set per model, by name.
     """
 
@@ -120,6 +121,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     tensorflow_metrics: bool = False
     triton_metrics: bool = False
+    archive: Path | None = None
     models: dict[str, ModelEntry] = {}
 
     def __post_init__(self) -> None:
@@ -181,7 +183,9 @@ def server_config(table: Table, where: str, base: Path) -> ServerConfig:
     if not isinstance(models, dict):
         raise ConfigError(f"{where}: {wrong('models', 'one table a model', models)}")
     entries = {name: _entry(name, entry, where, base) for name, entry in models.items()}
-    return msgspec.structs.replace(convert(table, ServerConfig, where), models=entries)
+    config = convert(table, ServerConfig, where)
+    archive = None if config.archive is None else base / config.archive
+    return msgspec.structs.replace(config, models=entries, archive=archive)
 
 
 def read_server_config(file: Path) -> ServerConfig:

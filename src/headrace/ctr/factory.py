@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from headrace.ctr.interfaces import LearningModel, Scorer, Weights
+from headrace.ctr.models.missing import check_names
 from headrace.ctr.settings import ModelSettings
 from headrace.stream.features import Features
 
@@ -13,6 +14,7 @@ def create(settings: ModelSettings, features: Features) -> LearningModel:
     Raises:
         ConfigError: The settings do not fit the features.
     """
+    check_names(settings, features)
     model = _create(settings, features)
     if not features.exact_slots:
         return model

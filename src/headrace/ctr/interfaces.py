@@ -30,8 +30,9 @@ class Weights:
             weights of dense features; ``pairs`` ``[fields, fields]`` (fwfm, upper triangle); the network's
             ``layer0.weights`` ``[inputs, units]``, ``layer0.bias`` ``[units]``, … , the last one with one
             unit. The inputs of a network are the pooled embeddings of the fields one after the other
-            (deepfm), or the dot products of the field pairs in order of (first, second) (deepffm), then the
-            dense features.
+            (deepfm, mdn), or the dot products of the field pairs in order of (first, second) (deepffm), then
+            the dense features; an mdn's have a flag for each vector field behind them, and its last layer a
+            unit for each of its heads (``headrace.ctr.models.density``).
         keys: Whose each row of an exact field's table is, by the table's name: uint64 ``[buckets]``; see
             ``headrace.ctr.models.vocabulary``.
     """

@@ -10,15 +10,18 @@ import msgspec
 from headrace.config.checks import told
 from headrace.errors import ConfigError
 
-Kind = Literal["lr", "fm", "fwfm", "ffm", "deepfm", "deepffm"]
+Kind = Literal["lr", "fm", "fwfm", "ffm", "deepfm", "deepffm", "mdn"]
 OptimizerKind = Literal["forgetting", "sgd", "adagrad", "ftrl", "adam", "lazy_adam"]
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
-DEEP: tuple[Kind, ...] = ("deepfm", "deepffm")
+DEEP: tuple[Kind, ...] = ("deepfm", "deepffm", "mdn")
+POOLED: tuple[Kind, ...] = ("deepfm", "mdn")
+"""Kinds whose network has the fields' embeddings for its inputs."""
+
 FIELD_AWARE: tuple[Kind, ...] = ("ffm", "deepffm")
 """Kinds whose values have an embedding for each other field."""
 
-PAIRS_OF: dict[Kind, Kind] = {"deepfm": "fm", "deepffm": "ffm"}
+PAIRS_OF: dict[Kind, Kind] = {"deepfm": "fm", "deepffm": "ffm", "mdn": "fm"}
 """Of each deep kind the plain one that has the same pairs."""
 
 OPTIMIZERS: tuple[OptimizerKind, ...] = get_args(OptimizerKind)
@@ -105,7 +108,7 @@ _BY_FIELDS = 0.07  # how far embeddings move in batches that meet others by fiel
 def forgetting_of(kind: str) -> tuple[Optimizer, Optimizer]:
     """How linear weights and embeddings of a kind forget, where nothing else is said."""
     replaced = msgspec.structs.replace
-    if kind == "deepfm":
+    if kind in POOLED:
         return IN_BATCHES, IN_BATCHES
     if kind == "deepffm":
         return IN_BATCHES, replaced(IN_BATCHES, learning_rate=_BY_FIELDS)
@@ -147,7 +150,8 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     Attributes:
         kind: ``lr`` logistic regression; ``fm`` factorization machine; ``fwfm`` field-weighted FM; ``ffm``
             field-aware FM; ``deepfm`` FM and a network over the embeddings; ``deepffm`` FFM and a network
-            over its interactions.
+            over its interactions; ``mdn`` a mixture density network: a deepfm that gives a distribution of
+            the click rate, and knows vectors that are missing.
         factors: The numbers in an embedding (for ffm and deepffm: for each other field).
         hidden: The widths of the network's layers.
         interactions: Pairs of fields with linear weights of their own.
@@ -161,6 +165,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         initial_scale: The standard deviation of fresh embeddings.
         seed: What fresh weights are drawn from.
         threads: How many threads learn at once, without locks; more than one is not repeatable to the bit.
+        components: How many Beta distributions an mdn mixes.
     """
 
     kind: Kind = "deepfm"
@@ -175,6 +180,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     initial_scale: float = 0.01
     seed: int = 0
     threads: int = 1
+    components: int = 3
 
     def __post_init__(self) -> None:
         """Fill in how weights learn, check each setting, and that they fit together."""
@@ -184,6 +190,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         _number("batch_rows", self.batch_rows, least=1, most=2**20)
         _number("half_life_rows", self.half_life_rows, least=1, most=2**40)
         _number("threads", self.threads, least=1, most=256)
+        _number("components", self.components, least=1, most=64)
         _number("seed", self.seed, least=0, most=2**63 - 1)
         _number("initial_scale", self.initial_scale, least=0.0, most=_MOST)
         if self.kind in DEEP and not self.hidden:
@@ -213,6 +220,11 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return self.kind not in DEEP and not any(
             one.kind in ("adam", "lazy_adam") for one in (self.linear, self.embeddings)
         )
+
+    @property
+    def heads(self) -> int:
+        """How many numbers the network gives for a row: one, or what a mixture of Betas is made of."""
+        return 1 + 3 * self.components if self.kind == "mdn" else 1
 
     @property
     def halves(self) -> bool:

@@ -47,7 +47,7 @@ class _Health:
         self._service = service
         self._watch_seconds = watch_seconds
         self._watches = 0
-        self._names = (SERVER, *protos.services())
+        self._names = (SERVER, *service.services)
 
     def _status(self, name: str) -> str:
         if name not in self._names:

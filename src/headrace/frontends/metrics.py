@@ -20,6 +20,7 @@ from headrace.status import OK
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family
+    from prometheus_client.registry import Collector
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,12 +143,13 @@ METRICS = (
 _BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
-def exposition(engine: Engine, *, ready: bool) -> bytes:
+def exposition(engine: Engine, *, ready: bool, others: Iterable[Collector] = ()) -> bytes:
     """The metrics in Prometheus' text format.
 
     Args:
         engine: What they are read from.
         ready: Whether the server says that it is ready.
+        others: What else has metrics.
     """
     # Imported at the first scrape: a server that nobody scrapes starts without it.
     from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest  # noqa: PLC0415
@@ -155,6 +157,8 @@ def exposition(engine: Engine, *, ready: bool) -> bytes:
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     registry.register(_Snapshot(engine, ready))
+    for one in others:
+        registry.register(one)
     return generate_latest(registry)
 
 
@@ -177,7 +181,7 @@ class _Snapshot:
 
     def _versions(self) -> Iterator[Family]:
         manager = self._engine.manager
-        state, attempts, default = _family(VERSION_STATE), _family(LOAD_ATTEMPTS), _family(DEFAULT_VERSION)
+        state, attempts, default = family(VERSION_STATE), family(LOAD_ATTEMPTS), family(DEFAULT_VERSION)
         for model in manager.models():
             for status in manager.status(model):
                 number = str(status.version)
@@ -185,12 +189,12 @@ class _Snapshot:
                 attempts.add_metric([model, number], status.attempts)
             if (version := manager.default_version(model)) is not None:
                 default.add_metric([model], version)
-        ready = _family(READY)
+        ready = family(READY)
         ready.add_metric([], int(self._ready))
         yield from (state, attempts, default, *_calls(self._engine.outcomes), ready)
 
     def _ages(self, versions: Iterable[LoadedVersion]) -> Iterator[Family]:
-        age, objective, stale = _family(AGE), _family(MAX_AGE), _family(STALE)
+        age, objective, stale = family(AGE), family(MAX_AGE), family(STALE)
         now = datetime.now(UTC)
         for loaded in versions:
             if loaded.published is None:
@@ -203,7 +207,8 @@ class _Snapshot:
         yield from (age, objective, stale)
 
 
-def _family(metric: Metric) -> Any:  # prometheus_client's families share no typed add_metric
+def family(metric: Metric) -> Any:  # prometheus_client's families share no typed add_metric
+    """An empty family of a metric, in prometheus_client's own class for its kind."""
     from prometheus_client import core  # noqa: PLC0415 - as above
 
     kinds = {
@@ -215,7 +220,7 @@ def _family(metric: Metric) -> Any:  # prometheus_client's families share no typ
 
 
 def _calls(outcomes: Outcomes) -> Iterator[Family]:
-    calls, errors = _family(CALLS), _family(ERRORS)
+    calls, errors = family(CALLS), family(ERRORS)
     for door, tally in outcomes.tallies.items():
         calls.add_metric([door.value, said(door, OK)], tally.answered)
         for code, count in tally.failed.items():
@@ -238,11 +243,11 @@ def _counters(versions: Iterable[LoadedVersion]) -> Iterator[Family]:
         (OUTSTANDING, lambda loaded: loaded.outstanding),
     )
     for metric, value in values:
-        family = _family(metric)
+        made = family(metric)
         for loaded in versions:
-            family.add_metric(_labels(loaded), value(loaded))
-        yield family
-    batches = _family(BATCHES)
+            made.add_metric(_labels(loaded), value(loaded))
+        yield made
+    batches = family(BATCHES)
     for loaded in versions:
         for release, count in loaded.statistics.releases.items():
             batches.add_metric([*_labels(loaded), release.value], count)
@@ -259,18 +264,18 @@ def _model_totals(models: Mapping[str, VersionStatistics]) -> Iterator[Family]:
         (MODEL_DEFAULT_ANSWERS, lambda total: total.defaults),
     )
     for metric, value in values:
-        family = _family(metric)
+        made = family(metric)
         for model, total in models.items():
-            family.add_metric([model], value(total))
-        yield family
-    latency = _family(MODEL_REQUEST_SECONDS)
+            made.add_metric([model], value(total))
+        yield made
+    latency = family(MODEL_REQUEST_SECONDS)
     for model, total in models.items():
         latency.add_metric([model], _latency_buckets(total), total.request_seconds)
     yield latency
 
 
 def _histograms(versions: Iterable[LoadedVersion]) -> Iterator[Family]:
-    latency, sizes = _family(REQUEST_SECONDS), _family(BATCH_ROWS)
+    latency, sizes = family(REQUEST_SECONDS), family(BATCH_ROWS)
     for loaded in versions:
         statistics = loaded.statistics
         latency.add_metric(_labels(loaded), _latency_buckets(statistics), statistics.request_seconds)
@@ -309,7 +314,7 @@ def _triton(versions: Iterable[LoadedVersion]) -> Iterator[Family]:
     }
     for name, value in values.items():
         # Triton's counters have no _total, which a counter family would add.
-        family = _family(Metric(name, "gauge", "Triton's name for headrace's own counter."))
+        made = family(Metric(name, "gauge", "Triton's name for headrace's own counter."))
         for loaded in versions:
-            family.add_metric(_labels(loaded), value(loaded.statistics))
-        yield family
+            made.add_metric(_labels(loaded), value(loaded.statistics))
+        yield made

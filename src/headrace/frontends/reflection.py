@@ -24,33 +24,34 @@ def grpc_methods(service: Service) -> list[GrpcMethod]:
     """The methods of both versions.
 
     Args:
-        service: Not asked for anything.
+        service: Says which gRPC services are served.
     """
     return [
-        GrpcMethod(f"/{package}.ServerReflection/ServerReflectionInfo", stream=_answering(package))
+        GrpcMethod(f"/{package}.ServerReflection/ServerReflectionInfo", stream=_answering(package, service))
         for package in PACKAGES
     ]
 
 
-def _answering(package: str) -> StreamHandler:
+def _answering(package: str, service: Service) -> StreamHandler:
     request_class = protos.message(f"{package}.ServerReflectionRequest")
     response_class = protos.message(f"{package}.ServerReflectionResponse")
 
     async def stream(messages: AsyncIterator[bytes], call: GrpcCall) -> AsyncIterator[bytes]:
         async for message in messages:
             request = protos.parse(request_class, message)
-            response = response_class(valid_host=request.host, original_request=request, **_answer(request))
+            answer = _answer(request, service)
+            response = response_class(valid_host=request.host, original_request=request, **answer)
             written: bytes = response.SerializeToString()
             yield written
 
     return stream
 
 
-def _answer(request: protos.Message) -> dict[str, object]:
+def _answer(request: protos.Message, service: Service) -> dict[str, object]:
     asked = request.WhichOneof("message_request")
     try:
         if asked == "list_services":
-            services = [{"name": name} for name in protos.services()]
+            services = [{"name": name} for name in service.services]
             return {"list_services_response": {"service": services}}
         if asked == "file_by_filename":
             file = protos.POOL.FindFileByName(request.file_by_filename)

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib.metadata import version as installed_version
+from typing import TYPE_CHECKING
 
 from headrace.engine import Engine
 from headrace.errors import FailedPrecondition, NotFound
 from headrace.frontends.metrics import exposition
 from headrace.frontends.tensorflow_metrics import TensorFlowMetrics
+from headrace.frontends.wire import protos
 from headrace.frontends.wire.json_cost import at_once_bytes
 from headrace.frontends.wire.lane import Lane
 from headrace.lifecycle.state import State, VersionStatus
+
+if TYPE_CHECKING:
+    from prometheus_client.registry import Collector
 
 
 class Service:
@@ -26,6 +31,7 @@ class Service:
         loaded: The loaded version that a request means, by model, version and label; see ``Engine.loaded``.
         predict: Predicts and is awaited; see ``Engine.answer``.
         outcomes: Where calls end.
+        services: The full names of the gRPC services that are served.
         tensorflow_metrics: Counts as TensorFlow Serving does; None where nobody asks for it.
     """
 
@@ -39,12 +45,24 @@ class Service:
         wanted = engine.config.tensorflow_metrics
         self.tensorflow_metrics = TensorFlowMetrics(engine.manager.knows) if wanted else None
         self.version = installed_version("headrace")
+        self.services = protos.services()
+        self._collectors: list[Collector] = []
         self.limits = engine.config.limits
         self.lane = Lane()
         self.at_once_bytes = at_once_bytes(self.limits)
         # Handed through rather than wrapped: these are on every request's way.
         self.loaded = engine.manager.get
         self.predict = engine.answer
+
+    def also_serves(self, service: str, collector: Collector) -> None:
+        """Serve something beside models, from the start.
+
+        Args:
+            service: The full name of its gRPC service.
+            collector: Gives its metrics.
+        """
+        self.services = tuple(sorted((*self.services, service)))
+        self._collectors.append(collector)
 
     # --- health ---
 
@@ -117,7 +135,7 @@ class Service:
 
     def metrics(self) -> bytes:
         """The metrics in Prometheus' text format."""
-        text = exposition(self._engine, ready=self.ready())
+        text = exposition(self._engine, ready=self.ready(), others=self._collectors)
         return text if self.tensorflow_metrics is None else text + self.tensorflow_metrics.text().encode()
 
     # --- administration ---

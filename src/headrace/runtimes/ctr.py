@@ -2,8 +2,8 @@
 
 Two signatures. ``serving_default`` takes one input for each field, with values as they were in the stream.
 ``rows`` is for clients in a hurry: all values joined, as bucket numbers, and as hashes where they have rows
-of their own. Inputs of the context may come with one row for all candidates of a request. Needs the extra
-``ctr``.
+of their own. An mdn has a third, ``interval``, whose answers say how sure they are. Inputs of the context may
+come with one row for all candidates of a request. Needs the extra ``ctr``.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from headrace.ctr.factory import scorer
 from headrace.ctr.files.description import MODEL_FILE
 from headrace.ctr.files.reading import read_model
 from headrace.ctr.interfaces import Contribution, Weights
+from headrace.ctr.models.missing import LEVEL
 from headrace.ctr.serving.context import GroupedScorer
 from headrace.ctr.serving.joined_inputs import join, join_numbers, transpose
 from headrace.ctr.settings import ModelSettings
@@ -35,6 +36,12 @@ from headrace.tensors import STRING, Array, Tensors
 
 ROWS_SIGNATURE = "rows"
 """The signature that takes joined inputs."""
+
+INTERVAL_SIGNATURE = "interval"
+"""The signature of an mdn that says how sure a click rate is: inputs by field, and a level."""
+
+LEVEL_SAID = 0.9
+"""How sure an interval is where nothing is said: a level is at least 0, and less than 1."""
 
 PADDING = np.uint32(2**32 - 1)
 """In ``rows``: the bucket number of a place without a value."""
@@ -100,11 +107,13 @@ class CtrServable:
             grouped: What predicts.
             kind: What TensorFlow Serving's API may call it for.
         """
-        _, features, weights = self._model = model
+        settings, features, weights = self._model = model
         self._features, self._keys, self._scorer = features, weights.keys, grouped
         by_field = Signature(DEFAULT_SIGNATURE, _field_inputs(features), _OUTPUTS, kind=kind)
         joined = Signature(ROWS_SIGNATURE, _joined_inputs(features), _OUTPUTS, kind=kind)
         self.signatures: Mapping[str, Signature] = {DEFAULT_SIGNATURE: by_field, ROWS_SIGNATURE: joined}
+        if settings.kind == "mdn":
+            self.signatures = {**self.signatures, INTERVAL_SIGNATURE: _interval_signature(features)}
         self._places = _places(features)
         self._numeric = tuple(field.name for field in features.numeric)
         self._exact = np.array(features.exact_slots, np.int64)
@@ -123,10 +132,12 @@ class CtrServable:
             signature: Which way to call it.
 
         Raises:
-            InvalidRows: A bucket is not one of its table's, or a number is not finite.
+            InvalidRows: A bucket is not one of its table's, a number is not finite, or a level is none.
         """
         place = self._place_rows if signature == ROWS_SIGNATURE else self._place_fields
         indices, dense = place(inputs)
+        if signature == INTERVAL_SIGNATURE:
+            return self._distribution(indices, dense, inputs)
         return {"probability": self._scorer.predict(indices, dense)}
 
     def explain(self, inputs: Tensors, signature: str = DEFAULT_SIGNATURE) -> list[list[Contribution]]:
@@ -141,6 +152,25 @@ class CtrServable:
         """
         place = self._place_rows if signature == ROWS_SIGNATURE else self._place_fields
         return scorer(*self._model).explain(*place(inputs))
+
+    def _distribution(self, indices: Array, dense: Array, inputs: Tensors) -> Tensors:
+        """What is known of click rates: their mean, variance, and an interval of the level that is asked."""
+        # Only an mdn needs it: it has distributions.
+        from headrace.ctr.models.density import moments, quantiles  # noqa: PLC0415
+
+        plain = inputs.numbers if isinstance(inputs, PackedTensors) else inputs
+        levels = plain[LEVEL].astype(np.float64)
+        bad = ~((levels >= 0) & (levels < 1))
+        if bad.any():
+            said = "expected a level of 0 or more, and less than 1, got"
+            rows = np.flatnonzero(bad).tolist()
+            raise InvalidRows.of({row: (LEVEL, f": {said} {plain[LEVEL][row]}") for row in rows})
+        heads = self._scorer.heads(indices, dense)
+        found = quantiles(heads, np.stack([0.5 - levels / 2, 0.5 + levels / 2], axis=1))
+        # The mean as ``serving_default`` gives it, to the bit.
+        probabilities = self._scorer.predict(indices, dense)
+        named = {"variance": moments(heads).variance, "lower": found[:, 0], "upper": found[:, 1]}
+        return {"probability": probabilities} | {name: one.astype(np.float32) for name, one in named.items()}
 
     def close(self) -> None:
         """Let go of the tables."""
@@ -337,6 +367,13 @@ def _is_text(field: Field) -> bool:
 
 def _field_inputs(features: Features) -> tuple[TensorSpec, ...]:
     return tuple(_spec(field) for field in (*features.categorical, *features.numeric))
+
+
+def _interval_signature(features: Features) -> Signature:
+    level = TensorSpec(LEVEL, _FLOAT, (), context=True, absent=LEVEL_SAID)
+    outputs = tuple(TensorSpec(name, _FLOAT, ()) for name in ("variance", "lower", "upper"))
+    inputs = (*_field_inputs(features), level)
+    return Signature(INTERVAL_SIGNATURE, inputs, (*_OUTPUTS, *outputs))
 
 
 def _spec(field: Field) -> TensorSpec:

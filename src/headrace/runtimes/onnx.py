@@ -105,7 +105,11 @@ def _session(
 
 
 class OnnxServable:
-    """A session of ONNX Runtime."""
+    """A session of ONNX Runtime.
+
+    Attributes:
+        metadata: What the file says of itself, by key, as whoever exported it has put it there.
+    """
 
     platform = "onnxruntime_onnx"
     is_native = True
@@ -121,6 +125,7 @@ class OnnxServable:
             maps: Which of the outputs are sequences of maps.
         """
         self.signatures: Mapping[str, Signature] = {signature.name: signature}
+        self.metadata: Mapping[str, str] = session.get_modelmeta().custom_metadata_map
         self._names = list(signature.output_names)
         self._texts = [spec.name for spec in signature.inputs if spec.dtype == STRING]
         self._converted: list[tuple[str, _Convert]] = [

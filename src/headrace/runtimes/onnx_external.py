@@ -44,6 +44,18 @@ def read_external(file: Path, checksums: Mapping[str, str] | None) -> dict[str, 
         raise LoadError(f"external data of {file.name} cannot be read: {said}") from error
 
 
+def external_names(file: Path) -> list[str]:
+    """The files that a model names for its data, as paths below its own directory.
+
+    Raises:
+        LoadError: The model cannot be read.
+    """
+    try:
+        return _named(file, sorted(_beside(file)))
+    except OSError as error:
+        raise LoadError(f"{file.name} cannot be read: {error.strerror or error}") from error
+
+
 def _beside(file: Path) -> Iterator[str]:
     """The files that may hold its data: those below its directory, by the names that a model may use."""
     for folder, _, names in os.walk(file.parent):

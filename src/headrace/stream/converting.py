@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.errors import ConfigError, StreamError
-from headrace.stream.schema import Field
+from headrace.stream.schema import MOST_VIEWS, Field
 
 _UTC = pa.timestamp("us", tz="UTC")
 _NO_CAST = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError)
@@ -32,12 +33,13 @@ def column_of(batch: pa.RecordBatch, field: Field) -> pa.Array:
     return batch.column(position)
 
 
-def stream_type(field: Field, source: pa.DataType) -> pa.DataType:
+def stream_type(field: Field, source: pa.DataType, *, counted: bool = False) -> pa.DataType:
     """The Arrow type of a field in the stream that we write.
 
     Args:
         field: The field.
         source: The type of the column that it is made of; what is ignored keeps it.
+        counted: Whether rows are of several views, so that the label counts clicks.
     """
     if field.role == "ignored":
         return source.value_type if pa.types.is_dictionary(source) else source
@@ -45,17 +47,20 @@ def stream_type(field: Field, source: pa.DataType) -> pa.DataType:
         value = pa.uint32() if field.keys == "bucket" else pa.string() if field.text else pa.int64()
         return pa.list_(value) if field.values > 1 else value
     if field.role == "vector":
-        return pa.list_(pa.float32(), field.size)
-    return {"label": pa.int8(), "timestamp": _UTC}.get(field.role, pa.float32())
+        wide = source.value_type if is_listed(source) else source
+        return pa.list_(wide if pa.types.is_float16(wide) else pa.float32(), field.size)
+    label = pa.int32() if counted else pa.int8()
+    return {"label": label, "views": pa.int32(), "timestamp": _UTC}.get(field.role, pa.float32())
 
 
-def stream_column(field: Field, values: pa.Array, first_row: int) -> pa.Array:
+def stream_column(field: Field, values: pa.Array, first_row: int, *, counted: bool = False) -> pa.Array:
     """Make a column of the stream.
 
     Args:
         field: What the column is to be.
         values: The values as they were read.
         first_row: The number of the first of them, for errors.
+        counted: Whether rows are of several views, so that the label counts clicks.
 
     Returns:
         The column, of the type ``stream_type``.
@@ -68,6 +73,8 @@ def stream_column(field: Field, values: pa.Array, first_row: int) -> pa.Array:
     if field.role == "ignored":
         return values
     column = _Column(field, first_row)
+    if field.role == "views" or (field.role == "label" and counted):
+        return column.counts(values)
     if field.role == "label":
         return column.labels(values)
     if field.role == "timestamp":
@@ -107,6 +114,14 @@ class _Column:
         self._refuse(pc.invert(pc.is_in(numbers, pa.array([0.0, 1.0]))), values, "expected 0 or 1")
         return numbers.cast(pa.int8())
 
+    def counts(self, values: pa.Array) -> pa.Array:
+        expected = f"a whole number, 0 to {MOST_VIEWS}"
+        numbers = self._cast(values, pa.float64(), expected)
+        outside = pc.or_(pc.less(numbers, 0.0), pc.greater(numbers, float(MOST_VIEWS)))
+        wrong = pc.or_(outside, pc.not_equal(numbers, pc.floor(numbers)))
+        self._refuse(pc.fill_null(wrong, True), values, f"expected {expected}")
+        return numbers.cast(pa.int32())
+
     def timestamps(self, values: pa.Array) -> pa.Array:
         expected = "microseconds since 1970, or a time such as 2026-01-31T12:00:00Z"
         self._refuse(values.is_null(), values, f"expected {expected}")
@@ -129,14 +144,20 @@ class _Column:
         return narrow
 
     def vectors(self, values: pa.Array, wanted: pa.DataType) -> pa.Array:
-        lists = self._lists(values)
-        lengths = pc.fill_null(pc.list_value_length(lists), -1)
-        wrong = pc.not_equal(lengths, self._field.size)
-        self._refuse(wrong, values, f"expected {self._field.size} numbers")
+        lists, size = self._lists(values), self._field.size
+        wrong = pc.fill_null(pc.not_equal(pc.list_value_length(lists), size), False)
+        self._refuse(wrong, values, f"expected {size} numbers, or nothing")
         flat = self._cast_flat(lists, pa.float32(), "numbers")
         usable = pc.fill_null(pc.is_finite(flat), False)
         self._refuse(self._rows_with(lists, pc.invert(usable)), values, "expected finite numbers")
-        return pa.FixedSizeListArray.from_arrays(flat, type=wanted)
+        whole, missing = flat.cast(wanted.value_type), lists.is_null()
+        if lists.null_count:  # what is missing holds numbers all the same, which nobody looks at
+            there = np.zeros((len(lists), size), wanted.value_type.to_pandas_dtype())
+            there[~missing.to_numpy(zero_copy_only=False)] = whole.to_numpy().reshape(-1, size)
+            whole = pa.array(there.reshape(-1))
+        return pa.FixedSizeListArray.from_arrays(
+            whole, type=wanted, mask=missing if lists.null_count else None
+        )
 
     def categories(self, values: pa.Array, wanted: pa.DataType) -> pa.Array:
         if pa.types.is_list(wanted):
@@ -160,9 +181,13 @@ class _Column:
             return pc.split_pattern(values.cast(pa.string()), self._field.separator)
         if not is_listed(values.type):
             raise self._error(0, f"expected a list or text, got {values.type}")
-        # Joined with nothing: a slice's offsets start anywhere, and what null rows hide goes.
         lists = values.cast(pa.list_(values.type.value_type))
-        return pa.array(lists.to_pylist(), lists.type) if lists.offset or lists.null_count else lists
+        if not (lists.offset or lists.null_count):
+            return lists
+        # A slice's offsets start anywhere; and what null rows hide goes.
+        lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
+        offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
+        return pa.ListArray.from_arrays(offsets, lists.flatten(), mask=lists.is_null())
 
     def _rows_with(self, lists: pa.ListArray, wrong: pa.Array) -> pa.Array:
         rows = pc.list_parent_indices(lists).filter(wrong)

@@ -144,7 +144,8 @@ def _separated(schema: Schema, sample: pa.RecordBatch, separator: str) -> Schema
 def _arrow_schema(schema: Schema, sample: pa.RecordBatch) -> pa.Schema:
     if schema.one("label") is None:
         raise ConfigError('schema: no field has the role "label"; a stream to learn from needs one')
-    types = [stream_type(one, column_of(sample, one).type) for one in schema.fields]
+    counted = schema.one("views") is not None
+    types = [stream_type(one, column_of(sample, one).type, counted=counted) for one in schema.fields]
     columns = [pa.field(one.name, kind) for one, kind in zip(schema.fields, types, strict=True)]
     return pa.schema(columns, metadata={METADATA_KEY: schema.encode()})
 
@@ -162,12 +163,15 @@ def _sample(raw: _Batches, rows: int, lines: Lines | None) -> pa.RecordBatch | N
 
 
 def _converted(sample: pa.RecordBatch, raw: _Batches, schema: Schema, arrow_schema: pa.Schema) -> _Batches:
-    first_row = 0
+    first_row, counted = 0, schema.one("views") is not None
     with contextlib.closing(raw):
         for large in itertools.chain([sample], raw):
             for start in range(0, large.num_rows, _BATCH_ROWS):
                 batch = large.slice(start, _BATCH_ROWS)
-                columns = [stream_column(one, column_of(batch, one), first_row) for one in schema.fields]
+                columns = [
+                    stream_column(one, column_of(batch, one), first_row, counted=counted)
+                    for one in schema.fields
+                ]
                 yield pa.record_batch(columns, arrow_schema)
                 first_row += batch.num_rows
 

@@ -34,6 +34,7 @@ class Hints:
 
     Attributes:
         label: The label's column; one of the usual names if empty.
+        views: The column that says how many views a row is of, or "".
         weight: The column that says how much a row counts, or "".
         timestamp: The column that says when it happened, or "".
         context: The columns that belong to the request and not to the candidate.
@@ -42,6 +43,7 @@ class Hints:
     """
 
     label: str = ""
+    views: str = ""
     weight: str = ""
     timestamp: str = ""
     context: tuple[str, ...] = ()
@@ -64,7 +66,7 @@ def infer_schema(sample: pa.RecordBatch, hints: Hints, *, few: bool = False) -> 
         ConfigError: There is no label, or a name in the hints is no column.
     """
     names = sample.schema.names
-    given = {"label": hints.label, "weight": hints.weight, "timestamp": hints.timestamp}
+    given = {"label": hints.label, "views": hints.views, "weight": hints.weight, "timestamp": hints.timestamp}
     for name in (*given.values(), *hints.context, *hints.ignored):
         if name and name not in names:
             raise ConfigError(f"there is no column {name!r}; there are {', '.join(names)}")
@@ -77,7 +79,7 @@ def infer_schema(sample: pa.RecordBatch, hints: Hints, *, few: bool = False) -> 
         )
     roles: dict[str, Role] = dict.fromkeys(hints.ignored, "ignored")
     roles |= {given["label"]: "label"}
-    for role in ("weight", "timestamp"):
+    for role in ("views", "weight", "timestamp"):
         if given[role]:
             roles[given[role]] = role
     fields = []

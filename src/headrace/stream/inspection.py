@@ -63,7 +63,8 @@ class Inspection:
         bytes: How many bytes were read.
         batches: How many record batches.
         fields: Its fields.
-        click_rate: The share of rows whose label is 1; None without labels.
+        views: How many views all rows are of; None where each row is one.
+        click_rate: The share of views that were clicked; None without labels.
         base_logloss: The logloss of always saying the click rate.
         optimal_logloss: What the best model could expect, where the stream has the truth.
         realised_logloss: What it would have had on these labels.
@@ -77,6 +78,7 @@ class Inspection:
     bytes: int = 0
     batches: int = 0
     fields: list[FieldReport] = field(default_factory=list)
+    views: int | None = None
     click_rate: float | None = None
     base_logloss: float | None = None
     optimal_logloss: float | None = None
@@ -134,7 +136,7 @@ class _Tally:
         self._seen = {one.name: np.zeros(_cells(one), np.bool_) for one in self._features.categorical}
         self._exact = {slot: column for column, slot in enumerate(self._features.exact_slots)}
         self._sums = {one.name: 0.0 for one in self._features.numeric}
-        self._clicks = self._entropy = self._loss = 0.0
+        self._clicks = self._views = self._entropy = self._loss = 0.0
         self._times: tuple[int, int] | None = None
 
     def add(self, batch: pa.RecordBatch, first_row: int) -> None:
@@ -183,11 +185,14 @@ class _Tally:
 
     def _add_labels(self, block: Block) -> None:
         self._clicks += float(block.labels.sum(dtype=np.float64))
+        views = np.ones(len(block)) if block.views is None else block.views.astype(np.float64)
+        self._views += float(views.sum())
         if block.truth is not None:
             truth = np.clip(block.truth.astype(np.float64), _SURE, 1.0 - _SURE)
-            self._entropy -= float(np.sum(truth * np.log(truth) + (1.0 - truth) * np.log1p(-truth)))
+            self._entropy -= float(views @ (truth * np.log(truth) + (1.0 - truth) * np.log1p(-truth)))
             if len(block.labels):
-                self._loss -= float(np.log(np.where(block.labels > 0.5, truth, 1.0 - truth)).sum())
+                clicks = block.labels.astype(np.float64)
+                self._loss -= float(clicks @ np.log(truth) + (views - clicks) @ np.log1p(-truth))
         if block.timestamps is not None and len(block):
             low, high = int(block.timestamps.min()), int(block.timestamps.max())
             known = self._times or (low, high)
@@ -205,14 +210,18 @@ class _Tally:
         if self._times is not None:
             found.first_time, found.last_time = self._times
         schema = self._features.schema
+        if schema.one("views") is not None:
+            found.views = round(self._views)
+        if not self._views:
+            return
         if schema.one("label") is not None:
-            rate = self._clicks / found.rows
+            rate = self._clicks / self._views
             found.click_rate = rate
             found.base_logloss = -sum(share * math.log(share) for share in (rate, 1.0 - rate) if share > 0.0)
         if schema.one("truth") is not None:
-            found.optimal_logloss = self._entropy / found.rows
+            found.optimal_logloss = self._entropy / self._views
             if found.click_rate is not None:
-                found.realised_logloss = self._loss / found.rows
+                found.realised_logloss = self._loss / self._views
 
 
 def _cells(one: Field) -> int:

@@ -82,6 +82,7 @@ class Columns(NamedTuple):
         categorical: One ``CATEGORICAL`` a field, in the order of ``Features.categorical``.
         dense: One ``NUMBER`` a field, in the order of ``Features.numeric``.
         label: One ``NUMBER``, or none.
+        views: One ``NUMBER``, or none.
         weight: One ``NUMBER``, or none.
         truth: One ``NUMBER``, or none.
         times: The timestamps, or None.
@@ -90,6 +91,7 @@ class Columns(NamedTuple):
     categorical: Array
     dense: Array
     label: Array
+    views: Array
     weight: Array
     truth: Array
     times: Times | None
@@ -106,7 +108,7 @@ def columns_of(features: Features, columns: pa.Schema) -> Columns:
         dense.append(_number(field, columns, first, null=0.0))
         first += field.size
     single = {}
-    for role in ("label", "weight", "truth"):
+    for role in ("label", "views", "weight", "truth"):
         field_or_none = features.schema.one(role)
         made = [_number(field_or_none, columns, 0, null=np.nan)] if field_or_none else []
         single[role] = np.array(made, NUMBER)

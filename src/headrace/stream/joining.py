@@ -16,7 +16,7 @@ from headrace.stream.block import Block, Slice
 from headrace.stream.features import Features
 from headrace.stream.joined_columns import Columns, Times, column_number, columns_of, some
 from headrace.stream.joining_kernels import join_categorical, join_integers, join_numbers
-from headrace.stream.schema import Field, Role
+from headrace.stream.schema import MOST_VIEWS, Field, Role
 from headrace.tensors import Array
 
 MOST_SLICE_VALUES = 1000
@@ -32,7 +32,7 @@ _capsule_pointer.restype = ctypes.c_void_p
 _capsule_pointer.argtypes = (ctypes.py_object, ctypes.c_char_p)
 
 
-_SINGLE: tuple[Role, ...] = ("label", "weight", "truth", "timestamp")
+_SINGLE: tuple[Role, ...] = ("label", "views", "weight", "truth", "timestamp")
 
 
 class _Wrong(NamedTuple):
@@ -124,6 +124,7 @@ class Joiner:
             indices=np.empty((rows, slots), np.uint32),
             dense=np.empty((rows, width), np.float32),
             labels=np.empty(rows if self._roles["label"] else 0, np.float32),
+            views=numbers("views"),
             weights=numbers("weight"),
             truth=numbers("truth"),
             timestamps=np.empty(rows, np.int64) if self._roles["timestamp"] else None,
@@ -171,7 +172,8 @@ class Joiner:
 
     def _labels(self, array: int, columns: Columns, block: Block) -> Iterator[_Wrong]:
         for role, expected, column, numbers in (
-            ("label", "expected 0 or 1", columns.label, block.labels),
+            ("views", f"expected a whole number, 0 to {MOST_VIEWS}", columns.views, block.views),
+            ("label", _label_expected(block), columns.label, block.labels),
             ("weight", "expected a finite number of 0 or more", columns.weight, block.weights),
             ("truth", "expected a probability", columns.truth, block.truth),
         ):
@@ -180,12 +182,20 @@ class Joiner:
                 continue
             row, _ = join_numbers(array, column, numbers.reshape(-1, 1))
             wrong = (numbers != 0) & (numbers != 1) if role == "label" else ~(numbers >= 0)
-            if role == "truth":
+            if role == "label" and block.views is not None:
+                wrong = ~(numbers >= 0) | (numbers > block.views) | (numbers != np.floor(numbers))
+            elif role == "views":
+                wrong |= (numbers > MOST_VIEWS) | (numbers != np.floor(numbers))
+            elif role == "truth":
                 wrong |= ~(numbers <= 1)
             if row >= 0:
                 wrong[row:] = True  # What comes after it was not read.
             if wrong.any():
                 yield _Wrong(int(np.argmax(wrong)), field, expected)
+
+
+def _label_expected(block: Block) -> str:
+    return "expected 0 or 1" if block.views is None else "expected how many of the row's views were clicked"
 
 
 def _timestamps(array: int, times: Times | None, block: Block, field: Field | None) -> Iterator[_Wrong]:

@@ -157,6 +157,20 @@ class StreamParser:
             "did what writes it end early?"
         )
 
+    def next_stream(self) -> None:
+        """Say that a stream is over, whether it says so itself or not; another one may follow.
+
+        Raises:
+            StreamError: It ends within a message, or before the first one.
+        """
+        self.finish()
+        self._forget()  # and ``room()`` stays what it was: whoever fills it may have asked already
+
+    def _forget(self) -> None:
+        self._reader = None
+        self._messages = Messages()
+        self._dictionaries.clear()
+
     def _error(self, message: str) -> StreamError:
         return StreamError(f"{message} (byte {self._bytes})", row=self._rows)
 
@@ -184,9 +198,7 @@ class StreamParser:
                 f"got {bytes(self._room[:4]).hex(' ')}"
             )
         if length == 0:  # The end of a stream; another one may follow.
-            self._reader = None
-            self._messages = Messages()
-            self._dictionaries.clear()
+            self._forget()
             self._await(_PREFIX_BYTES, "prefix")
             return
         self._check_length(length)

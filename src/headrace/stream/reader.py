@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Self, cast
 
 import pyarrow as pa
 
@@ -22,7 +22,7 @@ from headrace.stream.features import Features
 from headrace.stream.joining import Joiner
 from headrace.stream.parser import StreamParser
 from headrace.stream.schema import Schema
-from headrace.stream.sources import FileSource, Readable, Source, source_of
+from headrace.stream.sources import FileSource, Pieces, Readable, Source, is_pieces, source_of
 
 MOST_SAID_TABLE_ROWS = 2**26
 """How many rows of tables a stream's own schema may ask for: some 5 GB of weights and optimizers."""
@@ -38,6 +38,8 @@ class ReadSettings:
     Attributes:
         batch_rows: Rows of a Block.
         skip_rows: How many rows to pass over, to resume behind them.
+        most_rows: How many rows are wanted, those that are passed over among them; a Block that would wait
+            for more is delivered. None for all that come.
         linger_seconds: How long a row waits for its Block to fill up when the stream is slow; then a smaller
             one is delivered. None to wait as long as it takes, so that Blocks are the same in each run.
         blocks_ahead: How many Blocks are made ahead of who takes them.
@@ -47,6 +49,7 @@ class ReadSettings:
 
     batch_rows: int = 2048
     skip_rows: int = 0
+    most_rows: int | None = None
     linger_seconds: float | None = 1.0
     blocks_ahead: int = 4
     slices: tuple[str, ...] = ()
@@ -69,7 +72,7 @@ class Reader:
         stream_bytes: How many bytes were read; some of them may be of rows that are still to come.
     """
 
-    def __init__(self, file: Readable, settings: ReadSettings | None = None) -> None:
+    def __init__(self, file: Readable | Pieces, settings: ReadSettings | None = None) -> None:
         """Read nothing yet.
 
         Args:
@@ -78,11 +81,12 @@ class Reader:
         """
         self._settings = settings or ReadSettings()
         self._file = file
-        self._source: Source = FileSource(file)
+        self._source: Source = file if is_pieces(file) else FileSource(cast("Readable", file))
         self._parser = StreamParser(self._settings.schema)
         self._joiner: Joiner | None = None
         self._blocks: Iterator[Block] | None = None
         self._ahead: Ahead[Block] | None = None
+        self._pieces: Pieces | None = None
         self.rows = self._settings.skip_rows
         self.idle_seconds = 0.0
         self.stream_bytes = 0
@@ -101,6 +105,9 @@ class Reader:
             StreamError: It is no stream, or its columns do not fit the schema.
         """
         self._source = source_of(self._file)
+        self._pieces = self._source if is_pieces(self._source) else None
+        if self._pieces is not None:
+            self._pieces.attach(self._parser)
         try:
             while self._parser.arrow_schema is None:
                 count = self._source.read(self._parser.room(), None)
@@ -111,10 +118,16 @@ class Reader:
             self._joiner = Joiner(self._laid_out(), self._settings.slices)
             self._joiner.check(self._parser.arrow_schema)
             self._blocks = _Cutter(self._source, self._parser, self._joiner, self._settings).blocks()
-        except BaseException:
+        except BaseException as error:
+            located = self._located(error) if isinstance(error, StreamError) else None
             self.close()
-            raise
+            if located is None:
+                raise
+            raise located from error
         return self
+
+    def _located(self, error: StreamError) -> StreamError:
+        return error if self._pieces is None else self._pieces.located(error)
 
     def _laid_out(self) -> Features:
         if self._parser.schema is None:
@@ -145,7 +158,12 @@ class Reader:
         """
         while True:
             began = time.perf_counter()
-            block = self._next()
+            try:
+                block = self._next()
+            except StreamError as error:
+                if self._pieces is None:
+                    raise
+                raise self._located(error) from error
             self.idle_seconds += time.perf_counter() - began
             self.stream_bytes = self._parser.position.bytes
             if block is None:
@@ -216,6 +234,8 @@ class _Cutter:
             while self._read():
                 while self._rows >= self._settings.batch_rows:
                     yield from self._block(self._settings.batch_rows)
+                if self._is_last():
+                    yield from self._block(self._rows)
                 # Only when no bytes wait: a slow learner is no slow stream, and its Blocks stay whole.
                 if self._dry and self._due is not None and time.monotonic() >= self._due:
                     yield from self._block(self._rows)
@@ -229,6 +249,10 @@ class _Cutter:
                 "skipped; is it the stream that the checkpoint was learnt from?",
                 row=self._first_row,
             )
+
+    def _is_last(self) -> bool:
+        most = self._settings.most_rows
+        return most is not None and self._rows > 0 and self._first_row + self._rows >= most
 
     def _read(self) -> bool:
         """Wait for bytes, and take them; False at the end of the stream."""

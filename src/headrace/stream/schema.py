@@ -21,12 +21,15 @@ METADATA_KEY = b"headrace"
 FORMAT = 1
 """The format of schemas that is written; newer ones are not read."""
 
+MOST_VIEWS = 2**24
+"""The most views of one row: above it, float32 does not tell whole numbers apart."""
+
 MOST_ADMIT = 255
 """How often a value can be counted."""
 
 _OF_TABLE = ("buckets", "keys", "admit", "expire_rows")  # what fields that share a table agree in
 
-Role = Literal["label", "weight", "timestamp", "truth", "categorical", "dense", "vector", "ignored"]
+Role = Literal["label", "views", "weight", "timestamp", "truth", "categorical", "dense", "vector", "ignored"]
 Keys = Literal["hash", "bucket", "exact"]
 Pooling = Literal["mean", "sum"]
 
@@ -37,9 +40,11 @@ class Field(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     Attributes:
         name: The column's name.
         role: What it is to the learner. ``label`` is 0 or 1, the only role a stream to learn from must have;
+            with ``views`` a row is of so many views, and the label counts the clicks among them;
             ``weight`` how much a row counts; ``timestamp`` when it happened, in microseconds since 1970;
             ``truth`` the probability that a generator drew the label with; ``categorical`` values each get a
-            row of a table; ``dense`` a number; ``vector`` many numbers, such as the embedding of an image.
+            row of a table; ``dense`` a number; ``vector`` many numbers, such as the embedding of an image;
+            one that is missing, or all zeros, is no vector.
         table: The table of a categorical field; fields that name the same one share it. Its own if empty.
         buckets: How many rows the table has; shared tables say the same number.
         keys: How a categorical value finds its row: ``hash`` spreads any value (text, bytes or an integer)
@@ -118,9 +123,11 @@ class Schema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         for name, count in Counter(field.name for field in self.fields).items():
             if count > 1:
                 raise ConfigError(f"schema: field {name!r} is there twice")
-        for role in ("label", "weight", "timestamp", "truth"):
+        for role in ("label", "views", "weight", "timestamp", "truth"):
             if len(self.of(role)) > 1:
                 raise ConfigError(f"schema: only one field can be the {role}, got {len(self.of(role))}")
+        if self.of("views") and not self.of("label"):
+            raise ConfigError("schema: views without a label: say which field counts the clicks among them")
         tables: dict[str, Field] = {}
         for field in self.of("categorical"):
             first = tables.setdefault(field.table_name, field)

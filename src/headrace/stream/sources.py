@@ -6,9 +6,12 @@ import contextlib
 import os
 import select
 import stat
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, cast
 
 from headrace.errors import StreamError
+
+if TYPE_CHECKING:
+    from headrace.stream.parser import Position
 
 _PIPE_BYTES = 2**20
 """What a pipe is asked to hold: the writer and the reader wait for each other less often."""
@@ -112,12 +115,41 @@ class DescriptorSource:
             os.close(self._ring)
 
 
-def source_of(file: Readable) -> Source:
+class Streams(Protocol):
+    """What reads streams that follow one another, such as a ``StreamParser``."""
+
+    @property
+    def position(self) -> Position:
+        """How far it has come."""
+
+    def next_stream(self) -> None:
+        """Say that a stream is over; ``StreamError`` if it is not whole."""
+
+
+class Pieces(Source, Protocol):
+    """A Source whose bytes come in pieces, each of them a whole stream. No read goes beyond a piece."""
+
+    def attach(self, streams: Streams) -> None:
+        """Say who reads, and is told where a stream is over."""
+
+    def located(self, error: StreamError) -> StreamError:
+        """Say in which piece a row is that cannot be learnt from."""
+
+
+def is_pieces(file: object) -> TypeGuard[Pieces]:
+    """Whether something gives bytes in pieces, and is no file."""
+    return hasattr(file, "attach")
+
+
+def source_of(file: Readable | Pieces) -> Source:
     """What reads a file: by its descriptor, if it has one."""
+    if is_pieces(file):
+        return file
+    readable = cast("Readable", file)
     try:
-        descriptor = file.fileno()  # type: ignore[attr-defined]  # Not every file has one.
+        descriptor = readable.fileno()  # type: ignore[attr-defined]  # Not every file has one.
     except (AttributeError, OSError):
-        return FileSource(file)
+        return FileSource(readable)
     return DescriptorSource(descriptor)
 
 

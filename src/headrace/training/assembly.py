@@ -51,6 +51,8 @@ def identity_of(options: TrainOptions, settings: ModelSettings, schema: Schema) 
     """
     model: dict[str, object] = msgspec.to_builtins(settings)
     del model["threads"]
+    if settings.kind != "mdn":
+        del model["components"]  # the same
     if not settings.halves:
         del model["half_life_rows"]  # which checkpoints did not say before it was a setting
     return {

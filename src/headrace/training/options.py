@@ -21,9 +21,11 @@ class TrainOptions:
     """What is asked of a run, or of a search.
 
     Attributes:
-        input: The file with the stream; ``-`` for standard input.
+        input: The file with the stream; ``-`` for standard input; ``kafka://HOST:PORT/TOPIC`` for a topic.
         model: The model's settings that differ from the defaults, as in TOML.
         keras: ``FILE.py:FUNCTION`` that builds a Keras model to train instead; None for a click model.
+        kafka_config: Settings of Kafka's client, such as passwords.
+        skip_messages: Messages of the topic to pass over, as partition and offset.
         schema: A file that says what the columns are; None if the stream does.
         publish: The directory of the model's versions; None to publish nothing.
         publish_every: How often.
@@ -51,6 +53,8 @@ class TrainOptions:
     input: str = "-"
     model: Mapping[str, object] = field(default_factory=dict)
     keras: str | None = None
+    kafka_config: Path | None = None
+    skip_messages: tuple[tuple[int, int], ...] = ()
     schema: Path | None = None
     publish: Path | None = None
     publish_every: Every = NEVER

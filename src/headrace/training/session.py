@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TextIO
 
 from headrace.training.assembly import identity_of, make_learner
 from headrace.training.configuration import settings_of
 from headrace.training.options import TrainOptions
+from headrace.training.origin import open_origin
 from headrace.training.reporting.compiling import told_of_compiling
 from headrace.training.reporting.plot import Plot
 from headrace.training.reporting.reports import Reports, telemetry
@@ -40,9 +42,14 @@ def train(options: TrainOptions, output: TextIO, errors: TextIO) -> int:
             options.metrics_host, options.metrics_port, errors, publishes=options.publish is not None
         )
         told = stack.enter_context(metrics)  # First: a stream's first row may take its time.
-        skipped = 0 if options.continued else rows_before(checkpoint)
+        origin = stack.enter_context(open_origin(options, checkpoint))
+        skipped = origin.skip_rows if origin else 0 if options.continued else rows_before(checkpoint)
         reading = options.reading(settings.batch_rows, skipped)
-        reader = stack.enter_context(open_stream(options.input, options.schema, reading))
+        before = rows_before(checkpoint) - skipped
+        if options.most_rows is not None:
+            reading = replace(reading, most_rows=options.most_rows - before)
+        source = origin.source if origin else options.input
+        reader = stack.enter_context(open_stream(source, options.schema, reading))
         learner, release = make_learner(options, settings, reader.features)
         plan = Plan(
             release=release,
@@ -51,13 +58,14 @@ def train(options: TrainOptions, output: TextIO, errors: TextIO) -> int:
             checkpoint_every=options.checkpoint_every,
             most_rows=options.most_rows,
             identity=identity_of(options, settings, reader.features.schema),
+            origin=origin,
         )
         plot = Plot(options.plot, f"headrace train · {settings.kind}") if options.plot else None
         reports = Reports(output, errors, plot, told, windows=not options.json)
         stack.enter_context(told_of_compiling(errors))
         trainer = Trainer(learner, plan, reports.observers)
         if checkpoint is not None:
-            trainer.resume(checkpoint, continued=options.continued)
-        result = trainer.run(Continued(reader, learner.position.rows if options.continued else 0))
+            trainer.resume(checkpoint, continued=options.continued or origin is not None)
+        result = trainer.run(Continued(reader, before))
         error = reports.end(result.summary, result.error)
     return result.exit_code or int(error is not None)

@@ -10,10 +10,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from headrace import example
+from headrace.archive.catalog import partition, with_version
+from headrace.archive.opening import open_archive_file
 from headrace.cli import models, verbs
 from headrace.cli.main import build_parser, main
 from tests.conformance.ctr_models import write
@@ -23,7 +26,21 @@ GUIDE = (ROOT / "docs/command-line.md").read_text("utf-8")
 VERBS = {verb.prog.partition(" ")[2]: verb for verb in verbs.all_verbs(build_parser())}
 NAMES_OF_MODELS = {models.DIRECTORY, models.MODEL, models.NUMBERED_VERSION, models.VERSION, models.ANY}
 NUMBERS = {"N": "whole", "S": "seconds", "R": "rate", "P": "probability", "K": "count", "D": "difference"}
-WORDS = {"FILE", "HOST", "NAME", "NAMES", "FIELD", "C", "TEXT", "A*B", "N,N", "FILE.py:FUNCTION"}
+WORDS = {
+    "FILE",
+    "HOST",
+    "SPACE",
+    "KEY",
+    "NAME",
+    "NAMES",
+    "FIELD",
+    "C",
+    "TEXT",
+    "A*B",
+    "N,N",
+    "N:N",
+    "FILE.py:FUNCTION",
+}
 METAVARS = NAMES_OF_MODELS | set(NUMBERS) | WORDS
 every_verb = pytest.mark.parametrize("words", VERBS)
 
@@ -69,7 +86,7 @@ def test_every_option_has_a_variable_and_both_are_in_the_help(words: str) -> Non
         name = action.option_strings[-1]
         assert action.dest in found.actions
         assert name[2:] == action.dest.replace("_", "-").replace(".", "-")
-        expected = f"HEADRACE_{words}_{action.dest}".replace(" ", "_").replace(".", "_").upper()
+        expected = f"HEADRACE_{words}_{action.dest}".translate(str.maketrans(" .-", "___")).upper()
         assert f"[{expected}]" in told
         assert action.default is argparse.SUPPRESS
 
@@ -79,7 +96,7 @@ def test_a_wrong_command_is_one_line_that_names_the_verbs_help(
     words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        main([*words.split(), *["x"] * 5])
+        main([*words.split(), *["x"] * 5, "--nothing-like-it"])
     assert ended.value.code == verbs.WRONG
     told = capsys.readouterr().err
     assert re.fullmatch(rf"headrace: .*; see headrace {words} --help\n", told), told
@@ -140,6 +157,41 @@ def some_rows(place: Path) -> str:
     return str(place / "rows.npy")
 
 
+def an_archive(place: Path) -> str:
+    (place / "archive.toml").write_text("[spaces.items]\ndimension = 3\n")
+    return str(place / "archive.toml")
+
+
+def an_archive_that_fills(place: Path) -> str:
+    (place / "archive.toml").write_text('[spaces.items]\nembedder = "minilm"\n')
+    return str(place / "archive.toml")
+
+
+def an_archive_of_two_versions(place: Path) -> str:
+    file = Path(an_archive(place))
+    with open_archive_file(file) as archive:
+        (first,) = archive.record("items").versions
+        archive.store.create(partition("items", 2))
+        second = msgspec.structs.replace(first, fingerprint="newer")
+        archive.catalog.change("items", lambda record: with_version(record, second))
+    return str(file)
+
+
+def vectors_with_keys(place: Path) -> list[str]:
+    np.save(place / "vectors.npy", np.eye(2, 3, dtype=np.float32))
+    (place / "keys.txt").write_text("a\nb\n")
+    return [str(place / "vectors.npy"), "--keys", str(place / "keys.txt")]
+
+
+def a_filled_archive(place: Path) -> str:
+    file = an_archive(place)
+    np.save(place / "vectors.npy", np.repeat(np.eye(3, dtype=np.float32), 2, axis=0))
+    (place / "keys.txt").write_text("a\nb\nc\nd\ne\nf\n")
+    words = ["items", str(place / "vectors.npy"), "--keys", str(place / "keys.txt")]
+    assert main(["archive", "put", *words, "--archive", file]) == 0
+    return file
+
+
 RUNS: dict[str, Made] = {
     "train": lambda place: [a_stream(place), "--model", "lr"],
     "stream generate": lambda place: ["--rows", "9", "--out", str(place / "out")],
@@ -153,6 +205,25 @@ RUNS: dict[str, Made] = {
     "profile": lambda place: [a_model(place), "--calls", "1"],
     "compile": lambda place: [str(place)],
     "compare": lambda place: [a_model(place), f"{place}/models/half_plus_two/1", some_rows(place)],
+    "archive check": lambda place: ["--archive", an_archive(place)],
+    "archive versions": lambda place: ["--archive", an_archive(place)],
+    "archive lookup": lambda place: ["items", "a", "--archive", an_archive(place)],
+    "archive put": lambda place: ["items", *vectors_with_keys(place), "--archive", an_archive(place)],
+    "archive invalidate": lambda place: ["items", "a", "--archive", an_archive(place)],
+    "archive forget": lambda place: ["items", "a", "b", "--archive", an_archive(place)],
+    "archive fill": lambda place: ["--until-empty", "--archive", an_archive_that_fills(place)],
+    "archive status": lambda place: ["--archive", an_archive(place)],
+    "archive backfill": lambda place: [
+        *("items", "--to-version", "2", "--no-fill", "--archive", an_archive_of_two_versions(place))
+    ],
+    "archive dead-letters list": lambda place: ["--archive", an_archive(place)],
+    "archive dead-letters replay": lambda place: ["--archive", an_archive(place)],
+    "archive dead-letters drop": lambda place: ["--archive", an_archive(place)],
+    "archive neighbours": lambda place: ["items", "a", "--archive", a_filled_archive(place)],
+    "archive duplicates": lambda place: ["items", "--archive", a_filled_archive(place)],
+    "archive plot": lambda place: [
+        *["items", "--out", str(place / "items.png"), "--archive", a_filled_archive(place)]
+    ],
 }
 
 
@@ -174,10 +245,16 @@ def section(page: str, anchor: str) -> str:
 
 @every_verb
 def test_json_is_one_object_with_the_keys_that_the_guide_names(
-    words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
 ) -> None:
-    if words == "serve":
-        said = served_object(tmp_path)
+    if words in ("serve", "archive serve"):
+        said = served_object(words, tmp_path)
+    elif words == "stream publish":
+        topic = f"kafka://{request.getfixturevalue('kafka_server').address}/conventions"
+        rows = a_stream(tmp_path)
+        capsys.readouterr()
+        assert main(["stream", "publish", rows, topic, "--partitions", "1", "--json"]) == 0
+        said = capsys.readouterr().out
     else:
         given = RUNS[words](tmp_path)  # a new verb wants a line there
         capsys.readouterr()
@@ -201,9 +278,10 @@ def test_a_search_is_one_object_too(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert set(found["configurations"][0]) <= documented("train --search")
 
 
-def served_object(place: Path) -> str:
+def served_object(words: str, place: Path) -> str:
     example.write(place / "models")
-    command = [sys.executable, "-m", "headrace", "serve", str(place / "models"), "--json"]
+    given = [str(place / "models")] if words == "serve" else ["--archive", an_archive(place)]
+    command = [sys.executable, "-m", "headrace", *words.split(), *given, "--json"]
     command += ["--http-port", "0", "--grpc-port", "0", "--drain-lead-seconds", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
         assert server.stdout is not None
@@ -211,6 +289,9 @@ def served_object(place: Path) -> str:
         server.terminate()
         said += server.stdout.read()
         assert server.wait(20) == 0
-    (model,) = json.loads(said)["models"]
-    assert (model["name"], model["versions"][0]["state"]) == ("half_plus_two", "ready")
+    if words == "serve":
+        (model,) = json.loads(said)["models"]
+        assert (model["name"], model["versions"][0]["state"]) == ("half_plus_two", "ready")
+    else:
+        assert json.loads(said)["spaces"] == [{"space": "items", "default": 1}]
     return said

@@ -14,7 +14,10 @@ from headrace.errors import ConfigError
 
 PARSER = build_parser()
 VERBS = {verb.prog.partition(" ")[2]: verb for verb in verbs.all_verbs(PARSER)}
-WORDS = ("3", "0.5", "a*b", "x")  # one of them will do for any setting
+WORDS = ("3", "0.5", "a*b", "3:7", "x")  # one of them will do for any setting
+
+
+REQUIRED = {"stream encode": ("--format", "csv"), "archive put": ("--keys", "x")}
 
 
 def all_settings() -> list[tuple[str, str]]:
@@ -26,14 +29,13 @@ def positionals(words: str) -> list[str]:
     return ["x" for action in wanted if action.nargs != "?"]
 
 
-def parsed(words: str, *given: str, **environment: str) -> argparse.Namespace:
+def parsed(words: str, *given: str, complete: bool = True, **environment: str) -> argparse.Namespace:
+    """Settings of a verb; what it requires is added, where that is not given."""
     command = [*words.split(), *positionals(words), *given]
-    if (
-        words == "stream encode"
-        and "--format" not in given
-        and "HEADRACE_STREAM_ENCODE_FORMAT" not in environment
-    ):
-        command += ["--format", "csv"]
+    option, value = REQUIRED.get(words, ("", ""))
+    variable = f"HEADRACE_{words}_{option[2:]}".replace(" ", "_").upper()
+    if complete and option and option not in " ".join(given) and variable not in environment:
+        command += [option, value]
     return settings.parse(PARSER, command, environment)
 
 
@@ -65,10 +67,8 @@ def test_a_setting_is_the_same_wherever_it_comes_from(
             return  # the server's own table
         file = tmp_path / "settings.toml"
         file.write_text(tomli_w.dumps({key: toml}))
-        if words == "stream encode" and key == "format":
-            assert parsed(words, f"--config={file}", HEADRACE_STREAM_ENCODE_FORMAT="vw").format == "vw"
-        else:
-            assert getattr(parsed(words, f"--config={file}"), key) == wanted
+        is_required = REQUIRED.get(words, ("",))[0] == f"--{key}"
+        assert getattr(parsed(words, f"--config={file}", complete=not is_required), key) == wanted
 
 
 def test_names_of_variables_are_all_different() -> None:

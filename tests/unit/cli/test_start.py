@@ -53,7 +53,7 @@ NEVER = {
     *("grpc", "uvicorn", "prometheus_client", "numba", "llvmlite", "pyarrow", "sklearn", "skops", "onnx"),
     *("matplotlib", "polars", "pandas", "tensorflow", "keras", "tomli_w"),
     *("headrace.cli", "headrace.comparison", "headrace.ctr", "headrace.profiling", "headrace.stream"),
-    "headrace.training",
+    *("headrace.training", "headrace.archive", "headrace.frontends.archive", "headrace.stores", "lmdb"),
 }
 
 

@@ -146,9 +146,11 @@ def test_other_threads_than_the_first_models_are_said_to_have_no_effect(
     write_lookup(tmp_path)
     with caplog.at_level(logging.WARNING):
         load(tmp_path, RuntimeOptions(threads=1)).close()
-        assert not caplog.records
+        assert not [one for one in caplog.records if one.name.startswith("headrace")]
         load(tmp_path, RuntimeOptions(threads=7)).close()
-    assert [(record.threads, record.wanted) for record in caplog.records] == [(1, 7)]  # type: ignore[attr-defined]
+    # TensorFlow says things of its own where another test has set logs up.
+    ours = [record for record in caplog.records if record.name.startswith("headrace")]
+    assert [(record.threads, record.wanted) for record in ours] == [(1, 7)]  # type: ignore[attr-defined]
 
 
 def test_a_failure_says_what_failed_and_nothing_of_the_graph(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from headrace.ctr.interfaces import Weights
+from headrace.ctr.models.missing import flagged
 from headrace.ctr.settings import DEEP, FIELD_AWARE, ModelSettings
 from headrace.ctr.tables import NO_SHIFT, Table
 from headrace.errors import ConfigError
@@ -135,6 +136,7 @@ def _below(prefix: str, named: Mapping[str, _T]) -> dict[str, _T]:
 
 def expected_shapes(settings: ModelSettings, features: Features) -> dict[str, tuple[int, ...]]:
     """The shape of each array that a model of these settings has, by name, but for the tables' scales."""
+    features = flagged(settings, features)
     fields, inputs = len(features.categorical), features.dense_width
     wide = settings.kind in FIELD_AWARE
     shapes: dict[str, tuple[int, ...]] = {
@@ -148,7 +150,7 @@ def expected_shapes(settings: ModelSettings, features: Features) -> dict[str, tu
         shapes["dense.pairs"] = (fields, fields)
     if settings.kind in DEEP:
         inputs += fields * (fields - 1) // 2 if wide else fields * settings.factors
-        for layer, units in enumerate((*settings.hidden, 1)):
+        for layer, units in enumerate((*settings.hidden, settings.heads)):
             shapes[f"dense.layer{layer}.weights"] = (inputs, units)
             shapes[f"dense.layer{layer}.bias"] = (units,)
             inputs = units

@@ -55,6 +55,8 @@ def export(settings: ModelSettings, features: Features, weights: Weights, file: 
 
 def build(settings: ModelSettings, features: Features, weights: Weights) -> onnx.ModelProto:
     """Build the model; see ``export``."""
+    if settings.kind == "mdn":
+        raise ConfigError("an mdn's distribution has no form in ONNX here; serve its own files")
     if settings.interactions:
         raise ConfigError("interactions hash pairs of values, which ONNX cannot; export a model without them")
     if features.exact_columns:

@@ -21,6 +21,7 @@ from headrace.ctr.kernels.memory import aligned_zeros, fixed
 from headrace.ctr.learning import batched_kernels
 from headrace.ctr.learning.batched_kernels import Gathered
 from headrace.ctr.learning.blas_threads import use_one_thread
+from headrace.ctr.learning.density_head import Counts, DensityHead
 from headrace.ctr.learning.first_layer import Distinct
 from headrace.ctr.learning.half_life import HalfLife
 from headrace.ctr.learning.network import CHUNK_ROWS, Layout, Passage
@@ -30,8 +31,9 @@ from headrace.ctr.learning.sharing import shared
 from headrace.ctr.learning.touched_rows import Coalescer, Touched
 from headrace.ctr.models.arguments import NOTHING, Room, Rows, Served, Shape, Slots, Work, shape_of
 from headrace.ctr.models.interactions import crossing
+from headrace.ctr.models.missing import Missing, flagged
 from headrace.ctr.serving.scoring import WeightsScorer
-from headrace.ctr.settings import DEEP, PAIRS_OF, ModelSettings
+from headrace.ctr.settings import DEEP, PAIRS_OF, POOLED, ModelSettings
 from headrace.errors import ConfigError
 from headrace.stream.block import Block
 from headrace.stream.features import Features
@@ -52,6 +54,7 @@ class BatchedModel(LearningModel):
             ConfigError: The settings do not fit the features.
         """
         self.settings, self.features = settings, features
+        self._missing, features = Missing.of(settings, features), flagged(settings, features)
         self._crossing, self._slots = crossing(settings, features), Slots.of(features)
         plain = msgspec.structs.replace(settings, kind=PAIRS_OF.get(settings.kind, settings.kind))
         self._shape = shape_of(plain, features)
@@ -62,9 +65,14 @@ class BatchedModel(LearningModel):
         self._distinct: Distinct | None = None
         if settings.kind in DEEP:
             use_one_thread()
-            self._layout = Layout(network_widths(settings, features), pair_inputs(settings, features))
-            self._distinct = Distinct(settings, features) if settings.kind == "deepfm" else None
-        self._hands = [_Hand(self._shape, self._groups, self._layout) for _ in range(settings.threads)]
+            self._layout = Layout(
+                network_widths(settings, features), pair_inputs(settings, features), settings.heads
+            )
+            self._distinct = Distinct(settings, features) if settings.kind in POOLED else None
+        components = settings.components if settings.kind == "mdn" else 0
+        self._hands = [
+            _Hand(self._shape, self._groups, self._layout, components) for _ in range(settings.threads)
+        ]
         self._threads = ThreadPoolExecutor(settings.threads) if settings.threads > 1 else None
         self._steps = np.zeros(1, np.int64)
         self._optimizers = {
@@ -80,27 +88,35 @@ class BatchedModel(LearningModel):
         if not len(block):
             return probabilities
         self._scorer = None
+        odds, views = 0.0 if self._steps[0] else _log_odds(block), NOTHING
+        if self.settings.kind == "mdn":
+            views = np.ones(len(block), np.float32) if block.views is None else block.views
+        else:
+            block = block.averaged()
+        dense = block.dense if self._missing is None else self._missing.flag(block.dense)
         crossed = self._crossing.of(block.indices)
         rows = Rows(
             fixed(block.indices),
             fixed(crossed),
-            fixed(block.dense),
+            fixed(dense),
             fixed(block.labels),
             NOTHING if block.weights is None else fixed(block.weights),
         )
         touched = self._coalescer.touched_by(rows.indices, rows.crossed)
-        sums = self._summed(rows, touched, probabilities)
+        sums = self._summed(rows, views, touched, probabilities)
         if not self._steps[0]:
-            self._groups.begin_at(_log_odds(block))
-            sums = self._summed(rows, touched, np.empty_like(probabilities))
+            self._groups.begin_at(odds)
+            sums = self._summed(rows, views, touched, np.empty_like(probabilities))
         self._move(touched, sums, len(block))
         return probabilities
 
-    def _summed(self, rows: Rows, touched: Touched, probabilities: Array) -> Mapping[str, Array]:
+    def _summed(
+        self, rows: Rows, views: Array, touched: Touched, probabilities: Array
+    ) -> Mapping[str, Array]:
         """Predict a batch, and sum its gradients."""
         sums = {name: self._cleared(name, len(touched.rows)) for name in self._sums}
         served, whole = self._groups.served(), self._lay_out(touched)
-        batch = _Batch(rows, touched, sums, self._slots, served, probabilities, whole)
+        batch = _Batch(rows, fixed(views), touched, sums, self._slots, served, probabilities, whole)
         if whole is not None:
             self._spread(whole.forward(touched, served.embeddings.values))
         count = len(probabilities)
@@ -225,8 +241,9 @@ def _log_odds(block: Block) -> float:
     In steps of its own it would take some hundred batches to where clicks are rare, and until then every
     other weight would learn to be the bias.
     """
-    rows, clicks = len(block), float(block.labels.sum())
-    if block.weights is not None and (counted := float(block.weights.sum())) > 0:
+    views = np.ones(len(block), np.float32) if block.views is None else block.views
+    rows, clicks = float(views.sum()), float(block.labels.sum())
+    if block.weights is not None and (counted := float(block.weights @ views)) > 0:
         clicks = rows * float(block.weights @ block.labels) / counted
     return math.log((clicks + 1.0) / (rows - clicks + 1.0))
 
@@ -235,6 +252,7 @@ class _Batch(NamedTuple):
     """What all threads share."""
 
     rows: Rows
+    views: Array  # nothing, but for an mdn
     touched: Touched
     sums: Mapping[str, Array]
     slots: Slots
@@ -250,7 +268,8 @@ class _Hand:
         sums: The gradients of the groups of one row, by name.
     """
 
-    def __init__(self, shape: Shape, groups: Groups, layout: Layout | None) -> None:
+    def __init__(self, shape: Shape, groups: Groups, layout: Layout | None, components: int) -> None:
+        self._density = DensityHead(components) if components else None
         self._shape, self._room = shape, Room.of(shape)
         self._passage = None if layout is None else Passage(layout, CHUNK_ROWS)
         self.sums: dict[str, Array] = {
@@ -290,6 +309,10 @@ class _Hand:
         passage = self._passage
         batched_kernels.forward(self._shape)(work, batch.served, passage.exchange)
         passage.forward(stop - start, None if batch.whole is None else batch.whole.part(start, stop))
-        passage.finish(work.rows.labels, work.rows.weights, probabilities)
+        if self._density is None:
+            passage.finish(work.rows.labels, work.rows.weights, probabilities)
+        else:
+            counts = Counts(work.rows.labels, batch.views[start:stop], work.rows.weights)
+            self._density.finish(passage, counts, probabilities)
         passage.backward(stop - start)
         batched_kernels.backward(self._shape)(work, batch.served, passage.exchange, gathered)

@@ -82,19 +82,21 @@ class Layout:
     Attributes:
         widths: The inputs of the first layer, then the units of each hidden one.
         inputs: How many of the first layer's inputs need gradients.
+        heads: The units of the output.
         beside: Those that are multiplied now.
         sizes: The inputs of each layer that are multiplied now.
         wanted: How many of them need gradients.
     """
 
-    def __init__(self, widths: Sequence[int], inputs: int) -> None:
+    def __init__(self, widths: Sequence[int], inputs: int, heads: int = 1) -> None:
         """Make room.
 
         Args:
             widths: The inputs of the first layer, then the units of each hidden one.
             inputs: How many of the first layer's inputs need gradients: the first ones.
+            heads: How many units the output has.
         """
-        self.widths, self.inputs = tuple(widths), inputs
+        self.widths, self.inputs, self.heads = tuple(widths), inputs, heads
         wanted = (inputs, *self.widths[1:-1])
         self.forward = [aligned_zeros((size * padded(units),)) for size, units in pairwise(self.widths)]
         self.backward = [
@@ -148,7 +150,7 @@ class Passage:
         self._active = [aligned_zeros((rows, padded(units))) for units in widths[1:]]
         self._towards = [aligned_zeros((rows, padded(units))) for units in widths[1:]]
         self._own = First(self._active[0], self._towards[0])
-        shapes = [*pairwise(widths), (widths[-1], 1)]
+        shapes = [*pairwise(widths), (widths[-1], layout.heads)]
         self.weights = [aligned_zeros(shape) for shape in shapes]
         self.biases = [aligned_zeros((units,)) for _, units in shapes]
         self._products = [aligned_zeros((math.prod(shape),)) for shape in shapes[:-1]]
@@ -185,8 +187,17 @@ class Passage:
             probabilities: Where they go: float32 ``[rows]``.
         """
         output = Output(self._layout.output, self._layout.output_bias, self.weights[-1], self.biases[-1])
-        last = self._active[-1], self._towards[-1], self.biases[-2]
-        _finish(output, last, self.exchange, labels, weights, probabilities)
+        _finish(output, self.last, self.exchange, labels, weights, probabilities)
+
+    @property
+    def last(self) -> tuple[Array, Array, Array]:
+        """The last hidden layer's activations, where their gradients go, and those of its biases."""
+        return self._active[-1], self._towards[-1], self.biases[-2]
+
+    @property
+    def output(self) -> tuple[Array, Array]:
+        """The output's weights ``[units * heads]`` and biases ``[heads]``."""
+        return self._layout.output, self._layout.output_bias
 
     def backward(self, rows: int) -> None:
         """Add to the weights' gradients, and write ``exchange.gradients``."""

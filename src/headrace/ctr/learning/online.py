@@ -73,6 +73,7 @@ class OnlineModel(LearningModel):
 
     def learn(self, block: Block) -> Array:
         """Predict each row of a block, and learn from it before the next is predicted."""
+        block = block.averaged()
         rows = Rows(
             fixed(block.indices),
             fixed(self._crossing.of(block.indices)),

@@ -17,7 +17,8 @@ from headrace.ctr.kernels.memory import aligned_zeros
 from headrace.ctr.learning.initialization import draw
 from headrace.ctr.learning.optimizers import fresh_state
 from headrace.ctr.models.arguments import Served
-from headrace.ctr.settings import DEEP, FIELD_AWARE, ModelSettings, Optimizer
+from headrace.ctr.models.density import first_biases
+from headrace.ctr.settings import DEEP, FIELD_AWARE, POOLED, ModelSettings, Optimizer
 from headrace.ctr.tables import STATE_PER_WEIGHT, LearningTable, Table
 from headrace.errors import ConfigError
 from headrace.stream.features import Features
@@ -49,7 +50,7 @@ class Groups:
         if settings.kind == "fwfm":
             self.shapes["pairs"] = (fields, fields)
         widths = network_widths(settings, features)
-        for layer, (size, units) in enumerate(pairwise((*widths, 1) if widths else ())):
+        for layer, (size, units) in enumerate(pairwise((*widths, settings.heads) if widths else ())):
             self.shapes |= {f"layer{layer}.weights": (size, units), f"layer{layer}.bias": (units,)}
         self.tables = {"linear": self._fresh("linear", features.rows + interaction_rows, 1)}
         if settings.kind != "lr":
@@ -175,6 +176,8 @@ class Groups:
             scale = math.sqrt((2 if layer < layers else 1) / size)
             drawn = random.normal(size=(size, units)) * scale
             self.array(f"layer{layer}.weights")[:] = drawn.astype(np.float32)
+        if self._settings.kind == "mdn":
+            self.array(f"layer{layers}.bias")[:] = first_biases(self._settings.components)
 
 
 def row_width(settings: ModelSettings, fields: int) -> int:
@@ -202,4 +205,4 @@ def network_widths(settings: ModelSettings, features: Features) -> tuple[int, ..
 def pair_inputs(settings: ModelSettings, features: Features) -> int:
     """How many of the network's inputs come of the embeddings."""
     fields = len(features.categorical)
-    return fields * settings.factors if settings.kind == "deepfm" else fields * (fields - 1) // 2
+    return fields * settings.factors if settings.kind in POOLED else fields * (fields - 1) // 2

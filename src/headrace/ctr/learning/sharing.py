@@ -66,5 +66,11 @@ def shared(optimizer: Optimizer, name: str, settings: ModelSettings, features: F
     """
     share = share_of(settings, features)
     linear = share if settings.online else math.sqrt(share)
-    parts = {"linear": linear, "dense": linear, "embeddings": embeddings_share(settings, share)}
+    dense = linear / math.sqrt(_longest(features)) if settings.kind == "mdn" else linear
+    parts = {"linear": linear, "dense": dense, "embeddings": embeddings_share(settings, share)}
     return sharing(optimizer, {**parts, "pairs": PAIRS_STEP}.get(name, 1.0))
+
+
+def _longest(features: Features) -> int:
+    """The numbers of the longest vector: against one error all of them move."""
+    return max((field.size for field in features.numeric), default=1)

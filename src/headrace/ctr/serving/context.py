@@ -18,10 +18,12 @@ import numpy as np
 from headrace.ctr.interfaces import Weights
 from headrace.ctr.kernels.matrix_product import pack, padded
 from headrace.ctr.kernels.memory import LINE_FLOATS, aligned, fixed
+from headrace.ctr.models.density import mean_logits, scratch_of
 from headrace.ctr.models.interactions import crossing
+from headrace.ctr.models.missing import Missing, flagged
 from headrace.ctr.serving.context_kernels import score, scratch_size, to_probabilities
-from headrace.ctr.serving.context_parts import Prepared, Sizes
-from headrace.ctr.settings import DEEP, FIELD_AWARE, KINDS, ModelSettings
+from headrace.ctr.serving.context_parts import PLACES, Prepared, Sizes
+from headrace.ctr.settings import DEEP, FIELD_AWARE, POOLED, ModelSettings
 from headrace.ctr.tables import Table
 from headrace.standing import Standing
 from headrace.stream.features import Features
@@ -96,12 +98,13 @@ def _sizes(settings: ModelSettings, features: Features, tables: Mapping[str, Tab
     if settings.kind in DEEP:
         context_inputs = len(network_inputs(settings, features, context=True))
         candidate_inputs = len(network_inputs(settings, features, context=False))
+    kind = "deepfm" if settings.kind in POOLED else settings.kind
     state_size = {"lr": 0, "fm": 2 * factors, "deepfm": 2 * factors, "fwfm": of_candidate * factors}.get(
-        settings.kind, of_candidate * of_context * factors
+        kind, of_candidate * of_context * factors
     )
     lanes = max(size for size in range(1, _MOST_LANES + 1) if factors % size == 0)
     return Sizes(
-        kind=KINDS.index(settings.kind),
+        kind=PLACES.index(kind),
         factors=() if settings.kind == "lr" else (None,) * factors,
         lanes=() if settings.kind == "lr" else (None,) * lanes,
         width=0 if settings.kind == "lr" else factors * (fields if field_aware else 1),
@@ -116,6 +119,7 @@ def _sizes(settings: ModelSettings, features: Features, tables: Mapping[str, Tab
         context_inputs=context_inputs,
         candidate_inputs=candidate_inputs,
         state=state_size + 1,
+        heads=settings.heads,
     )
 
 
@@ -128,7 +132,7 @@ def network_inputs(settings: ModelSettings, features: Features, *, context: bool
         context: Which of the two.
     """
     fields, of_context = len(features.categorical), features.context_fields
-    if settings.kind == "deepfm":
+    if settings.kind in POOLED:
         alone = [field < of_context for field in range(fields) for _ in range(settings.factors)]
     else:  # a pair's later field decides: fields of the context come first
         alone = [second < of_context for first in range(fields) for second in range(first + 1, fields)]
@@ -159,8 +163,8 @@ def _lay_out_network(
         add_layer(dense[f"layer{number}.weights"], dense[f"layer{number}.bias"])
         inputs = len(dense[f"layer{number}.bias"])
     last = len(settings.hidden)
-    output = dense[f"layer{last}.weights"].reshape(-1)
-    layers.append((add(output), add(dense[f"layer{last}.bias"].reshape(-1)), inputs, 1))
+    output = np.ascontiguousarray(dense[f"layer{last}.weights"].T).reshape(-1)  # one head after the other
+    layers.append((add(output), add(dense[f"layer{last}.bias"].reshape(-1)), inputs, settings.heads))
     return layers
 
 
@@ -175,7 +179,9 @@ class GroupedScorer:
             features: The layout of its rows.
             weights: Its weights.
         """
-        prepared = prepare(settings, features, weights)
+        self._missing = Missing.of(settings, features)
+        prepared = prepare(settings, flagged(settings, features), weights)
+        self._components = settings.components if settings.kind == "mdn" else 0
         self._model = Standing(prepared)
         self._crossing = crossing(settings, features) if settings.interactions else None
         self._scratch: list[Array] = []  # what no call is using; its methods are atomic
@@ -187,6 +193,20 @@ class GroupedScorer:
         to_probabilities(out)
         return out
 
+    def heads(self, indices: Array, dense: Array) -> Array:
+        """What the distributions of an mdn are made of: see ``headrace.ctr.models.density``.
+
+        Args:
+            indices: As for ``logits``.
+            dense: As for ``logits``.
+
+        Returns:
+            float32 ``[rows, heads]``.
+        """
+        out = np.zeros((len(indices), self._model.value.sizes.heads), np.float32)
+        self._score(indices, dense, out.reshape(-1))
+        return out
+
     def logits(self, indices: Array, dense: Array) -> Array:
         """The logits of rows: float32 ``[rows]``.
 
@@ -194,12 +214,21 @@ class GroupedScorer:
             indices: Rows of the tables: uint32 ``[rows, slots]``, all below ``features.rows``.
             dense: Dense features: float32 ``[rows, dense_width]``.
         """
-        crossed = _NOTHING if self._crossing is None else fixed(self._crossing.of(indices))
+        if self._components:
+            logits = np.empty(len(indices), np.float32)
+            mean_logits(self.heads(indices, dense), scratch_of(self._components), logits)
+            return logits
         out = np.empty(len(indices), np.float32)
+        self._score(indices, dense, out)
+        return out
+
+    def _score(self, indices: Array, dense: Array, out: Array) -> None:
+        if self._missing is not None:
+            dense = self._missing.flag(dense)
+        crossed = _NOTHING if self._crossing is None else fixed(self._crossing.of(indices))
         try:
             scratch = self._scratch.pop()
         except IndexError:
             scratch = aligned(self._scratch_size)
         score(self._model, fixed(indices), fixed(dense), crossed, scratch, out)
         self._scratch.append(scratch)
-        return out

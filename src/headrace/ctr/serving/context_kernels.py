@@ -78,16 +78,17 @@ def score(
         dense: Dense features.
         crossed_rows: What interactions add.
         scratch: Room for ``scratch_size`` numbers: float32.
-        out: The logits: float32 ``[rows]``.
+        out: The logits: float32 ``[rows]``; with several heads ``[rows * heads]``, the logit first, and zeros
+            where the others go.
     """
     prepared, rows = given(model), Rows(indices, dense, crossed_rows)
     sizes = prepared.sizes
     tile = _tile(prepared)
-    groups = 0
-    for row in range(min(TILE_ROWS, len(out))):
+    groups, count, heads = 0, indices.shape[0], sizes.heads
+    for row in range(min(TILE_ROWS, count)):
         _ask(prepared, rows, row, scratch, tile)
-    for start in range(0, len(out), TILE_ROWS):
-        stop = min(start + TILE_ROWS, len(out))
+    for start in range(0, count, TILE_ROWS):
+        stop = min(start + TILE_ROWS, count)
         known = 1 if groups > 0 else 0
         if known > 0:  # the last group may go on
             last = groups - 1
@@ -98,7 +99,7 @@ def score(
         for row in range(start, stop):
             if _begins(scratch, tile, row):
                 group += 1
-            if row + TILE_ROWS < len(out):
+            if row + TILE_ROWS < count:
                 _ask(prepared, rows, row + TILE_ROWS, scratch, tile)
             own = row - start
             places = Places(
@@ -106,7 +107,8 @@ def score(
                 tile.candidates + own * sizes.candidate_inputs,
                 tile.pooled,
             )
-            out[row] = candidate(prepared, rows, row, scratch, places) + crossed(prepared, rows, row)
+            logit = candidate(prepared, rows, row, scratch, places) + crossed(prepared, rows, row)
+            out[row * heads] = logit
             _move(
                 scratch, tile.products + group * tile.first, tile.activations + own * tile.first, tile.first
             )
@@ -225,7 +227,9 @@ def _network(prepared: Prepared, scratch: Array, tile: Tile, out: Array, part: t
         )
         start, width = at, columns
         at += TILE_ROWS * columns
-    output = len(layers) - 1
+    output, heads = len(layers) - 1, prepared.sizes.heads
+    inputs = layers[output, 2]
     for row in range(rows):
-        total = dot(scratch, start + row * width, weights, layers[output, 0], layers[output, 2])
-        out[part[0] + row] += total + read(weights, layers[output, 1])
+        for head in range(heads):
+            total = dot(scratch, start + row * width, weights, layers[output, 0] + head * inputs, inputs)
+            out[(part[0] + row) * heads + head] += total + read(weights, layers[output, 1] + head)

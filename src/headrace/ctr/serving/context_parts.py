@@ -20,11 +20,14 @@ from headrace.ctr.kernels.vectors import (
     total,
     zeros,
 )
-from headrace.ctr.settings import KINDS
+from headrace.ctr.settings import Kind
 from headrace.ctr.tables import Table
 from headrace.tensors import Array
 
-_LR, _FM, _FWFM, _FFM, _DEEPFM, _DEEPFFM = range(len(KINDS))
+PLACES: tuple[Kind, ...] = ("lr", "fm", "fwfm", "ffm", "deepfm", "deepffm")
+"""The kinds in the order of their numbers in kernels."""
+
+_LR, _FM, _FWFM, _FFM, _DEEPFM, _DEEPFFM = range(len(PLACES))
 FLAGS = {"contract", "reassoc", "nsz", "arcp"}
 """What LLVM may assume of sums: their order is free, but not that nothing is NaN or infinite."""
 
@@ -33,7 +36,7 @@ class Sizes(NamedTuple):
     """The numbers that a model's kernels are called with.
 
     Attributes:
-        kind: Its place in ``KINDS``.
+        kind: Its place in ``PLACES``; a kind with the same sums as another has that one's.
         factors: As long as an embedding, for each other field where it is field-aware: as part of the type,
             so that kernels are compiled for it and their loops over it become a few vector operations.
         lanes: As long as the part of an embedding that is read at once: the whole, unless that is very long.
@@ -49,6 +52,7 @@ class Sizes(NamedTuple):
         context_inputs: How many of the network's inputs depend on the context alone.
         candidate_inputs: How many others.
         state: How many numbers are kept of a group for its candidates.
+        heads: How many numbers there are of each row in the end: the logit, and what a mixture needs besides.
     """
 
     kind: int
@@ -66,6 +70,7 @@ class Sizes(NamedTuple):
     context_inputs: int
     candidate_inputs: int
     state: int
+    heads: int
 
 
 class Rows(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from headrace.ctr.interfaces import Contribution, Weights
+from headrace.ctr.models.missing import flagged
 from headrace.ctr.serving.context import GroupedScorer
 from headrace.ctr.serving.explanations import (
     BIAS,
@@ -15,7 +16,7 @@ from headrace.ctr.serving.explanations import (
     pooled_embeddings,
     table_rows,
 )
-from headrace.ctr.settings import ModelSettings
+from headrace.ctr.settings import POOLED, ModelSettings
 from headrace.stream.features import Features
 from headrace.tensors import Array
 
@@ -29,7 +30,8 @@ class DeepForm:
 
     def __init__(self, settings: ModelSettings, features: Features, weights: Weights) -> None:
         """Take weights; see ``headrace.ctr.serving.scoring.WeightsScorer``."""
-        self._settings, self._features, self._weights = settings, features, weights
+        self._settings, self._weights = settings, weights
+        self._features = flagged(settings, features)
         self._scorer = GroupedScorer(settings, features, weights)
 
     def logits(self, indices: Array, dense: Array) -> Array:
@@ -38,15 +40,21 @@ class DeepForm:
 
     def explain(self, indices: Array, dense: Array) -> list[Contribution]:
         """What each field adds to the logit of one row."""
+        return self._explain(
+            indices, dense, self._weights.dense[f"layer{len(self._settings.hidden)}.weights"]
+        )
+
+    def _explain(self, indices: Array, dense: Array, output: Array) -> list[Contribution]:
+        """What each field adds to one row's logit, with the last layer's weights: ``[units, 1]``."""
         about = self._settings, self._features, self._weights, indices
         products = pair_products(*about)
         linear = explain_linear(*about, dense)
         pairs = {pair: float(products[pair]) for pair in pairs_of(len(products))}
         inputs, embedded = self._inputs(indices, dense, list(pairs.values())), 0
-        logit, gradient = self._network(inputs)
+        logit, gradient = self._network(inputs, output)
         effects = inputs * gradient
         added = [logit - float(effects.sum())]
-        if self._settings.kind == "deepfm":
+        if self._settings.kind in POOLED:
             embedded = len(products) * self._settings.factors
             added += self._slot_effects(
                 indices, gradient[:embedded].reshape(len(products), self._settings.factors)
@@ -72,12 +80,12 @@ class DeepForm:
         pooled = pooled_embeddings(self._features, table, factors, indices)
         return np.concatenate([pooled.reshape(-1), dense.astype(np.float64)])
 
-    def _network(self, inputs: Array) -> tuple[float, Array]:
+    def _network(self, inputs: Array, output: Array) -> tuple[float, Array]:
         """The network's logit, and its gradient by the inputs."""
         arrays, values, active = self._weights.dense, inputs, []
-        layers = [arrays[f"layer{number}.weights"] for number in range(len(self._settings.hidden) + 1)]
+        layers = [arrays[f"layer{number}.weights"] for number in range(len(self._settings.hidden))] + [output]
         for number, weights in enumerate(layers):
-            values = values @ weights.astype(np.float64) + arrays[f"layer{number}.bias"]
+            values = values @ weights.astype(np.float64) + arrays[f"layer{number}.bias"][: weights.shape[1]]
             active.append(values > 0)
             values = np.where(active[-1], values, 0) if number < len(layers) - 1 else values
         gradient: Array = np.ones(1)

@@ -73,6 +73,10 @@ class WeightsScorer:
 
 def form_of(settings: ModelSettings, features: Features, weights: Weights) -> Form:
     """Where a kind's logits and explanations come from."""
+    if settings.kind == "mdn":
+        from headrace.ctr.serving.density_scoring import DensityForm  # noqa: PLC0415 - as below
+
+        return DensityForm(settings, features, weights)
     if settings.kind in DEEP:
         from headrace.ctr.serving.deep_scoring import DeepForm  # noqa: PLC0415 - its kernels only where they are used
 

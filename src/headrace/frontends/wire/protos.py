@@ -44,14 +44,17 @@ def _fill_pool() -> tuple[Any, tuple[str, ...]]:
     return pool, tuple(file.name for file in descriptors.file)
 
 
+_ON_REQUEST = {"headrace.archive.v1.Archive"}
+
 POOL, FILES = _fill_pool()
 """The private pool, and the names of the files in it."""
 
 
 def services() -> tuple[str, ...]:
-    """The full names of the gRPC services in the pool, in order."""
+    """The full names of the gRPC services in the pool that every server has, in order."""
     files = (POOL.FindFileByName(name) for name in FILES)
-    return tuple(sorted(found.full_name for file in files for found in file.services_by_name.values()))
+    found = {found.full_name for file in files for found in file.services_by_name.values()}
+    return tuple(sorted(found - _ON_REQUEST))
 
 
 @cache

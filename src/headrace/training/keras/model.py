@@ -155,6 +155,7 @@ class KerasModel:
         Returns:
             The probabilities that were predicted before the labels were looked at: float32 ``[rows]``.
         """
+        block = block.averaged()
         weights = np.ones(len(block), np.float32) if block.weights is None else block.weights
         return cast("Array", self._learn(self.inputs(block), block.labels, weights).numpy())
 

@@ -168,7 +168,7 @@ class Learner:
 
 def _scored(block: Block, predictions: Array, codes: Array) -> Scored:
     # A copy: a model may write its next predictions where these are.
-    return Scored(np.array(predictions), block.labels, block.weights, block.truth, codes)
+    return Scored(np.array(predictions), block.labels, block.weights, block.truth, codes, block.views)
 
 
 def _check(predictions: Array, block: Block) -> None:

@@ -1,4 +1,4 @@
-"""Where rows come from: a file or standard input, as blocks, numbered from the stream's first row."""
+"""Where rows come from: a file, standard input or a topic, as blocks, numbered from the first row."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from headrace.errors import ConfigError
 from headrace.stream.block import Block
 from headrace.stream.reader import BackgroundReader, Reader, ReadSettings
 from headrace.stream.schema import parse_schema
+from headrace.stream.sources import Pieces
 
 
 @contextmanager
-def open_stream(name: str, schema_file: Path | None, settings: ReadSettings) -> Iterator[Reader]:
+def open_stream(name: str | Pieces, schema_file: Path | None, settings: ReadSettings) -> Iterator[Reader]:
     """Read a stream ahead of who learns from it.
 
     Args:
-        name: The file; ``-`` for standard input.
+        name: The file; ``-`` for standard input; or what gives the bytes of a topic.
         schema_file: What says what the columns are; None if the stream does.
         settings: How it is read.
 
@@ -73,7 +74,10 @@ class Continued:
 
 
 @contextmanager
-def _opened(name: str) -> Iterator[BufferedReader]:
+def _opened(name: str | Pieces) -> Iterator[BufferedReader | Pieces]:
+    if not isinstance(name, str):
+        yield name
+        return
     if name == "-":
         if sys.stdin.isatty():
             raise ConfigError(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -39,6 +39,16 @@ _PATIENCE_SECONDS = 60.0
 """After this long it is told that learning waits for a version: a file system may never answer."""
 
 
+class Origin(Protocol):
+    """Where a stream's rows lie, such as a topic of Kafka."""
+
+    def position(self, rows: int) -> Mapping[str, object]:
+        """Where the row of a number is, as JSON can hold it."""
+
+    def saved(self) -> None:
+        """Note that a checkpoint with the last position was saved."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """What a run does besides learning.
@@ -50,6 +60,8 @@ class Plan:
         checkpoint_every: How often one is saved; one of the end is saved in any case.
         most_rows: After how many rows of the stream the run ends; None for all.
         identity: What must be the same for a checkpoint to fit: the model's settings and the schema.
+        origin: What knows where the rows lie, so that a checkpoint says where to go on; None if rows are
+            counted from the first one.
     """
 
     release: Release | None = None
@@ -58,6 +70,7 @@ class Plan:
     checkpoint_every: Every = NEVER
     most_rows: int | None = None
     identity: Mapping[str, object]
+    origin: Origin | None = None
 
 
 class RunResult(NamedTuple):
@@ -295,12 +308,16 @@ class Trainer:
         try:
             state = self._learner.state()
             meta = {**self._plan.identity, **state.meta, "trainer": msgspec.to_builtins(saved)}
+            if self._plan.origin is not None:
+                meta |= {"origin": self._plan.origin.position(progress.rows)}
             save_checkpoint(directory, state.arrays, meta)
         except Exception as error:  # noqa: BLE001  # As above.
             self._fail("not saved", error)
         else:
             self._failures.pop("not saved", None)
             self._checkpointed = self._save_asked
+            if self._plan.origin is not None:
+                self._plan.origin.saved()
 
     def _unexpected(self, error: Exception) -> str:
         """What ended the run, for people; where, for whoever mends it."""

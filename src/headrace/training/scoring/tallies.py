@@ -61,10 +61,11 @@ class Scored(NamedTuple):
 
     Attributes:
         predictions: float32 ``[rows]``.
-        labels: 0 or 1: float32 ``[rows]``.
+        labels: 0 or 1; with views how many of them were clicked: float32 ``[rows]``.
         weights: float32 ``[rows]``; None for one each.
         truth: float32 ``[rows]``; None for real rows.
         codes: Which value of each slice a row has: int32 ``[slices, rows]``, -1 for none.
+        views: How many views each row is of: float32 ``[rows]``; None for one each.
     """
 
     predictions: Array
@@ -72,22 +73,21 @@ class Scored(NamedTuple):
     weights: Array | None
     truth: Array | None
     codes: Array
+    views: Array | None = None
 
     @classmethod
     def of(cls, columns: Mapping[str, Array | None]) -> Scored:
-        """Make it of its columns by name; weights and truth may be missing."""
+        """Make it of its columns by name; weights, truth and views may be missing."""
         predictions, labels, codes = (columns[name] for name in ("predictions", "labels", "codes"))
         if predictions is None or labels is None or codes is None:
             raise ConfigError("rows that are scored need predictions, labels and codes")
-        return cls(predictions, labels, columns.get("weights"), columns.get("truth"), codes)
+        weights, truth, views = (columns.get(name) for name in ("weights", "truth", "views"))
+        return cls(predictions, labels, weights, truth, codes, views)
 
     def part(self, start: int, stop: int) -> Scored:
         """Some of the rows, as views."""
-        weights = None if self.weights is None else self.weights[start:stop]
-        truth = None if self.truth is None else self.truth[start:stop]
-        return Scored(
-            self.predictions[start:stop], self.labels[start:stop], weights, truth, self.codes[:, start:stop]
-        )
+        found = {name: None if one is None else one[..., start:stop] for name, one in self._asdict().items()}
+        return Scored.of(found)
 
     def chosen(self, there: Array) -> Scored:
         """The rows for which a mask holds: themselves if it does for all."""
@@ -95,6 +95,20 @@ class Scored(NamedTuple):
             return self
         found = {name: None if one is None else one[..., there] for name, one in self._asdict().items()}
         return Scored.of(found)
+
+    def apart(self) -> Scored:
+        """The rows with views twice: with their clicks, then with the others; each weighs as many."""
+        if self.views is None:
+            return self
+        found = {
+            name: None if one is None else np.concatenate([one, one], axis=-1)
+            for name, one in self._asdict().items()
+        }
+        weights = np.concatenate([self.labels, self.views - self.labels])
+        if self.weights is not None:
+            weights *= np.tile(self.weights, 2)
+        labels = np.repeat(np.array([1, 0], np.float32), len(self.labels))
+        return Scored.of(found | {"labels": labels, "weights": weights, "views": None})
 
 
 def exact_areas(predictions: Array, labels: Array, weights: Array | None, groups: Array, count: int) -> Array:
@@ -158,6 +172,10 @@ class Tally:
             rows: The rows.
             groups: Which group each is in: int64 ``[rows]``, none negative.
         """
+        if rows.views is not None:
+            self.add(rows.apart(), np.tile(groups, 2))
+            self.sums[:, 0] -= np.bincount(groups, minlength=len(self.sums))  # each row was there twice
+            return
         self.with_truth = self.with_truth or rows.truth is not None
         weights = _NONE if rows.weights is None else rows.weights
         truth = _NONE if rows.truth is None else rows.truth

@@ -201,5 +201,7 @@ def _all_in_one(rows: Scored) -> Array:
 def _scores(tally: Tally, rows: Scored, groups: Array) -> list[Score]:
     """Add a window's rows to a fresh tally; the score of each of its groups, with its exact area."""
     tally.add(rows, groups)
+    groups = groups if rows.views is None else np.tile(groups, 2)
+    rows = rows.apart()
     areas = exact_areas(rows.predictions, rows.labels, rows.weights, groups, len(tally.sums))
     return [tally.score(group, float(area)) for group, area in enumerate(areas)]

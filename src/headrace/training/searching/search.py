@@ -75,7 +75,8 @@ class _Runner:
             if not np.isfinite(predictions).all():
                 self.diverged = True
                 predictions = np.nan_to_num(predictions, nan=0.5)  # as good as no model
-            scored = Scored(predictions, part.labels, part.weights, part.truth, np.zeros((0, len(part))))
+            codes = np.zeros((0, len(part)))
+            scored = Scored(predictions, part.labels, part.weights, part.truth, codes, part.views)
             self.tally.add(scored, np.zeros(len(part), np.int64))
 
 

@@ -10,6 +10,7 @@ from headrace.config.reading import read_table
 from headrace.stream.block import Block
 from headrace.terminal import Line
 from headrace.training.options import TrainOptions
+from headrace.training.origin import open_origin
 from headrace.training.running.interruptions import Interruptions
 from headrace.training.running.loop import EXIT_CODES, take_all
 from headrace.training.running.source import open_stream
@@ -34,7 +35,11 @@ def search(options: TrainOptions, file: Path, output: TextIO, errors: TextIO) ->
     tried = configurations(wanted, options.model)
     largest = max(one.settings.batch_rows for one in tried)
     reading = options.reading(largest)
-    with open_stream(options.input, options.schema, reading) as reader, Interruptions() as interruptions:
+    with (
+        open_origin(options, None) as origin,
+        open_stream(origin.source if origin else options.input, options.schema, reading) as reader,
+        Interruptions() as interruptions,
+    ):
         going = Search(tried, reader.features, wanted.gates, options.quantize)
         terminal = Line(errors)
         ended = take_all(reader, _Shown(going, terminal), options.most_rows, interruptions)

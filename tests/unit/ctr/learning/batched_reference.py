@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations, pairwise
 
 import numpy as np
+from scipy import special, stats
 
 from headrace.ctr.interfaces import Weights
 from headrace.ctr.models.interactions import crossing
@@ -68,7 +70,13 @@ def as_float64(weights: Weights) -> Weights:
 
 
 def loss(settings: ModelSettings, features: Features, weights: Weights, block: Block) -> float:
-    """The weighted sum of logloss over the rows, by their number."""
+    """The weighted sum of logloss over the rows, by their number; an mdn's is that of its mixture."""
+    if settings.kind == "mdn":
+        views = np.ones(len(block)) if block.views is None else block.views
+        weights_of, alphas, betas = _mixture(settings, reference_heads(settings, features, weights, block))
+        fits = stats.betabinom.logpmf(block.labels[:, None], views[:, None], alphas, betas)
+        losses = -special.logsumexp(np.log(weights_of) + fits, axis=1)
+        return float((losses if block.weights is None else losses * block.weights).sum() / len(block))
     logits = reference_logits(settings, features, weights, block)
     losses = np.logaddexp(0, logits) - block.labels * logits
     weighed = losses if block.weights is None else losses * block.weights
@@ -76,27 +84,58 @@ def loss(settings: ModelSettings, features: Features, weights: Weights, block: B
 
 
 def reference_logits(settings: ModelSettings, features: Features, weights: Weights, block: Block) -> Array:
-    """The logits of rows: float64."""
+    """The logits of rows, an mdn's of its mean: float64."""
+    heads = reference_heads(settings, features, weights, block)
+    if settings.kind != "mdn":
+        return np.asarray(heads[:, 0])
+    weights_of, alphas, betas = _mixture(settings, heads)
+    return np.asarray(special.logit((weights_of * alphas / (alphas + betas)).sum(axis=1)))
+
+
+def _mixture(settings: ModelSettings, heads: Array) -> tuple[Array, Array, Array]:
+    """Weights, alphas and betas: float64 ``[rows, components]``."""
+    offset, weights, offsets, sizes = np.split(heads, np.cumsum([1, *[settings.components] * 2]), axis=1)
+    means, sizes = special.expit(offset + offsets), np.exp(sizes)
+    return special.softmax(weights, axis=1), means * sizes, (1 - means) * sizes
+
+
+def reference_heads(settings: ModelSettings, features: Features, weights: Weights, block: Block) -> Array:
+    """The logits of rows, and an mdn's other heads: float64 ``[rows, heads]``."""
     crossed = crossing(settings, features).of(block.indices)
     linear, dense = weights.tables["linear"].values[:, 0], block.dense.astype(np.float64)
+    if settings.kind == "mdn":  # the vector's numbers come before the price: a flag for it
+        (number,) = (place for place, one in enumerate(features.numeric) if one.role == "vector")
+        assert number == 0
+        missing = (dense[:, : features.numeric[0].size] == 0).all(axis=1)
+        dense = np.concatenate([dense, missing[:, None]], axis=1)
     logits = weights.dense["bias"][0] + dense @ weights.dense["dense"]
     logits = logits + _pool(features, linear[:, None], block.indices).sum(axis=(1, 2))
     logits += np.where(crossed > 0, linear[crossed], 0).sum(axis=1)
     if settings.kind == "lr":
-        return np.asarray(logits)
+        return np.asarray(logits[:, None])
     products = _products(settings, features, weights, block.indices)
     logits += products.sum(axis=1)
     if settings.kind not in DEEP:
-        return np.asarray(logits)
+        return np.asarray(logits[:, None])
     inputs = products
-    if settings.kind == "deepfm":
+    if settings.kind in ("deepfm", "mdn"):
         pooled = _pool(features, weights.tables["embeddings"].values, block.indices)
         inputs = pooled.reshape(len(block), -1)
     values = np.concatenate([inputs, dense], axis=1)
     for layer in range(len(settings.hidden) + 1):
         values = values @ weights.dense[f"layer{layer}.weights"] + weights.dense[f"layer{layer}.bias"]
         values = np.maximum(values, 0) if layer < len(settings.hidden) else values
-    return np.asarray(logits + values[:, 0])
+    values[:, 0] += logits
+    return np.asarray(values)
+
+
+def counted(block: Block, seed: int = 0) -> Block:
+    """The rows as ones of several views, and some of them without a vector."""
+    random = np.random.default_rng(seed)
+    views = random.integers(0, 60, len(block))
+    clicks, dense = random.binomial(views, 0.3), block.dense.copy()
+    dense[::4, :3] = 0
+    return replace(block, dense=dense, labels=clicks.astype(np.float32), views=views.astype(np.float32))
 
 
 def _pool(features: Features, table: Array, indices: Array) -> Array:

@@ -18,6 +18,7 @@ from headrace.tensors import Array
 from tests.unit.ctr.learning.batched_reference import (
     FEATURES,
     as_float64,
+    counted,
     loss,
     random_block,
     reference_logits,
@@ -36,6 +37,7 @@ def arrays_of(weights: Weights) -> dict[str, Array]:
 def test_a_step_of_one_is_the_gradient_by_finite_differences(kind: Kind) -> None:
     settings = settings_of(kind, PLAIN_STEP)
     model, block = BatchedModel(settings, FEATURES), random_block(600)
+    block = counted(block) if kind == "mdn" else block
     model.learn(random_block(200, 7))  # so that biases are not zero, where ReLU has its corner
     before = model.strip()
     model.learn(block)
@@ -71,6 +73,7 @@ def test_what_learning_predicts_is_the_reference_and_what_serving_predicts(kind:
     for seed in range(3):
         model.learn(random_block(700, seed))
     block = random_block(1100, 9)
+    block = counted(block) if kind == "mdn" else block
     logits = reference_logits(settings, FEATURES, as_float64(model.strip()), block)
     expected = 1 / (1 + np.exp(-logits))
     served = WeightsScorer(settings, FEATURES, model.strip()).predict(block.indices, block.dense)

@@ -14,6 +14,7 @@ from headrace.batching.statistics import VersionStatistics
 from headrace.config import Limits, ModelConfig
 from headrace.errors import FailedPrecondition, NotFound
 from headrace.frontends.tensorflow_metrics import TensorFlowMetrics
+from headrace.frontends.wire import protos
 from headrace.frontends.wire.json_cost import at_once_bytes
 from headrace.frontends.wire.lane import Lane
 from headrace.lifecycle.state import State, VersionStatus
@@ -67,6 +68,7 @@ class ServiceDouble:
         self.admin = admin
         self.at_once_bytes = at_once_bytes(self.limits)
         self.is_ready = True
+        self.services = protos.services()
         self.outcomes = Outcomes()
         self.lane = Lane()
         self.tensorflow_metrics: TensorFlowMetrics | None = None

@@ -1,0 +1,202 @@
+"""The catalog: which versions a space has, and which one is its default; a small record in the store.
+
+All processes of an archive go by it. It is changed by compare-and-swap only: no two processes make one
+version twice, or undo what another has done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from headrace.archive.config import LARGEST_DIMENSION
+from headrace.archive.records import DTYPES, Form
+from headrace.errors import Conflict, FailedPrecondition, HeadraceError, NotFound
+from headrace.stores.store import Store
+
+_MOST_TRIES = 50
+_MOST_VERSIONS = 1000
+
+
+class SpaceVersion(msgspec.Struct, frozen=True, kw_only=True):
+    """The vectors of one space that one version of an encoder made.
+
+    Attributes:
+        number: From 1; never given again.
+        embedder: What made them, by its name in ``archive.toml``; "" where they only come by ``put``.
+        fingerprint: What that embedder's files and settings are; "" for none.
+        dimension: How many numbers a vector has.
+        dtype: How they are stored.
+        created: When it was made, in seconds of Unix time.
+        mean: The mean of its vectors, float32 in base64, where that is its out-of-vocabulary vector and there
+            are enough of them.
+        is_full: Whether it has a vector of every key that the default had; bare lookups may go to it.
+    """
+
+    number: int
+    embedder: str
+    fingerprint: str
+    dimension: int
+    dtype: str
+    created: float
+    mean: str = ""
+    is_full: bool = False
+
+    def __post_init__(self) -> None:
+        """Check what may come from a store, which others write to.
+
+        Raises:
+            ValueError: It is no version.
+        """
+        if not 0 < self.dimension <= LARGEST_DIMENSION or self.dtype not in DTYPES or self.number < 0:
+            raise ValueError(f"no space version: {self.number}, {self.dimension} × {self.dtype}")
+
+    @property
+    def form(self) -> Form:
+        """How its vectors lie."""
+        return Form(self.dimension, self.dtype)
+
+
+class SpaceRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What is decided about one space.
+
+    Attributes:
+        versions: Those that there are, ascending.
+        default: Which of them bare lookups are answered from; 0 if there is none.
+        last: The highest number that was ever given.
+        generation: Counts how often keys were forgotten; who sees it change forgets what it keeps in memory.
+    """
+
+    versions: tuple[SpaceVersion, ...] = ()
+    default: int = 0
+    last: int = 0
+    generation: int = 0
+
+    def version(self, number: int) -> SpaceVersion | None:
+        """A version by its number, if it is there."""
+        return next((one for one in self.versions if one.number == number), None)
+
+    def made_by(self, fingerprint: str) -> SpaceVersion | None:
+        """The newest version that an embedder of this fingerprint made."""
+        return next((one for one in reversed(self.versions) if one.fingerprint == fingerprint), None)
+
+
+NO_RECORD = SpaceRecord()
+
+
+def with_version(record: SpaceRecord, version: SpaceVersion) -> SpaceRecord:
+    """A record with one more version; the first one is the default, and full.
+
+    Args:
+        record: As it was.
+        version: The new one; its number is given here.
+
+    Raises:
+        FailedPrecondition: It has as many as it can have.
+    """
+    if len(record.versions) >= _MOST_VERSIONS:
+        raise FailedPrecondition(f"expected at most {_MOST_VERSIONS} versions of a space; drop old ones")
+    number = record.last + 1
+    new = msgspec.structs.replace(version, number=number, is_full=not record.versions)
+    return msgspec.structs.replace(
+        record, versions=(*record.versions, new), last=number, default=record.default or number
+    )
+
+
+def with_default(record: SpaceRecord, number: int) -> SpaceRecord:
+    """A record whose bare lookups go to another version, which counts as full from then on.
+
+    Raises:
+        NotFound: There is no such version.
+    """
+    _version_of(record, number)
+    versions = tuple(
+        msgspec.structs.replace(one, is_full=True) if one.number == number else one for one in record.versions
+    )
+    return msgspec.structs.replace(record, versions=versions, default=number)
+
+
+def without(record: SpaceRecord, number: int) -> SpaceRecord:
+    """A record with one version fewer.
+
+    Raises:
+        NotFound: There is no such version.
+        FailedPrecondition: It is the default.
+    """
+    _version_of(record, number)
+    if number == record.default:
+        raise FailedPrecondition(f"version {number} is the default; move that first")
+    kept = tuple(one for one in record.versions if one.number != number)
+    return msgspec.structs.replace(record, versions=kept)
+
+
+def with_forgotten(record: SpaceRecord) -> SpaceRecord:
+    """A record that tells all processes to forget what they keep in memory."""
+    return msgspec.structs.replace(record, generation=record.generation + 1)
+
+
+def _version_of(record: SpaceRecord, number: int) -> SpaceVersion:
+    found = record.version(number)
+    if found is None:
+        there = ", ".join(str(one.number) for one in record.versions) or "none"
+        raise NotFound(f"no version {number} of the space; there are {there}")
+    return found
+
+
+def partition(space: str, number: int) -> str:
+    """Where the vectors of a space version are in the store."""
+    return f"{space}_v{number}"
+
+
+class Catalog:
+    """The records of an archive's spaces."""
+
+    def __init__(self, store: Store) -> None:
+        """Read and write them in a store."""
+        self._store = store
+
+    def read(self, space: str) -> SpaceRecord:
+        """The record of a space; an empty one if nothing was ever decided.
+
+        Raises:
+            Unavailable: The store does not answer.
+            HeadraceError: What stands there is no such record.
+        """
+        return self._decoded(space, self._store.read(_name(space)))
+
+    def change(self, space: str, decide: Callable[[SpaceRecord], SpaceRecord]) -> SpaceRecord:
+        """Change a record, whoever else changes it meanwhile.
+
+        Args:
+            space: Its space.
+            decide: Gives what it should be, from what it is; called again when that has changed.
+
+        Returns:
+            What it is now.
+
+        Raises:
+            Conflict: Others change it all the time.
+            Unavailable: The store does not answer.
+        """
+        for _ in range(_MOST_TRIES):
+            before = self._store.read(_name(space))
+            record = self._decoded(space, before)
+            wanted = decide(record)
+            if wanted == record:
+                return record
+            if self._store.swap(_name(space), before, msgspec.json.encode(wanted)):
+                return wanted
+        raise Conflict(f"others have changed the space {space!r} {_MOST_TRIES} times meanwhile; try again")
+
+    def _decoded(self, space: str, content: bytes | None) -> SpaceRecord:
+        if content is None:
+            return NO_RECORD
+        try:
+            return msgspec.json.decode(content, type=SpaceRecord)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise HeadraceError(f"the store's record of the space {space!r} is damaged: {error}") from error
+
+
+def _name(space: str) -> str:
+    return f"space/{space}"

@@ -1,0 +1,185 @@
+"""The settings of an archive: ``archive.toml``."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import msgspec
+
+from headrace.archive.contents import check_template
+from headrace.config.checks import DAY, YEAR, seconds, whole, wrong
+from headrace.config.reading import Table, convert, read_table
+from headrace.errors import ConfigError
+from headrace.queues.settings import AnyQueue, LmdbQueue
+from headrace.stores.settings import AnyStore, LmdbStore
+
+SPACE_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
+"""What a space may be called; to be matched in full. Every store takes it as it is."""
+
+A_SPACE_NAME = "a space's name: a small letter, then up to 31 small letters, digits and _"
+"""The same in words."""
+
+LARGEST_DIMENSION = 65_536
+"""The most numbers of a vector."""
+
+ZEROS, MEAN = "zeros", "mean"
+"""What a space's ``oov`` may be; anything else is a file."""
+
+_LARGEST_CACHE_BYTES = 2**44
+_MOST_KEYS = 1_000_000
+_LARGEST_KEY_BYTES = 128 * 1024  # a message of a queue has room for it
+
+_SettingsT = TypeVar("_SettingsT", bound=msgspec.Struct)
+
+
+class CacheSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is kept in a process's memory before the store.
+
+    Attributes:
+        size_bytes: How much all spaces together may take; shared out by what each asks for.
+        absent_seconds: For how long a key that the store does not have is not looked for there again.
+        poll_seconds: How often a process looks whether others have changed defaults, or forgotten keys.
+    """
+
+    size_bytes: int = 256 * 1024 * 1024
+    absent_seconds: float = 1.0
+    poll_seconds: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        whole("cache.size_bytes", self.size_bytes, least=2**16, most=_LARGEST_CACHE_BYTES)
+        seconds("cache.absent_seconds", self.absent_seconds, most=DAY)
+        seconds("cache.poll_seconds", self.poll_seconds, most=DAY, above_zero=True)
+
+
+class SpaceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One kind of vectors.
+
+    Attributes:
+        embedder: What makes them: the name of a table under ``[embedders]``, or of a built-in one; "" where
+            vectors only come by ``Put``.
+        dimension: How many numbers a vector has; 0 for what the embedder says.
+        dtype: How numbers are stored and answered; int8 is stored with a scale a vector, and answered as
+            float32.
+        oov: The vector that stands for a missing one: ``zeros``, the ``mean`` of the space, or a file of one
+            vector (``.npy``).
+        ttl_seconds: How long a vector is worth having; 0 for ever.
+        cache_seconds: For how long a vector may be answered from memory after another process has replaced
+            it; 0 for ever, as vectors of one version do not change.
+        pending_seconds: For how long a key that is queued is not queued again.
+        content: Where the content of a key comes from: ``{key}`` stands for the key itself, within an address
+            too, as in ``https://images.example/{key}.jpg``.
+        max_key_bytes: The longest key.
+        max_keys: The most keys of one lookup.
+        max_new_keys_per_second: How many keys a caller may have queued in a second, on average; 0 for any
+            number.
+        max_new_keys_burst: How many at once.
+    """
+
+    embedder: str = ""
+    dimension: int = 0
+    dtype: Literal["float32", "float16", "int8"] = "float32"
+    oov: str = ZEROS
+    ttl_seconds: float = 0.0
+    cache_seconds: float = 0.0
+    pending_seconds: float = 300.0
+    content: str = "{key}"
+    max_key_bytes: int = 8192
+    max_keys: int = 10_000
+    max_new_keys_per_second: float = 0.0
+    max_new_keys_burst: int = 10_000
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        whole("dimension", self.dimension, most=LARGEST_DIMENSION)
+        seconds("ttl_seconds", self.ttl_seconds, most=100 * YEAR)
+        seconds("cache_seconds", self.cache_seconds, most=100 * YEAR)
+        seconds("pending_seconds", self.pending_seconds, most=YEAR, above_zero=True)
+        whole("max_key_bytes", self.max_key_bytes, least=1, most=_LARGEST_KEY_BYTES)
+        whole("max_keys", self.max_keys, least=1, most=_MOST_KEYS)
+        whole("max_new_keys_burst", self.max_new_keys_burst, least=1, most=2**31)
+        if not 0 <= self.max_new_keys_per_second <= 10**9:
+            raise wrong("max_new_keys_per_second", "a rate, 0 or more", self.max_new_keys_per_second)
+        check_template(self.content)
+        if not self.oov:
+            raise wrong("oov", "zeros, mean, or a .npy file", self.oov)
+        if not self.embedder and not self.dimension:
+            raise wrong("dimension", "how many numbers a vector has, where no embedder says it", 0)
+
+
+class ArchiveConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything that can be set for an archive.
+
+    Attributes:
+        store: Where vectors are.
+        queue: Where missing keys wait.
+        cache: What is kept in memory.
+        spaces: The kinds of vectors, by name.
+        embedders: What makes vectors, by name; each kind checks its own table.
+        fill: Whether a server fills what it misses itself, rather than ``headrace archive fill``.
+    """
+
+    store: AnyStore = msgspec.field(default_factory=LmdbStore)
+    queue: AnyQueue = msgspec.field(default_factory=LmdbQueue)
+    cache: CacheSettings = msgspec.field(default_factory=CacheSettings)
+    spaces: dict[str, SpaceSettings] = {}
+    embedders: dict[str, dict[str, object]] = {}
+    fill: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the names."""
+        for name in self.spaces:
+            if not SPACE_NAME.fullmatch(name):
+                raise wrong(f"spaces.{name}", A_SPACE_NAME, name)
+
+
+def read_archive_config(file: Path) -> ArchiveConfig:
+    """Read an archive's settings; relative paths start from where the file lies.
+
+    Raises:
+        ConfigError: It cannot be read, or a setting is unknown or wrong.
+    """
+    return archive_config(read_table(file, str(file)), str(file), file.absolute().parent)
+
+
+def archive_config(table: Table, where: str, base: Path) -> ArchiveConfig:
+    """Make an archive's settings of a table.
+
+    Args:
+        table: What the file says.
+        where: What to call it in errors.
+        base: What relative paths start from.
+
+    Raises:
+        ConfigError: A setting is unknown or wrong.
+    """
+    config = convert(table, ArchiveConfig, where)
+    if not config.spaces:
+        raise ConfigError(f'{where}: expected at least one space, as in [spaces.titles] embedder = "minilm"')
+    return msgspec.structs.replace(
+        config,
+        store=_based(config.store, base),
+        queue=_based(config.queue, base),
+        spaces={name: _with_file(one, base) for name, one in config.spaces.items()},
+    )
+
+
+def _with_file(space: SpaceSettings, base: Path) -> SpaceSettings:
+    """Have the file of the out-of-vocabulary vector start from a directory."""
+    if space.oov in (ZEROS, MEAN):
+        return space
+    return msgspec.structs.replace(space, oov=str(base / space.oov))
+
+
+def _based(settings: _SettingsT, base: Path) -> _SettingsT:
+    """Have all paths of settings start from a directory."""
+    changes: dict[str, object] = {}
+    for name in settings.__struct_fields__:
+        value = getattr(settings, name)
+        if isinstance(value, Path):
+            changes[name] = base / value
+        elif isinstance(value, msgspec.Struct):
+            changes[name] = _based(value, base)
+    return msgspec.structs.replace(settings, **changes) if changes else settings

@@ -1,0 +1,56 @@
+"""One content that an encoder fails on fails alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from headrace.archive.embedders.embedder import Failure
+from headrace.errors import InvalidRequest, ModelError
+
+
+def each_alone(
+    runs: Iterable[Sequence[int]], encode: Callable[[Sequence[int]], object], probe: Callable[[], object]
+) -> dict[int, Failure]:
+    """Encode contents together; those of a run that fails are encoded again, one by one.
+
+    Args:
+        runs: The places of the contents that go together.
+        encode: Encodes the contents at some places.
+        probe: Encodes what has worked before; called where nothing else does.
+
+    Returns:
+        Those that fail alone, too.
+
+    Raises:
+        ModelError: Everything fails, what has worked before, too: no content is at fault.
+    """
+    failures: dict[int, Failure] = {}
+    worked, last = False, None
+    for run in runs:
+        try:
+            encode(run)
+            worked = True
+        except (ModelError, InvalidRequest) as error:
+            last = error
+            failures |= _one_by_one(run, encode, error)
+            worked = worked or any(place not in failures for place in run)
+    if last is not None and not worked:
+        try:
+            probe()
+        except (ModelError, InvalidRequest) as error:
+            raise ModelError(f"the encoder fails on whatever it gets: {error.message}") from last
+    return failures
+
+
+def _one_by_one(
+    run: Sequence[int], encode: Callable[[Sequence[int]], object], error: ModelError | InvalidRequest
+) -> dict[int, Failure]:
+    if len(run) == 1:
+        return {run[0]: Failure(f"the encoder fails: {error.message}", is_final=True)}
+    failures = {}
+    for place in run:
+        try:
+            encode([place])
+        except (ModelError, InvalidRequest) as alone:
+            failures[place] = Failure(f"the encoder fails: {alone.message}", is_final=True)
+    return failures

@@ -1,0 +1,140 @@
+"""Downloads: one body of at most so many bytes, in at most so many seconds, from where it may come from."""
+
+from __future__ import annotations
+
+import http.client
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+from urllib.parse import urljoin
+
+from headrace.archive.embedders.failing import Failing, never, not_now
+from headrace.archive.embedders.images.connection import Connection, Connector
+from headrace.archive.embedders.images.urls import Target, target
+from headrace.errors import shown
+
+if TYPE_CHECKING:
+    import socket
+
+_PIECE_BYTES = 65_536
+_OK = 200
+_REDIRECTS = (301, 302, 303, 307, 308)
+_MAY_PASS = (408, 421, 425, 429)
+_SERVER_ERRORS = 500
+_REQUEST = (
+    "GET {path} HTTP/1.1\r\nHost: {origin}\r\nUser-Agent: headrace\r\nAccept: image/*\r\n"
+    "Accept-Encoding: identity\r\nConnection: close\r\n\r\n"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DownloadLimits:
+    """What may be asked for, and what it may cost.
+
+    Attributes:
+        hosts: As ``urls.target`` takes them.
+        ports: As ``urls.target`` takes them.
+        most_bytes: The largest body.
+        timeout_seconds: From the start to the body's end, redirects and all.
+        most_redirects: How many may follow one another.
+    """
+
+    hosts: Sequence[str]
+    ports: Sequence[int]
+    most_bytes: int
+    timeout_seconds: float
+    most_redirects: int
+
+
+def download(url: str, limits: DownloadLimits, connector: Connector) -> bytes:
+    """Ask for a URL, and for what it redirects to; each is checked in the same way.
+
+    Raises:
+        Failing: There is no body, or none that is taken.
+    """
+    deadline = time.monotonic() + limits.timeout_seconds
+    asked = target(url, limits.hosts, limits.ports)
+    for _ in range(limits.most_redirects + 1):
+        answer = _ask(asked, limits, connector, deadline)
+        if isinstance(answer, bytes):
+            return answer
+        was, asked = asked, target(answer, limits.hosts, limits.ports)
+        if was.scheme == "https" and asked.scheme != "https":
+            raise never(f"{shown(was.host)} redirects from https to {asked.scheme}")
+    raise never(f"more than {limits.most_redirects} redirects")
+
+
+def _ask(asked: Target, limits: DownloadLimits, connector: Connector, deadline: float) -> bytes | str:
+    """The body; or the URL that the answer redirects to."""
+    try:
+        connection = connector.open(asked, deadline)
+        try:
+            request = _REQUEST.format(path=asked.path, origin=asked.origin)
+            connection.send(request.encode("ascii"))
+            return _answer(asked, connection, limits)
+        finally:
+            connection.close()
+    except TimeoutError as error:
+        seconds = limits.timeout_seconds
+        raise not_now(f"{shown(asked.host)} took longer than {seconds:g} s") from error
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        said = f"{type(error).__name__}: {error}"
+        raise not_now(f"{shown(asked.host)} broke off, or does not speak HTTP: {said}") from error
+
+
+def _answer(asked: Target, connection: Connection, limits: DownloadLimits) -> bytes | str:
+    # It asks a socket for nothing but ``makefile``.
+    response = http.client.HTTPResponse(cast("socket.socket", connection), method="GET")
+    try:
+        response.begin()
+        if response.status in _REDIRECTS:
+            return _redirected(asked, response)
+        if response.status != _OK:
+            raise _refused(asked, response)
+        encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
+        if encoding != "identity":
+            raise never(
+                f"{shown(asked.host)} sent a body encoded as {shown(encoding)}, which was not asked for"
+            )
+        return _body(asked, response, limits.most_bytes)
+    finally:
+        response.close()
+
+
+def _body(asked: Target, response: http.client.HTTPResponse, most_bytes: int) -> bytes:
+    if response.length is not None and response.length > most_bytes:
+        raise _too_large(most_bytes, f"{response.length}")
+    body = bytearray()
+    while piece := response.read1(_PIECE_BYTES):
+        body += piece
+        if len(body) > most_bytes:
+            raise _too_large(most_bytes, "more")
+    if response.length:
+        raise not_now(f"{shown(asked.host)} broke off {response.length} bytes before the end")
+    return bytes(body)
+
+
+def _too_large(most_bytes: int, got: str) -> Failing:
+    return never(f"too large: expected at most max_bytes = {most_bytes} bytes, got {got}")
+
+
+def _redirected(asked: Target, response: http.client.HTTPResponse) -> str:
+    location = response.headers.get("Location", "")
+    if not location:
+        raise never(f"{shown(asked.host)} answered {response.status} without saying where to")
+    with suppress(UnicodeError):  # headers are bytes, which were read as Latin-1
+        location = location.encode("latin-1").decode()
+    try:
+        return urljoin(f"{asked.scheme}://{asked.origin}{asked.path}", location)
+    except ValueError as error:
+        raise never(f"{shown(asked.host)} redirects to {shown(location)}: {error}") from error
+
+
+def _refused(asked: Target, response: http.client.HTTPResponse) -> Failing:
+    said = f"{shown(asked.host)} answered {response.status} {shown(response.reason)}"
+    if response.status < _SERVER_ERRORS and response.status not in _MAY_PASS:
+        return never(said)
+    after = response.headers.get("Retry-After")
+    return not_now(f"{said}; Retry-After {shown(after)}" if after else said)

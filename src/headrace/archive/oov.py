@@ -1,0 +1,97 @@
+"""The out-of-vocabulary vector of a space version: zeros, a file's vector, or the mean of what is stored."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from headrace.archive.catalog import Catalog, SpaceRecord, SpaceVersion, partition
+from headrace.archive.config import MEAN, ZEROS
+from headrace.archive.records import joined
+from headrace.errors import ConfigError
+from headrace.stores.store import START, Store
+from headrace.tensors import Array
+
+ENOUGH = 1000
+"""How many vectors there must be before their mean is taken, and how many it is taken of."""
+
+
+def oov_vector(setting: str, version: SpaceVersion) -> Array:
+    """The vector that stands for a missing one.
+
+    Args:
+        setting: ``zeros``, ``mean``, or the path of a ``.npy`` file.
+        version: The space version; it keeps its mean.
+
+    Returns:
+        float32 ``[dimension]``.
+
+    Raises:
+        ConfigError: The file cannot be read, or does not hold one vector of this length.
+    """
+    if setting == ZEROS or (setting == MEAN and not version.mean):
+        return np.zeros(version.dimension, np.float32)
+    if setting == MEAN:
+        try:
+            mean = np.frombuffer(base64.b64decode(version.mean), np.float32)
+        except ValueError:
+            mean = np.empty(0, np.float32)
+        if mean.shape != (version.dimension,) or not np.isfinite(mean).all():
+            raise ConfigError(f"oov: the mean that the store has of version {version.number} is damaged")
+        return mean
+    try:
+        vector = np.load(Path(setting), allow_pickle=False)
+    except (OSError, ValueError) as error:
+        expected = "expected zeros, mean, or a .npy file"
+        raise ConfigError(f"oov: {expected}; {setting} cannot be read: {error}") from error
+    if not isinstance(vector, np.ndarray):
+        raise ConfigError(f"oov: {setting}: expected one array, as numpy.save writes it; got several")
+    if vector.shape != (version.dimension,) or vector.dtype.kind not in "fiu":
+        got = f"{vector.dtype}, {list(vector.shape)}"
+        raise ConfigError(f"oov: {setting}: expected {version.dimension} numbers, got {got}")
+    vector = vector.astype(np.float32)
+    if not np.isfinite(vector).all():
+        raise ConfigError(f"oov: {setting}: expected finite numbers of float32")
+    return vector
+
+
+def keep_mean(store: Store, catalog: Catalog, space: str, version: SpaceVersion) -> bool:
+    """Take the mean of a space version, once there are enough vectors, and keep it for good.
+
+    It does not change again: what was served with it is to be learnt with it.
+
+    Returns:
+        Whether it is kept now.
+
+    Raises:
+        Unavailable: The store does not answer.
+    """
+    where, form = partition(space, version.number), version.form
+    keys: list[bytes] = []
+    cursor = START
+    while len(keys) < ENOUGH:
+        page = store.scan(where, cursor, ENOUGH)
+        keys += page.keys
+        cursor = page.cursor
+        if cursor == START:
+            break
+    keys = keys[:ENOUGH]
+    records = joined(store.get_many(where, keys, form.missing), form)
+    there = form.are_records(records)
+    if np.count_nonzero(there) < ENOUGH // 2 or len(keys) < ENOUGH:
+        return False
+    mean = form.decode(records[there]).astype(np.float64).mean(axis=0).astype(np.float32)
+    text = base64.b64encode(mean.tobytes()).decode()
+
+    def decide(record: SpaceRecord) -> SpaceRecord:
+        versions = tuple(
+            msgspec.structs.replace(one, mean=text) if one.number == version.number and not one.mean else one
+            for one in record.versions
+        )
+        return msgspec.structs.replace(record, versions=versions)
+
+    catalog.change(space, decide)
+    return True

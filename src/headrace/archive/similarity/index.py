@@ -1,0 +1,80 @@
+"""An index of rows, for so many queries that comparing each with all rows would take longer: faiss's HNSW.
+
+Why faiss: docs/decisions/0019. What the index gives is only taken for candidates: how near they are is
+computed again from the vectors themselves.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from headrace.archive.similarity.nearest import Nearest, checked_count, ranked
+from headrace.archive.similarity.rows import Progress, Rows, unwatched
+from headrace.errors import ConfigError, InvalidRequest
+
+_LINKS = 16
+_BUILD_EFFORT = 64
+_LEAST_EFFORT = 128
+_MORE_CANDIDATES = 2
+_BLOCK_ROWS = 4096
+
+
+class Index:
+    """A graph of which rows are near one another, walked by queries."""
+
+    def __init__(self, rows: Rows, progress: Progress = unwatched) -> None:
+        """Build it.
+
+        Args:
+            rows: Of what; kept, not copied. The index holds them once more as float16 (float32 for ``l2``),
+                and 144 bytes of links a row.
+            progress: Told how far it is.
+
+        Raises:
+            ConfigError: faiss is not installed.
+            InvalidRequest: The metric is ``dot``, by which such a graph is no use: a vector may be nearer to
+                others than to itself.
+        """
+        if rows.metric == "dot":
+            raise InvalidRequest("an index is by cosine or l2; compare exactly for dot", field="metric")
+        try:
+            faiss: Any = import_module("faiss")
+        except ImportError:
+            raise ConfigError("an index needs faiss: pip install 'headrace[similarity]'") from None
+        self._rows = rows
+        self._index: Any
+        if rows.metric == "cosine":
+            half = faiss.ScalarQuantizer.QT_fp16
+            self._index = faiss.IndexHNSWSQ(rows.dimension, half, _LINKS, faiss.METRIC_INNER_PRODUCT)
+        else:
+            self._index = faiss.IndexHNSWFlat(rows.dimension, _LINKS, faiss.METRIC_L2)
+        self._index.hnsw.efConstruction = _BUILD_EFFORT
+        self._index.is_trained = True  # float16 has nothing to learn
+        for some in rows.blocks(_BLOCK_ROWS):
+            self._index.add(rows.take(some))
+            progress("indexing", some.stop, rows.count)
+
+    def search(self, queries: Rows, count: int, progress: Progress = unwatched) -> Nearest:
+        """Find rows that are nearest, most of the time.
+
+        Args:
+            queries: Of what; ``rows.like`` makes them.
+            count: How many; there are fewer if there are fewer rows.
+            progress: Told how far it is.
+
+        Raises:
+            InvalidRequest: The count is not in 1 … ``MOST_NEIGHBOURS``.
+        """
+        count = checked_count(count, self._rows)
+        candidates = min(self._rows.count, count * _MORE_CANDIDATES)
+        self._index.hnsw.efSearch = max(_LEAST_EFFORT, candidates * 2)
+        found = np.empty((queries.count, count), np.int64)
+        told = np.empty((queries.count, count), np.float64)
+        for some in queries.blocks(_BLOCK_ROWS):
+            numbers = self._index.search(queries.take(some), candidates)[1].astype(np.int64)
+            found[some], told[some] = ranked(self._rows, queries, some, numbers, count)
+            progress("searching", some.stop, queries.count)
+        return Nearest(found, told)

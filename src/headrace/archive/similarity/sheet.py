@@ -1,0 +1,135 @@
+"""A contact sheet: groups of images as one page of HTML that needs nothing else."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Literal
+
+Image = bytes | str | None
+"""An image's file, or its address, or nothing where there is none."""
+
+MOST_EMBEDDED_BYTES = 64 * 1024 * 1024
+"""The most bytes of images that one page holds; those beyond are only named."""
+
+_MOST_SHOWN = 24
+_LONGEST_KEY = 120
+_ADDRESSES = ("https://", "http://")
+_KINDS: tuple[tuple[bytes, str], ...] = (
+    (b"\x89PNG\r\n\x1a\n", "image/png"),
+    (b"\xff\xd8\xff", "image/jpeg"),
+    (b"GIF87a", "image/gif"),
+    (b"GIF89a", "image/gif"),
+    (b"BM", "image/bmp"),
+)
+
+# Nothing runs on this page, and nothing is fetched but images: keys and files may be anybody's.
+_HEAD = """<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data: https: http:; style-src 'unsafe-inline'">
+<meta name="referrer" content="no-referrer">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+<style>
+  body {{ font: 14px/1.45 system-ui, sans-serif; color: #2b2f36; background: #f6f7f9; margin: 2rem; }}
+  h1 {{ font-size: 1.35rem; margin: 0 0 .2rem; }}
+  header p {{ color: #5b616b; margin: 0 0 1.6rem; }}
+  section {{ background: #fff; border: 1px solid #e3e6ea; border-radius: 10px; padding: .8rem 1rem 1rem; margin-bottom: 1rem; }}
+  h2 {{ font-size: .95rem; margin: 0 0 .7rem; font-weight: 600; }}
+  h2 small {{ color: #7a808a; font-weight: 400; }}
+  .images {{ display: grid; grid-template-columns: repeat(auto-fill, minmax(150px, 1fr)); gap: .8rem; }}
+  figure {{ margin: 0; min-width: 0; }}
+  .frame {{ height: 150px; display: flex; align-items: center; justify-content: center; background: #eef0f3; border-radius: 6px; overflow: hidden; }}
+  .frame img {{ max-width: 100%; max-height: 100%; min-width: 40%; object-fit: contain; image-rendering: auto; }}
+  .none {{ color: #9aa0a9; font-size: .8rem; }}
+  .middle .frame {{ outline: 2px solid #4e79a7; }}
+  figcaption {{ font-size: .75rem; margin-top: .3rem; overflow-wrap: anywhere; }}
+  figcaption b {{ color: #4e79a7; }}
+</style>
+<header><h1>{title}</h1><p>{subtitle}</p></header>
+"""  # noqa: E501 - a page's head is read as it is written
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """One image of a group.
+
+    Attributes:
+        key: What it is called.
+        similarity: How similar it is to the group's first.
+    """
+
+    key: str
+    similarity: float
+
+
+def contact_sheet(
+    groups: Sequence[Sequence[Tile]],
+    image: Callable[[str], Image],
+    *,
+    title: str,
+    subtitle: str = "",
+    measure: Literal["cosine", "distance"] = "cosine",
+) -> str:
+    """Make a page of groups of images.
+
+    Args:
+        groups: Each one's images, the one in the middle first; of large groups the first 24 are shown.
+        image: Gives the image of a key: bytes become part of the page (PNG, JPEG, GIF, BMP and WebP),
+            an address with http or https is linked. Called in order, for those that are shown.
+        title: What to write above.
+        subtitle: What to write below that.
+        measure: What similarities are.
+
+    Returns:
+        The page, in HTML.
+    """
+    left = MOST_EMBEDDED_BYTES
+    parts = [_HEAD.format(title=escape(title), subtitle=escape(subtitle))]
+    for number, group in enumerate(groups, 1):
+        shown = group[:_MOST_SHOWN]
+        more = f", {len(shown)} of them shown" if len(shown) < len(group) else ""
+        parts.append(f"<section><h2>{number} <small>{len(group)} images{more}</small></h2>")
+        parts.append('<div class="images">')
+        for place, tile in enumerate(shown):
+            source, size = _source(image(tile.key), left)
+            left -= size
+            parts.append(_figure(tile, source, measure if place else ""))
+        parts.append("</div></section>\n")
+    parts.append("</html>\n")
+    return "".join(parts)
+
+
+def _source(image: Image, left: int) -> tuple[str, int]:
+    """What the page has an image by, or why it has none; and how many bytes of it are part of the page."""
+    if isinstance(image, str):
+        return (image, 0) if image.lower().startswith(_ADDRESSES) else ("", 0)
+    kind = "" if image is None else _kind(image)
+    if image is None or not kind or len(image) > left:
+        return "", 0
+    return f"data:{kind};base64,{b64encode(image).decode('ascii')}", len(image)
+
+
+def _kind(image: bytes) -> str:
+    """What kind of image a file is by its first bytes; "" for what a page had better not hold, as SVG."""
+    if image[:4] == b"RIFF" and image[8:12] == b"WEBP":
+        return "image/webp"
+    return next((kind for start, kind in _KINDS if image.startswith(start)), "")
+
+
+def _figure(tile: Tile, source: str, measure: str) -> str:
+    key = tile.key if len(tile.key) <= _LONGEST_KEY else tile.key[: _LONGEST_KEY - 1] + "…"
+    image = (
+        f'<img src="{escape(source)}" alt="{escape(key)}" loading="lazy">'
+        if source
+        else '<span class="none">no image</span>'
+    )
+    told = f" <b>{tile.similarity:.4f}</b>" if measure else ""
+    title = f' title="{escape(measure)} to the first"' if measure else ""
+    return (
+        f'<figure{"" if measure else " class=middle"}><div class="frame">{image}</div>'
+        f"<figcaption{title}>{escape(key)}{told}</figcaption></figure>"
+    )

@@ -1,0 +1,124 @@
+"""All vectors of a space version at once, as they are stored: what is near what needs them all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from headrace.archive.archive import Archive
+from headrace.archive.catalog import partition
+from headrace.archive.keys import is_digest
+from headrace.archive.records import HEAD, Form, joined
+from headrace.errors import TooLarge
+from headrace.stores.store import START, Store
+from headrace.tensors import Array
+
+MOST_BYTES = 16 * 1024**3
+"""How large the vectors of a space version may be to be read at once, unless the caller says otherwise."""
+
+_MOST_KEYS_A_PAGE = 2000
+_PAGE_BYTES = 16 * 1024 * 1024
+
+Told = Callable[[int], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A space version.
+
+    Attributes:
+        space: Which space.
+        version: Which version of it.
+        keys: Of all vectors, in the store's order.
+        vectors: As they are stored, ``[N, dimension]``: float32, float16 or int8.
+        scales: What each row of int8 numbers is multiplied by, float32 ``[N]``; None for floats.
+    """
+
+    space: str
+    version: int
+    keys: list[str]
+    vectors: Array
+    scales: Array | None
+
+
+def read_whole(
+    archive: Archive, space: str, version: int = 0, *, most_bytes: int = MOST_BYTES, told: Told | None = None
+) -> Whole:
+    """Read all vectors of a space version from the store.
+
+    What is put or forgotten meanwhile may be among them or not.
+
+    Args:
+        archive: Whose.
+        space: Which space.
+        version: Which version; 0 for the default.
+        most_bytes: How much the vectors may take.
+        told: Told how many have been read, now and then.
+
+    Raises:
+        NotFound: There is no such space, or version.
+        TooLarge: The vectors are more bytes than they may be.
+        Unavailable: The store does not answer.
+    """
+    reader = archive.reader(space, version)
+    form, number = reader.version.form, reader.version.number
+    keys: list[str] = []
+    pages: list[Array] = []
+    for texts, records in _pages(archive.store, partition(space, number), form):
+        keys += texts
+        pages.append(records)
+        if len(keys) * form.record_bytes > most_bytes:
+            raise TooLarge(
+                f"expected at most {most_bytes} bytes of vectors, but the first {len(keys)} keys of "
+                f"{space!r} have more",
+                field="space",
+            )
+        if told is not None:
+            told(len(keys))
+    scales = None
+    if form.dtype == "int8":
+        scales = np.concatenate([_heads(page)["scale"] for page in pages] or [np.zeros(0, np.float32)])
+    return Whole(space, number, keys, _vectors(pages, form), scales)
+
+
+def _pages(store: Store, where: str, form: Form) -> Iterator[tuple[list[str], Array]]:
+    """The keys that have a vector, and their records, a page at a time; none twice."""
+    seen: set[bytes] = set()
+    limit = max(1, min(_MOST_KEYS_A_PAGE, _PAGE_BYTES // form.record_bytes))
+    cursor = START
+    while True:
+        page = store.scan(where, cursor, limit)
+        new = [key for key in dict.fromkeys(page.keys) if key not in seen]
+        seen.update(new)
+        values = store.get_many(where, new, form.missing)
+        records = joined(values, form)
+        there = np.flatnonzero(form.are_records(records))
+        yield [_text(new[row], values[row], form) for row in there.tolist()], records[there]
+        cursor = page.cursor
+        if cursor == START:
+            return
+
+
+def _text(key: bytes, value: bytes, form: Form) -> str:
+    """The key as callers have it; a long one stands behind its vector."""
+    whole = value[form.record_bytes :] if is_digest(key) else key
+    return whole.decode(errors="replace")
+
+
+def _heads(records: Array) -> Array:
+    heads: Array = records[:, : HEAD.itemsize].view(HEAD)[:, 0]
+    return heads
+
+
+def _vectors(pages: list[Array], form: Form) -> Array:
+    """The numbers of all records; each page is let go of once it is copied."""
+    dtype = np.dtype(np.int8) if form.dtype == "int8" else form.answered
+    made = np.empty((sum(map(len, pages)), form.dimension), dtype)
+    start = 0
+    for place, page in enumerate(pages):
+        made[start : start + len(page)] = page[:, HEAD.itemsize :].view(dtype.newbyteorder("<"))
+        start += len(page)
+        pages[place] = page[:0]
+    return made

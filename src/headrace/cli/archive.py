@@ -1,0 +1,52 @@
+"""``headrace archive VERB``: vectors by key, from a terminal. Each verb is a module of ``cli/archiving``."""
+
+from __future__ import annotations
+
+import argparse
+from importlib import import_module
+
+from headrace.cli import groups
+
+_VERBS = (
+    "serve",
+    "check",
+    "fill",
+    "status",
+    "lookup",
+    "put",
+    "invalidate",
+    "forget",
+    "versions",
+    "backfill",
+    "dead_letters",
+    "neighbours",
+    "duplicates",
+    "plot",
+)
+"""As the help lists them; each is the module of its name in ``cli/archiving``."""
+
+_EXAMPLES = """examples:
+  headrace archive serve                   answer lookups over REST and gRPC
+  headrace archive check                   say what is wrong with archive.toml
+  headrace archive lookup titles "The Matrix"
+                                           look a key up, and have it embedded if it is new
+  headrace archive fill                    embed what was missed
+  headrace archive status                  hits, new keys, delays, what waits
+  headrace archive forget titles "The Matrix"
+  headrace archive duplicates titles       show which keys are nearly the same
+
+All verbs read ./archive.toml, or the file that --archive names."""
+
+
+def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the verbs to the command line."""
+    parser = words.add_parser(
+        "archive",
+        help="keep embeddings by key: look up, fill, forget",
+        description="Embeddings by key, computed once, looked up in microseconds, filled behind a queue.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    verbs = groups.add_words(parser, "verbs", "VERB")
+    for name in _VERBS:
+        import_module(f"headrace.cli.archiving.{name}").add_to(verbs)

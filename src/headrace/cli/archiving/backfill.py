@@ -1,0 +1,151 @@
+"""``headrace archive backfill SPACE``: fill a new space version with the keys of an older one."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from headrace import logs
+from headrace.cli import numbers, verbs
+from headrace.cli.archiving import opened
+from headrace.cli.archiving.fill import add_threads
+from headrace.cli.archiving.stopping import Stopping
+from headrace.errors import FailedPrecondition
+from headrace.terminal import Line
+
+if TYPE_CHECKING:
+    from headrace.archive.archive import Archive
+    from headrace.archive.backfilling import Backfill
+
+_EXAMPLES = """examples:
+  headrace archive backfill titles                   fill what the current encoder makes, then answer from it
+  headrace archive backfill titles --rate 500        no more than 500 keys a second
+  headrace archive backfill titles --from-version 1 --to-version 2 --keep-default
+
+It goes on where the last one was stopped or killed. Both versions answer meanwhile; bare lookups go to the
+new one when it is full."""
+
+_BAR = 30
+
+
+def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the verb to the command line."""
+    parser = verbs.add(
+        words,
+        verbs.Verb(
+            name="backfill",
+            help="fill a new space version with the keys of an older one",
+            description="Have the encoder that a space has now embed all keys of the version that is its "
+            "default, and make its version the default when that is done. Fillers that run help; this "
+            "process fills, too.",
+            examples=_EXAMPLES,
+            failure="the store or the queue does not answer, or another process runs the same backfill",
+            run=run,
+        ),
+    )
+    opened.add_space(parser)
+    opened.add_archive(parser)
+    add_threads(parser)
+    _add_version(parser, "--from-version", "whose keys are taken (default: the default version's)")
+    _add_version(parser, "--to-version", "what is filled (default: what the encoder makes now)")
+    parser.add_argument(
+        "--rate",
+        metavar="R",
+        type=numbers.above_zero("rate", most=1e9),
+        help="how many keys a second at the most (default: as fast as they are embedded)",
+    )
+    parser.add_argument("--no-fill", action="store_true", help="leave the work to fillers that run elsewhere")
+    parser.add_argument("--keep-default", action="store_true", help="do not answer from the new version yet")
+
+
+def _add_version(parser: argparse.ArgumentParser, name: str, help_: str) -> None:
+    whole = numbers.whole(name[2:], least=1, most=2**31)
+    parser.add_argument(name, metavar="N", type=whole, help=help_)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Fill, and say how far it is."""
+    from headrace.archive.backfilling import Backfill  # noqa: PLC0415 - not for the list of verbs
+
+    logs.set_up("text", "info")
+    with Stopping() as stopping, ExitStack() as held:
+        archive = held.enter_context(opened.open_archive_of(options))
+        record = archive.record(options.space)
+        made = 0 if options.no_fill else _start_filler(options, archive, held)
+        target = options.to_version or made or archive.record(options.space).versions[-1].number
+        source = options.from_version or record.default
+        if source == target:
+            raise FailedPrecondition(
+                f"{options.space}: version {target} is the default, and what its encoder makes; nothing is "
+                "to be filled"
+            )
+        backfill = Backfill(archive, options.space, source, target)
+        progress = _Progress(backfill)
+        is_done = backfill.run(progress, stopping.event, options.rate or 0.0)
+        progress.line.clear()
+        if is_done and not options.keep_default:
+            backfill.make_default()
+        _finish(options, backfill, (source, target), is_done=is_done)
+    if is_done:
+        return verbs.DONE
+    return verbs.INTERRUPTED if stopping.interrupted else verbs.FAILED
+
+
+def _start_filler(options: argparse.Namespace, archive: Archive, held: ExitStack) -> int:
+    """Fill all spaces, as what waits for any may come; gives the version that is made in this one."""
+    from headrace.archive.filling import Filler  # noqa: PLC0415 - not for the list of verbs
+
+    embedders = opened.open_embedders(options, archive, held)
+    filler = Filler(archive, embedders, threads=options.threads, batch=options.batch)
+    filler.start()
+    held.callback(filler.stop)
+    return filler.versions.get(options.space, 0)
+
+
+class _Progress:
+    """A bar with the rate, and the time that is left."""
+
+    def __init__(self, backfill: Backfill) -> None:
+        self.line = Line(sys.stderr)
+        self.line.show("counting keys")
+        self._total = max(1, backfill.count())
+        self._started, self._before = time.monotonic(), backfill.position.keys
+
+    def __call__(self, done: int) -> None:
+        if not self.line.due:
+            return
+        pace = (done - self._before) / max(time.monotonic() - self._started, 1e-9)
+        share = min(1.0, done / self._total)
+        left = f"{(self._total - done) / pace:,.0f} s left" if pace else "waiting for the first keys"
+        bar = "#" * round(_BAR * share)
+        self.line.show(
+            f"[{bar:<{_BAR}}] {share:4.0%}  {done:,} of {self._total:,} keys, {pace:,.0f}/s, {left}"
+        )
+
+
+def _finish(
+    options: argparse.Namespace, backfill: Backfill, versions: tuple[int, int], *, is_done: bool
+) -> None:
+    source, target = versions
+    is_default = is_done and not options.keep_default
+    if options.json:
+        verbs.print_json(
+            {
+                "space": options.space,
+                "from_version": source,
+                "to_version": target,
+                "keys": backfill.position.keys,
+                "dead": backfill.failed,
+                "is_done": is_done,
+                "is_default": is_default,
+            }
+        )
+        return
+    dead = f"; {backfill.failed:,} became dead letters" if backfill.failed else ""
+    end = f"version {target} answers now" if is_default else f"version {source} still answers"
+    goes_on = "" if is_done else "; the same command goes on from here"
+    keys = f"{backfill.position.keys:,} keys of version {source} are in {target}"
+    print(f"{options.space}: {keys}{dead}; {end}{goes_on}")

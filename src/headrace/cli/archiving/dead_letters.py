@@ -1,0 +1,138 @@
+"""``headrace archive dead-letters VERB``: what could not be embedded, why, and what becomes of it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from headrace.cli import groups, verbs
+from headrace.cli.archiving import opened
+from headrace.terminal import table
+
+if TYPE_CHECKING:
+    from headrace.archive.archive import Archive
+    from headrace.archive.dead_letters import DeadLetter
+
+_EXAMPLES = """examples:
+  headrace archive dead-letters list posters
+  headrace archive dead-letters replay posters
+  headrace archive dead-letters drop posters https://images.example/7.jpg"""
+
+_HEAD = ("space", "version", "key", "reason", "attempts", "died")
+_AT_ONCE = 1000
+
+
+def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the verbs to the command line."""
+    parser = words.add_parser(
+        "dead-letters",
+        help="list, replay or drop keys that could not be embedded",
+        description="Keys that could not be embedded, each with its reason: list them, queue them again when "
+        "what was wrong is mended, or drop them.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    tools = groups.add_words(parser, "verbs", "VERB")
+    _add(
+        tools, "list", "show keys and reasons", "Show the keys that could not be embedded, and why.", run_list
+    )
+    _add(tools, "replay", "queue them again", "Queue keys again, and drop their dead letters.", run_replay)
+    _add(
+        tools,
+        "drop",
+        "forget that they failed",
+        "Drop dead letters; a key that is looked up again is tried again.",
+        run_drop,
+    )
+
+
+def _add(
+    tools: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    help_: str,
+    description: str,
+    run: Callable[[argparse.Namespace], int],
+) -> None:
+    parser = verbs.add(
+        tools,
+        verbs.Verb(
+            name=name,
+            help=help_,
+            description=description,
+            examples=f"examples:\n  headrace archive dead-letters {name}\n"
+            f"  headrace archive dead-letters {name} posters https://images.example/7.jpg",
+            failure="the store or the queue does not answer",
+            run=run,
+        ),
+    )
+    parser.add_argument("space", metavar="SPACE", nargs="?", default="", help="a space; all if left out")
+    parser.add_argument("keys", metavar="KEY", nargs="*", help="only these keys")
+    opened.add_archive(parser)
+
+
+def run_list(options: argparse.Namespace) -> int:
+    """Print a line a key."""
+    with opened.open_archive_of(options) as archive:
+        letters = list(_meant(archive, options))
+    if options.json:
+        verbs.print_json({"dead_letters": msgspec.to_builtins(letters)})
+    elif letters:
+        print(table([_HEAD, *(_row(one) for one in letters)], right=(1, 4)))
+    else:
+        print("no dead letters")
+    return verbs.DONE
+
+
+def run_replay(options: argparse.Namespace) -> int:
+    """Queue keys again; each is dropped once the queue has it."""
+    with opened.open_archive_of(options) as archive:
+        replayed = 0
+        for letters in _in_parts(_meant(archive, options)):
+            for space, version in {(one.space, one.version) for one in letters}:
+                those = [one for one in letters if (one.space, one.version) == (space, version)]
+                archive.want(space, [one.key for one in those], version)
+                archive.dead_letters.remove(those)
+                replayed += len(those)
+    _tell(options, "queued again", replayed)
+    return verbs.DONE
+
+
+def run_drop(options: argparse.Namespace) -> int:
+    """Drop dead letters."""
+    with opened.open_archive_of(options) as archive:
+        dropped = 0
+        for letters in _in_parts(_meant(archive, options)):
+            archive.dead_letters.remove(letters)
+            dropped += len(letters)
+    _tell(options, "dropped", dropped)
+    return verbs.DONE
+
+
+def _meant(archive: Archive, options: argparse.Namespace) -> Iterator[DeadLetter]:
+    if options.space:
+        archive.record(options.space)  # says so where there is no such space
+    keys = set(options.keys)
+    return (one for one in archive.dead_letters.all(options.space) if not keys or one.key in keys)
+
+
+def _in_parts(letters: Iterable[DeadLetter]) -> Iterator[list[DeadLetter]]:
+    """All at once is first read to its end, so that nothing changes under the scan."""
+    there = list(letters)
+    for start in range(0, len(there), _AT_ONCE):
+        yield there[start : start + _AT_ONCE]
+
+
+def _tell(options: argparse.Namespace, done: str, keys: int) -> None:
+    if options.json:
+        verbs.print_json({"keys": keys})
+    else:
+        print(f"{done}: {keys:,} {'key' if keys == 1 else 'keys'}")
+
+
+def _row(letter: DeadLetter) -> tuple[str, ...]:
+    died = datetime.fromtimestamp(letter.died, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return letter.space, str(letter.version), letter.key, letter.reason, str(letter.attempts), died

@@ -1,0 +1,214 @@
+"""``headrace archive duplicates SPACE``: which keys have nearly the same vector, in groups."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headrace.cli import numbers, verbs
+from headrace.cli.archiving import opened, whole
+from headrace.cli.archiving.pictures import images
+from headrace.disk import saying
+from headrace.errors import ConfigError
+from headrace.terminal import table
+
+if TYPE_CHECKING:
+    from headrace.archive.similarity.duplicates import Duplicates, Group
+    from headrace.archive.whole import Whole
+
+_SHOWN_GROUPS = 20
+_SHOWN_KEYS = 5
+_JSON_KEYS = 1000
+_SHEET_GROUPS = 200
+
+_EXAMPLES = """examples:
+  headrace archive duplicates titles
+  headrace archive duplicates images --threshold 0.97 --sheet duplicates.html
+  headrace archive duplicates titles --exact --json
+
+A group holds what is joined by similar pairs, directly or through others; its first key is the one in the
+middle. docs/similarity.md says what may be missed without --exact, and how that is measured."""
+
+
+def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the verb to the command line."""
+    parser = verbs.add(
+        words,
+        verbs.Verb(
+            name="duplicates",
+            help="show which keys have nearly the same vector",
+            description="Find keys whose vectors are nearly the same, and show them in groups, the largest "
+            "first: as a table, as JSON, or images as a contact sheet.",
+            examples=_EXAMPLES,
+            failure="the store does not answer, or the sheet cannot be written",
+            run=run,
+        ),
+    )
+    opened.add_space(parser)
+    _add_search(parser)
+    parser.add_argument(
+        "--groups",
+        metavar="N",
+        type=numbers.whole("groups", least=1, most=1_000_000),
+        default=1000,
+        help="how many groups to give at the most, the largest (default 1000)",
+    )
+    parser.add_argument(
+        "--sheet",
+        metavar="FILE",
+        type=Path,
+        help="write a page of HTML that shows the groups' images: contents that are addresses are linked, "
+        "files that the embedder may read become part of it",
+    )
+    opened.add_archive(parser)
+    opened.add_version(parser)
+    whole.add_most_bytes(parser)
+
+
+def _add_search(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "--threshold",
+        metavar="D",
+        type=numbers.above_zero("threshold", most=whole.LARGEST_SIMILARITY),
+        default=0.95,
+        help="the least cosine, or with l2 the largest distance, of what counts as the same (default 0.95)",
+    )
+    add(
+        "--metric",
+        choices=("cosine", "l2"),
+        default="cosine",
+        help="how to compare: by the angle, or by the distance (default cosine)",
+    )
+    add("--exact", action="store_true", help="compare all with all; else a few pairs may be missed")
+    add(
+        "--probes",
+        metavar="N",
+        type=numbers.whole("probes", least=1, most=1000),
+        default=4,
+        help="how many cells a vector is compared with; more find more, and take longer (default 4)",
+    )
+    add(
+        "--most-comparisons",
+        metavar="N",
+        type=numbers.whole("most-comparisons", least=1, most=2**62),
+        default=10**12,
+        help="how many pairs may be compared; what takes more is refused at once (default 1000000000000)",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print a line a group, or an object of them all."""
+    from headrace.archive.similarity import duplicates  # noqa: PLC0415 - not for the list of verbs
+
+    if options.metric == "cosine" and options.threshold > 1:
+        raise ConfigError(f"--threshold: expected a cosine, up to 1, got {options.threshold:g}")
+    effort = duplicates.Effort(
+        exact=True if options.exact else None,
+        probes=options.probes,
+        most_groups=options.groups,
+        most_comparisons=options.most_comparisons,
+    )
+    with whole.told() as progress:
+        read = whole.read(options, progress)
+        rows = whole.rows_of(read, options.metric)
+        found = duplicates.duplicates(rows, options.threshold, effort, progress)
+    if options.sheet is not None:
+        _write_sheet(options, read, found)
+    if options.json:
+        verbs.print_json(_object(options, read, found))
+        return verbs.DONE
+    for line in _told(options, read, found):
+        print(line)
+    if found.groups:
+        print(table(list(_lines(read, found)), right=(0, 1), indent="  "))
+    if found.group_count > _SHOWN_GROUPS:
+        print(f"  … {found.group_count - _SHOWN_GROUPS:,} groups more; --json has them")
+    if options.sheet is not None:
+        print(f"wrote {options.sheet}")
+    return verbs.DONE
+
+
+def _told(options: argparse.Namespace, read: Whole, found: Duplicates) -> Iterator[str]:
+    yield f"{options.space}, version {read.version}: {len(read.keys):,} keys, {_condition(options)}"
+    yield (
+        f"  {found.group_count:,} groups; {found.extra_rows:,} keys more than one of each, "
+        f"{found.equal_rows:,} of them with an equal vector; {found.pair_count:,} pairs"
+    )
+    if found.recall is not None and found.recall < 1:
+        missed = f"{1 - found.recall:.1%} of the pairs of a sample were missed"
+        yield f"  {missed}; --probes {2 * options.probes} finds more"
+
+
+def _condition(options: argparse.Namespace) -> str:
+    if options.metric == "cosine":
+        return f"cosine {options.threshold:g} or more"
+    return f"distance {options.threshold:g} or less"
+
+
+def _lines(read: Whole, found: Duplicates) -> Iterator[tuple[str, str, str]]:
+    yield "keys", "least", "which"
+    for group in found.groups[:_SHOWN_GROUPS]:
+        names = [read.keys[row] for row in group.rows[:_SHOWN_KEYS].tolist()]
+        more = len(group.rows) - len(names)
+        yield (
+            str(len(group.rows)),
+            f"{_farthest(group):.4f}",
+            " · ".join(names) + (f" · and {more:,} more" if more else ""),
+        )
+
+
+def _farthest(group: Group) -> float:
+    return float(group.similarities[-1])
+
+
+def _object(options: argparse.Namespace, read: Whole, found: Duplicates) -> dict[str, object]:
+    groups = [
+        {
+            "size": len(group.rows),
+            "keys": [
+                {"key": read.keys[row], "similarity": similar}
+                for row, similar in zip(
+                    group.rows[:_JSON_KEYS].tolist(), group.similarities[:_JSON_KEYS].tolist(), strict=True
+                )
+            ],
+        }
+        for group in found.groups
+    ]
+    return {
+        "space": options.space,
+        "version": read.version,
+        "metric": options.metric,
+        "threshold": options.threshold,
+        "key_count": found.row_count,
+        "group_count": found.group_count,
+        "extra_keys": found.extra_rows,
+        "equal_keys": found.equal_rows,
+        "pair_count": found.pair_count,
+        "recall": None if found.recall is None or math.isnan(found.recall) else found.recall,
+        "groups": groups,
+    }
+
+
+def _write_sheet(options: argparse.Namespace, read: Whole, found: Duplicates) -> None:
+    from headrace.archive.similarity.sheet import Tile, contact_sheet  # noqa: PLC0415 - not for the list of verbs
+
+    groups = [
+        [
+            Tile(read.keys[row], similar)
+            for row, similar in zip(group.rows.tolist(), group.similarities.tolist(), strict=True)
+        ]
+        for group in found.groups[:_SHEET_GROUPS]
+    ]
+    page = contact_sheet(
+        groups,
+        images(opened.settings_of(options), opened.base_of(options), options.space),
+        title=f"Near-duplicates in {options.space}, version {read.version}",
+        subtitle=f"{found.group_count:,} groups among {len(read.keys):,} keys; {_condition(options)}",
+        measure="cosine" if options.metric == "cosine" else "distance",
+    )
+    with saying(f"--sheet: {options.sheet} cannot be written"):
+        options.sheet.write_text(page, "utf-8", errors="replace")

@@ -1,0 +1,119 @@
+"""``headrace archive fill``: embed what was missed, until it is stopped."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from headrace import logs
+from headrace.cli import numbers, verbs
+from headrace.cli.archiving import opened
+from headrace.cli.archiving.stopping import Stopping
+from headrace.terminal import Line
+
+if TYPE_CHECKING:
+    from headrace.archive.fill_counts import FillCounts
+
+_EXAMPLES = """examples:
+  headrace archive fill                    fill all spaces until Ctrl-C or SIGTERM
+  headrace archive fill --until-empty      fill what waits, and end
+  headrace archive fill --archive ads/archive.toml --threads 4
+
+Any number of fillers may run, on any number of machines if the store and the queue are shared: each key is
+embedded by one of them."""
+
+_LOOK_SECONDS = 0.5
+_THREADS, _BATCH = 2, 64
+
+
+def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the verb to the command line."""
+    parser = verbs.add(
+        words,
+        verbs.Verb(
+            name="fill",
+            help="embed the keys that were missed",
+            description="Take missed keys from the queue, embed them, and store their vectors, until it is "
+            "stopped. What cannot be embedded becomes a dead letter. An encoder that has changed makes a new "
+            "version of its space.",
+            examples=_EXAMPLES,
+            failure="an embedder cannot be loaded, or the store does not answer at the start",
+            run=run,
+        ),
+    )
+    opened.add_archive(parser)
+    add_threads(parser)
+    parser.add_argument("--until-empty", action="store_true", help="end when no key waits any more")
+
+
+def add_threads(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say how filling is done."""
+    parser.add_argument(
+        "--threads",
+        metavar="N",
+        type=numbers.whole("threads", least=1, most=256),
+        default=_THREADS,
+        help=f"how many batches are at work side by side (default {_THREADS})",
+    )
+    parser.add_argument(
+        "--batch",
+        metavar="N",
+        type=numbers.whole("batch", least=1, most=10_000),
+        default=_BATCH,
+        help=f"how many keys are embedded together (default {_BATCH})",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Fill until there is a signal, or nothing is left."""
+    from headrace.archive.filling import Filler  # noqa: PLC0415 - not for the list of verbs
+
+    logs.set_up("text", "info")
+    with Stopping() as stopping, ExitStack() as held:
+        archive = held.enter_context(opened.open_archive_of(options))
+        embedders = opened.open_embedders(options, archive, held)
+        filler = Filler(archive, embedders, threads=options.threads, batch=options.batch)
+        started = time.monotonic()
+        filler.start()
+        held.callback(filler.stop)
+        line = Line(sys.stderr)
+        while not stopping.event.wait(_LOOK_SECONDS):
+            depth = archive.queue.depth()
+            line.show(_told(filler.counts, time.monotonic() - started, depth.messages))
+            if options.until_empty and depth.messages == 0:
+                break
+        filler.stop()
+        line.clear()
+        _finish(options, filler.counts, time.monotonic() - started)
+    return verbs.INTERRUPTED if stopping.interrupted else verbs.DONE
+
+
+def totals(counts: Mapping[str, FillCounts]) -> dict[str, int]:
+    """What filling all spaces came to."""
+    return {
+        "filled": sum(one.filled for one in counts.values()),
+        "there": sum(one.there for one in counts.values()),
+        "dead": sum(one.dead for one in counts.values()),
+    }
+
+
+def _told(counts: Mapping[str, FillCounts], seconds: float, waiting: int) -> str:
+    total = totals(counts)
+    pace = total["filled"] / max(seconds, 1e-9)
+    dead = f", {total['dead']:,} dead letters" if total["dead"] else ""
+    return f"{total['filled']:,} filled, {pace:,.0f}/s, {waiting:,} wait{dead}"
+
+
+def _finish(options: argparse.Namespace, counts: Mapping[str, FillCounts], seconds: float) -> None:
+    total = totals(counts)
+    if options.json:
+        verbs.print_json({**total, "seconds": round(seconds, 3)})
+    else:
+        print(
+            f"filled {total['filled']:,} keys in {seconds:,.1f} s; {total['there']:,} were there already, "
+            f"{total['dead']:,} became dead letters"
+        )

@@ -1,0 +1,84 @@
+"""``headrace archive lookup SPACE KEY…``: look keys up; what is missing is queued, as for any caller."""
+
+from __future__ import annotations
+
+import argparse
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from headrace.cli import numbers, verbs
+from headrace.cli.archiving import opened
+from headrace.config.checks import MINUTE
+from headrace.terminal import table
+
+if TYPE_CHECKING:
+    from headrace.archive.looking import Lookup
+
+_SHOWN_NUMBERS = 4
+
+
+def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the verb to the command line."""
+    parser = verbs.add(
+        words,
+        verbs.Verb(
+            name="lookup",
+            help="look keys up",
+            description="Look keys up in a space. A key that is missing is answered with the space's "
+            "out-of-vocabulary vector, and is queued to be embedded.",
+            examples='examples:\n  headrace archive lookup titles "The Matrix" "Heat"\n'
+            "  headrace archive lookup titles Heat --json",
+            failure="the store does not answer",
+            run=run,
+        ),
+    )
+    opened.add_space(parser)
+    opened.add_keys(parser)
+    opened.add_archive(parser)
+    opened.add_version(parser)
+    parser.add_argument(
+        "--timeout-seconds",
+        metavar="S",
+        type=numbers.seconds("timeout-seconds", most=MINUTE),
+        default=5.0,
+        help="how long to wait for a store that is elsewhere (default 5)",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print a line a key."""
+    with opened.open_archive_of(options) as archive:
+        lookup = archive.lookup(
+            options.space, options.keys, version=options.version, timeout_seconds=options.timeout_seconds
+        )
+    if options.json:
+        verbs.print_json(
+            {"space": options.space, "version": lookup.version, "keys": _objects(options, lookup)}
+        )
+    else:
+        print(f"{options.space}, version {lookup.version}")
+        print(table(list(_rows(options, lookup)), indent="  "))
+    return verbs.DONE
+
+
+def _objects(options: argparse.Namespace, lookup: Lookup) -> list[dict[str, object]]:
+    found, written = lookup.found.tolist(), lookup.written.tolist()
+    return [
+        {
+            "key": key,
+            "found": found[row],
+            "written_seconds": written[row] / 1000 or None,
+            "vector": lookup.vectors[row].tolist(),
+        }
+        for row, key in enumerate(options.keys)
+    ]
+
+
+def _rows(options: argparse.Namespace, lookup: Lookup) -> list[tuple[str, str, str, str]]:
+    rows = []
+    for key, vector, written in zip(options.keys, lookup.vectors, lookup.written.tolist(), strict=True):
+        numbers_shown = " ".join(f"{number:.4g}" for number in vector[:_SHOWN_NUMBERS].tolist())
+        more = " …" if len(vector) > _SHOWN_NUMBERS else ""
+        when = f"{datetime.fromtimestamp(written / 1000, UTC):%Y-%m-%dT%H:%M:%SZ}" if written else ""
+        rows.append((key, "found" if written else "missing", when, numbers_shown + more))
+    return rows

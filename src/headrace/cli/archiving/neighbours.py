@@ -1,0 +1,73 @@
+"""``headrace archive neighbours SPACE KEY``: which keys have the vectors that are nearest to one's."""
+
+from __future__ import annotations
+
+import argparse
+
+from headrace.cli import numbers, verbs
+from headrace.cli.archiving import opened, whole
+from headrace.errors import NotFound, shown
+from headrace.terminal import table
+
+
+def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the verb to the command line."""
+    parser = verbs.add(
+        words,
+        verbs.Verb(
+            name="neighbours",
+            help="show which keys are nearest to one",
+            description="Show the keys whose vectors are nearest to a key's, by comparing it with all.",
+            examples='examples:\n  headrace archive neighbours titles "Toy Story (1995)"\n'
+            "  headrace archive neighbours titles Heat --count 30 --metric l2 --json",
+            failure="the store does not answer",
+            run=run,
+        ),
+    )
+    opened.add_space(parser)
+    parser.add_argument("key", metavar="KEY", help="a key that has a vector")
+    parser.add_argument(
+        "--count",
+        metavar="K",
+        type=numbers.whole("count", least=1, most=9_999),
+        default=10,
+        help="how many neighbours (default 10)",
+    )
+    parser.add_argument(
+        "--metric",
+        choices=("cosine", "dot", "l2"),
+        default="cosine",
+        help="what near means: the angle, the product, or the distance (default cosine)",
+    )
+    opened.add_archive(parser)
+    opened.add_version(parser)
+    whole.add_most_bytes(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print a line a neighbour."""
+    from headrace.archive.similarity.nearest import nearest  # noqa: PLC0415 - not for the list of verbs
+
+    with whole.told() as progress:
+        read = whole.read(options, progress)
+        if options.key not in read.keys:
+            raise NotFound(
+                f"{shown(options.key)} has no vector in version {read.version} of {options.space!r}; "
+                "headrace archive lookup has it made"
+            )
+        row = read.keys.index(options.key)
+        rows = whole.rows_of(read, options.metric)
+        asked = slice(row, row + 1)
+        scales = None if read.scales is None else read.scales[asked]
+        found = nearest(rows, rows.like(read.vectors[asked], scales=scales), options.count + 1, progress)
+    pairs = zip(found.rows[0].tolist(), found.similarities[0].tolist(), strict=True)
+    near = [(read.keys[other], similar) for other, similar in pairs if other != row][: options.count]
+    if options.json:
+        neighbours = [{"key": key, "similarity": similar} for key, similar in near]
+        said = {"space": options.space, "version": read.version, "key": options.key}
+        verbs.print_json({**said, "metric": options.metric, "neighbours": neighbours})
+        return verbs.DONE
+    print(f"{options.space}, version {read.version}: the nearest to {options.key} of {len(read.keys):,}")
+    lines = [(f"{similar:.4f}", key) for key, similar in near]
+    print(table([(whole.measured(options.metric), "key"), *lines], right=(0,), indent="  "))
+    return verbs.DONE

@@ -1,0 +1,145 @@
+"""What all verbs of ``headrace archive`` have in common: which archive they mean, and opening it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headrace.cli import numbers, verbs
+from headrace.errors import ConfigError
+
+if TYPE_CHECKING:
+    from headrace.archive.archive import Archive
+    from headrace.archive.config import ArchiveConfig
+    from headrace.archive.embedders.embedder import Embedder
+
+DEFAULT_FILE = Path("archive.toml")
+"""Where an archive's settings are, unless somebody says otherwise."""
+
+
+def add_archive(parser: argparse.ArgumentParser) -> None:
+    """Add the option that names the archive.
+
+    Args:
+        parser: The verb.
+    """
+    parser.add_argument(
+        "--archive",
+        metavar="FILE",
+        type=Path,
+        default=DEFAULT_FILE,
+        help=f"the archive's settings (default {DEFAULT_FILE})",
+    )
+
+
+def add_space(parser: argparse.ArgumentParser) -> None:
+    """Add the space that the verb works on."""
+    parser.add_argument("space", metavar="SPACE", help="a space of the archive")
+
+
+def add_keys(parser: argparse.ArgumentParser) -> None:
+    """Add the keys that the verb works on."""
+    parser.add_argument("keys", metavar="KEY", nargs="+", help="a key; several are taken together")
+
+
+def add_version(parser: argparse.ArgumentParser) -> None:
+    """Add the option that names a version of the space."""
+    parser.add_argument(
+        "--version",
+        metavar="N",
+        type=numbers.whole("version", least=0, most=2**31),
+        default=0,
+        help="which version of the space; 0 = its default (default 0)",
+    )
+
+
+def settings_of(options: argparse.Namespace) -> ArchiveConfig:
+    """The settings of the archive that a verb means.
+
+    Raises:
+        ConfigError: They cannot be read, or are wrong.
+    """
+    from headrace.archive.config import read_archive_config  # noqa: PLC0415 - not for the list of verbs
+
+    return read_archive_config(_file_of(options))
+
+
+def base_of(options: argparse.Namespace) -> Path:
+    """Where the archive's settings lie, which relative paths start from."""
+    return _file_of(options).absolute().parent
+
+
+def open_archive_of(options: argparse.Namespace) -> Archive:
+    """Open the archive that a verb means; to be closed by the caller.
+
+    Raises:
+        ConfigError: Its settings are wrong, or something that they name cannot be opened.
+        LoadError: An embedder's model cannot be loaded.
+        Unavailable: The store or the queue cannot be opened now.
+    """
+    from headrace.archive.opening import open_archive  # noqa: PLC0415 - not for the list of verbs
+
+    return open_archive(settings_of(options), base_of(options))
+
+
+def open_embedders(
+    options: argparse.Namespace, archive: Archive, held: ExitStack, space: str = ""
+) -> dict[str, list[Embedder]]:
+    """Load what fills the spaces of an archive, or one of them.
+
+    Args:
+        options: Of the verb.
+        archive: Whose settings name them.
+        held: Closes them.
+        space: The only space; all if it is empty.
+
+    Returns:
+        By space; one that is only filled by ``put`` is left out.
+
+    Raises:
+        ConfigError: One cannot be opened, or there is none.
+        LoadError: A model cannot be loaded.
+    """
+    from headrace.archive.opening import open_one_embedder  # noqa: PLC0415 - not for the list of verbs
+
+    loaded: dict[str, Embedder] = {}
+    found: dict[str, list[Embedder]] = {}
+    for name, settings in archive.config.spaces.items():
+        if not settings.embedder or space not in ("", name):
+            continue
+        if settings.embedder not in loaded:
+            loaded[settings.embedder] = open_one_embedder(archive.config, settings.embedder, base_of(options))
+            held.callback(loaded[settings.embedder].close)
+        found[name] = [loaded[settings.embedder]]
+    if not found:
+        which = f"the space {space!r} has" if space else "the spaces have"
+        raise ConfigError(f"{which} no embedder; their vectors come by put")
+    return found
+
+
+def _file_of(options: argparse.Namespace) -> Path:
+    file: Path = options.archive
+    if not file.exists():
+        way_out = (
+            'write one of two lines, [spaces.titles] and embedder = "minilm", or name it with --archive FILE'
+        )
+        raise ConfigError(f"--archive: {file} is not there; {way_out}")
+    return file
+
+
+def tell(options: argparse.Namespace, done: str, what: Mapping[str, object]) -> None:
+    """Say what a verb has done with keys of a space.
+
+    Args:
+        options: Of the verb; ``--json`` decides how it is said.
+        done: The verb in the past.
+        what: Its ``space`` and its number of ``keys``, and whatever else programs may want.
+    """
+    if options.json:
+        verbs.print_json(what)
+        return
+    keys = what["keys"]
+    print(f"{done} {keys} {'key' if keys == 1 else 'keys'} in {what['space']}")

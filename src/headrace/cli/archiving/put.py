@@ -1,0 +1,71 @@
+"""``headrace archive put SPACE FILE --keys FILE``: store vectors that were made elsewhere."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headrace.cli import verbs
+from headrace.cli.archiving import opened
+from headrace.disk import saying
+from headrace.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from headrace.tensors import Array
+
+
+def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the verb to the command line."""
+    parser = verbs.add(
+        words,
+        verbs.Verb(
+            name="put",
+            help="store vectors that were made elsewhere",
+            description="Store the rows of a NumPy file under keys, which are the lines of a text file. "
+            "Vectors that are there are replaced; the same again changes nothing.",
+            examples="examples:\n  headrace archive put items vectors.npy --keys keys.txt",
+            failure="the store does not answer; some may be stored, run it again",
+            run=run,
+        ),
+    )
+    opened.add_space(parser)
+    parser.add_argument("vectors", metavar="FILE", type=Path, help="numbers, a row a key (.npy)")
+    parser.add_argument(
+        "--keys", metavar="FILE", type=Path, required=True, help="the keys in UTF-8, one a line"
+    )
+    opened.add_archive(parser)
+    opened.add_version(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Store them."""
+    vectors, keys = _read_vectors(options.vectors), _read_keys(options.keys)
+    if len(keys) != len(vectors):
+        expected = f"as many lines as {options.vectors} has rows, {len(vectors)}"
+        raise InvalidRequest(f"expected {expected}, got {len(keys)}", field="--keys")
+    with opened.open_archive_of(options) as archive:
+        archive.put(options.space, keys, vectors, version=options.version)
+    opened.tell(options, "stored", {"space": options.space, "keys": len(keys)})
+    return verbs.DONE
+
+
+def _read_vectors(file: Path) -> Array:
+    import numpy as np  # noqa: PLC0415 - not for the list of verbs
+
+    with saying(f"{file} cannot be read"):
+        try:
+            vectors = np.load(file, mmap_mode="r", allow_pickle=False)
+        except (ValueError, EOFError) as error:
+            raise InvalidRequest(f"{file}: expected a NumPy file of numbers: {error}") from error
+    if not isinstance(vectors, np.ndarray) or vectors.ndim == 0:
+        raise InvalidRequest(f"{file}: expected one array with a row a key")
+    return vectors
+
+
+def _read_keys(file: Path) -> list[str]:
+    with saying(f"{file} cannot be read"):
+        try:
+            return file.read_text("utf-8").removesuffix("\n").split("\n")
+        except UnicodeDecodeError as error:
+            raise InvalidRequest(f"{file}: expected texts in UTF-8: {error}", field="--keys") from error

@@ -1,0 +1,46 @@
+"""``headrace archive serve``: answer lookups over REST and gRPC, without models."""
+
+from __future__ import annotations
+
+import argparse
+
+import msgspec
+
+from headrace.cli import serve, verbs
+from headrace.cli.archiving import opened
+from headrace.config import ServerConfig, server_config, with_flags
+
+_OF_MODELS = {"poll_seconds", "load_threads", "allow_code", "tensorflow_metrics", "triton_metrics", "archive"}
+_SETTINGS = [key for key in serve.SETTINGS if key not in _OF_MODELS and not key.startswith("limits.")]
+
+
+def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the verb to the command line."""
+    parser = verbs.add(
+        words,
+        verbs.Verb(
+            name="serve",
+            help="answer lookups over REST and gRPC, without models",
+            description="Serve an archive alone, as to several teams; headrace serve DIR --archive FILE "
+            "serves it beside models.",
+            examples="examples:\n  headrace archive serve\n"
+            "  headrace archive serve --archive shop/archive.toml --host 0.0.0.0",
+            failure="it cannot go on",
+            run=run,
+            own_keys=("limits",),
+            own_help=", and [limits]",
+        ),
+    )
+    opened.add_archive(parser)
+    serve.add_settings(parser, _SETTINGS)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Serve until told to stop."""
+    config = ServerConfig()
+    if options.config is not None:
+        config = server_config(options.own_settings, str(options.config), options.config.absolute().parent)
+    config = with_flags(config, **{key: getattr(options, key) for key in _SETTINGS})
+    opened.settings_of(options)  # so that what is wrong with it is said before anything starts
+    options.models = None
+    return serve.serve(options, msgspec.structs.replace(config, archive=options.archive))

@@ -1,0 +1,78 @@
+"""What the verbs that look at a whole space have in common: reading it, and telling how far they are."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from headrace.cli import numbers
+from headrace.cli.archiving import opened
+from headrace.terminal import Line
+
+if TYPE_CHECKING:
+    from headrace.archive.similarity.rows import Metric, Progress, Rows
+    from headrace.archive.whole import Whole
+
+LARGEST_SIMILARITY = 1e15
+"""The largest distance or product that can be asked for."""
+
+
+def add_most_bytes(parser: argparse.ArgumentParser) -> None:
+    """Add the option that says how large a space may be."""
+    parser.add_argument(
+        "--most-bytes",
+        metavar="N",
+        type=numbers.whole("most-bytes", least=1, most=2**50),
+        default=16 * 1024**3,
+        help="how many bytes of vectors to read into memory at the most (default 17179869184)",
+    )
+
+
+def read(options: argparse.Namespace, progress: Progress) -> Whole:
+    """Read the space that a verb means.
+
+    Raises:
+        NotFound: There is no such space, or version.
+        TooLarge: It is larger than it may be.
+        Unavailable: The store does not answer.
+    """
+    from headrace.archive.whole import read_whole  # noqa: PLC0415 - not for the list of verbs
+
+    with opened.open_archive_of(options) as archive:
+        return read_whole(
+            archive,
+            options.space,
+            options.version,
+            most_bytes=options.most_bytes,
+            told=lambda keys: progress("reading", keys, 0),
+        )
+
+
+def rows_of(whole: Whole, metric: Metric) -> Rows:
+    """The vectors of a space, to be compared."""
+    from headrace.archive.similarity.rows import Rows  # noqa: PLC0415 - not for the list of verbs
+
+    return Rows(whole.vectors, metric, scales=whole.scales)
+
+
+@contextmanager
+def told() -> Iterator[Progress]:
+    """A line on standard error that says how far something is, where that is a terminal."""
+    line = Line(sys.stderr)
+
+    def show(what: str, done: int, total: int) -> None:
+        if line.due:
+            line.show(f"{what}: {done / total:.0%}" if total else f"{what}: {done:,}")
+
+    try:
+        yield show
+    finally:
+        line.clear()
+
+
+def measured(metric: Metric) -> str:
+    """What a metric's numbers are called."""
+    return {"cosine": "cosine", "dot": "product", "l2": "distance"}[metric]

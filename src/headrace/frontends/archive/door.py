@@ -1,0 +1,260 @@
+"""The Door: what the archive's codecs ask; nothing here waits in the serving thread, or keeps it long."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from headrace.archive.archive import DEFAULT_TIMEOUT_SECONDS, Archive
+from headrace.archive.keys import checked
+from headrace.archive.looking import Lookup, SpaceReader
+from headrace.batching.request import NO_DEADLINE
+from headrace.errors import (
+    DeadlineExceeded,
+    FailedPrecondition,
+    Overloaded,
+    TooLarge,
+)
+from headrace.frontends.wire.allowance import Allowance
+from headrace.tensors import Array
+
+if TYPE_CHECKING:
+    from headrace.config import Limits
+    from headrace.frontends.calls import Call
+    from headrace.frontends.wire.lane import Lane
+
+_AT_ONCE_KEYS = 256
+_AT_ONCE_BYTES = 256 * 1024
+_UNCOUNTED_BYTES = 64 * 1024
+_THREADS = 4
+_MOST_WAITING = 64
+_LONGEST_SECONDS = 30.0
+_LONGEST_CALLER = 200
+CALLER_HEADER = b"headrace-caller"
+"""The header, or the key of metadata, by which a caller says who he is; quotas are kept by it."""
+
+
+class Door:
+    """Where an archive is asked over the network. Serving thread only.
+
+    Attributes:
+        archive: The archive.
+        limits: What a request may cost.
+        lane: Where long lookups and large bodies are done in slices.
+        is_admin: Whether clients may invalidate and forget.
+        most_keys: The most keys that any space takes at once.
+    """
+
+    def __init__(self, archive: Archive, limits: Limits, lane: Lane, *, is_admin: bool) -> None:
+        """Stand before an archive.
+
+        Args:
+            archive: Closed by the caller, after this.
+            limits: What a request may cost.
+            lane: The server's.
+            is_admin: Whether clients may invalidate and forget.
+        """
+        self.archive, self.limits, self.lane, self.is_admin = archive, limits, lane, is_admin
+        self.most_keys = max(space.max_keys for space in archive.config.spaces.values())
+        self._threads = ThreadPoolExecutor(_THREADS, "archive-door")
+        self._working = 0
+
+    def close(self) -> None:
+        """End the threads; what they do is waited for."""
+        self._threads.shutdown(cancel_futures=True)
+
+    # --- looking up ---
+
+    def quick(self, reader: SpaceReader, keys: list[str], call: Call) -> Lookup | None:
+        """Look few keys up that need no waiting.
+
+        Args:
+            reader: Of the space version.
+            keys: Texts.
+            call: Whose they are.
+
+        Returns:
+            The answer; None where ``lookup`` must be asked instead. It may have waits.
+
+        Raises:
+            InvalidRequest: A key is none, or there are too many.
+        """
+        count = len(keys)
+        if count > _AT_ONCE_KEYS or count * reader.version.dimension * 4 > _AT_ONCE_BYTES:
+            return None
+        return reader.begin(keys, _caller(reader, call))
+
+    async def lookup(
+        self, reader: SpaceReader, keys: list[str], call: Call, timeout_seconds: float, allowance: Allowance
+    ) -> Lookup:
+        """Look any number of keys up: in slices, with others answered in between.
+
+        Args:
+            reader: Of the space version.
+            keys: Texts.
+            call: Whose they are.
+            timeout_seconds: How long to wait for a store that is elsewhere; 0 for the usual time.
+            allowance: Holds the bytes of the answer.
+
+        Raises:
+            InvalidRequest: A key is none, or there are too many.
+            TooLarge: The answer would be too large.
+            Overloaded: All requests together would hold too many bytes.
+        """
+        found = self.quick(reader, keys, call)
+        if found is not None:
+            return await self.finished(reader, found, call, timeout_seconds)
+        checked(keys, reader.settings.max_keys)
+        form, caller = reader.version.form, _caller(reader, call)
+        self._hold(len(keys) * form.dimension * form.answered.itemsize, allowance)
+        reader.cache.hashes(keys, reader.settings.max_key_bytes)  # so that an error names the key's own place
+        vectors = np.empty((len(keys), form.dimension), form.answered)
+        parts, step = [], _slice_of(reader)
+        async with self.lane as lane:
+            for start in range(0, len(keys), step):
+                rows = slice(start, start + step)
+                parts.append(reader.begin(keys[rows], caller, vectors[rows]))
+                await lane.breathe()
+        await self._ended_all(reader, parts, call, timeout_seconds)
+        written = np.concatenate([part.written for part in parts])
+        return Lookup(vectors, written, reader.version.number)
+
+    async def finished(
+        self, reader: SpaceReader, lookup: Lookup, call: Call, timeout_seconds: float
+    ) -> Lookup:
+        """Wait for what a store that is elsewhere still owes, no longer than is usual or the caller has time.
+
+        Args:
+            reader: Of the space version.
+            lookup: What was begun.
+            call: Whose it is; its deadline counts, too.
+            timeout_seconds: How long to wait at the most; 0 for the usual time.
+        """
+        if lookup.waits:
+            await self._ended_all(reader, [lookup], call, timeout_seconds)
+        return lookup
+
+    async def _ended_all(
+        self, reader: SpaceReader, parts: Sequence[Lookup], call: Call, timeout_seconds: float
+    ) -> None:
+        waits = [read for part in parts for read in part.waits]
+        if not waits:
+            return
+        seconds = timeout_seconds or DEFAULT_TIMEOUT_SECONDS
+        if call.deadline != NO_DEADLINE:
+            seconds = max(0.0, min(seconds, call.deadline - time.monotonic()))
+        patience = reader.patience(seconds)
+        await _arrived(waits, patience)
+        for part in parts:
+            reader.end(part, patience)
+
+    def _hold(self, size: int, allowance: Allowance) -> None:
+        most = self.limits.max_expanded_bytes
+        if size > most:
+            raise TooLarge(
+                f"the vectors would take {size} bytes; expected at most {most} in an answer "
+                "(limits.max_expanded_bytes); ask for fewer keys at once",
+                field="keys",
+            )
+        if size > _UNCOUNTED_BYTES:
+            allowance.hold(size)
+
+    # --- what blocks ---
+
+    async def put(self, space: str, keys: list[str], vectors: Array, version: int, call: Call) -> None:
+        """Store vectors.
+
+        Args:
+            space: Which space.
+            keys: Texts.
+            vectors: Numbers ``[N, dimension]``.
+            version: Which version; 0 for the default.
+            call: Whose they are.
+
+        Raises:
+            InvalidRequest: Keys or vectors are not what they should be.
+            NotFound: There is no such space, or version.
+            Unavailable: The store does not answer.
+            Overloaded: Too many such calls are under way.
+            DeadlineExceeded: It takes too long; it may be done later.
+        """
+        checked(keys, self.archive.reader(space, version).settings.max_keys)
+        await self._done(lambda: self.archive.put(space, keys, vectors, version=version), call)
+
+    async def invalidate(self, space: str, keys: list[str], call: Call) -> None:
+        """Remove the vectors of keys; as ``put``; FailedPrecondition where it is not allowed."""
+        self._check_admin()
+        checked(keys, self.archive.reader(space).settings.max_keys)
+        await self._done(lambda: self.archive.invalidate(space, keys), call)
+
+    async def forget(self, space: str, keys: list[str], call: Call) -> None:
+        """Remove keys with everything; errors as for ``invalidate``."""
+        self._check_admin()
+        checked(keys, self.archive.reader(space).settings.max_keys)
+        await self._done(lambda: self.archive.forget(space, keys), call)
+
+    def _check_admin(self) -> None:
+        if not self.is_admin:
+            raise FailedPrecondition(
+                "invalidating and forgetting over the network is off; start the server with --admin"
+            )
+
+    async def _done(self, work: Callable[[], None], call: Call) -> None:
+        """Have one of a few threads do something that blocks, and wait for it until the deadline."""
+        if self._working >= _MOST_WAITING:
+            raise Overloaded(f"{self._working} calls that write are under way, which is the most; try again")
+        seconds = min(_LONGEST_SECONDS, call.deadline - time.monotonic())
+        self._working += 1
+        doing = asyncio.get_running_loop().run_in_executor(self._threads, work)
+        doing.add_done_callback(self._ended)
+        done, _ = await asyncio.wait((doing,), timeout=max(0.0, seconds))
+        if not done:
+            raise DeadlineExceeded("it was not done in time, and may be done later; it may be asked again")
+        doing.result()
+
+    def _ended(self, doing: asyncio.Future[None]) -> None:
+        self._working -= 1
+        if not doing.cancelled():
+            doing.exception()  # where nobody waits any more, nobody misses it
+
+
+def _caller(reader: SpaceReader, call: Call) -> str:
+    """Whose quota keys count on: what he calls himself, else his address; "" where there are no quotas."""
+    if not reader.settings.max_new_keys_per_second:
+        return ""
+    named = call.header(CALLER_HEADER)
+    if named:
+        return named[:_LONGEST_CALLER].decode("latin-1")
+    return call.outcome.caller.rpartition(":")[0] if call.outcome is not None else ""
+
+
+def _slice_of(reader: SpaceReader) -> int:
+    """How many keys are looked up at once: some hundred microseconds' worth."""
+    return max(1, min(_AT_ONCE_KEYS, _AT_ONCE_BYTES // (reader.version.dimension * 4)))
+
+
+async def _arrived(waits: Sequence[Future[Any]], seconds: float) -> None:
+    """Wait until all have come, or the time is over; what is waited for goes on either way."""
+    loop = asyncio.get_running_loop()
+    all_done: asyncio.Future[None] = loop.create_future()
+    left = len(waits)
+
+    def came() -> None:
+        nonlocal left
+        left -= 1
+        if left == 0 and not all_done.done():
+            all_done.set_result(None)
+
+    def tell(_: Future[Any]) -> None:
+        with suppress(RuntimeError):  # the loop has ended, and whoever waited with it
+            loop.call_soon_threadsafe(came)
+
+    for one in waits:
+        one.add_done_callback(tell)
+    await asyncio.wait((all_done,), timeout=seconds)

@@ -1,0 +1,223 @@
+"""The archive's JSON: bodies are checked member by member; many vectors are printed in slices.
+
+Numbers are printed as the doubles that they are: all digits, so that they are read back exactly. To find the
+fewest digits that tell two of them apart takes six times as long.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from headrace.archive.looking import Lookup
+from headrace.errors import InvalidRequest, TooLarge
+from headrace.frontends.wire import long_lists, printing
+from headrace.frontends.wire.allowance import Allowance
+from headrace.frontends.wire.json_cost import parsed_at_once
+from headrace.frontends.wire.json_text import parse_at_once, parse_in_slices
+from headrace.tensors import Array
+
+if TYPE_CHECKING:
+    from headrace.frontends.archive.door import Door
+    from headrace.frontends.calls import HttpCall
+    from headrace.frontends.wire.lane import Lane
+
+_LONGEST_SECONDS = 60.0
+_HIGHEST_VERSION = 2**63 - 1
+_BYTES_A_NUMBER = 24  # as text
+
+
+async def parsed(door: Door, call: HttpCall, at_once: int, allowance: Allowance) -> dict[str, Any]:
+    """Parse a body, at once if it is short or light, else in slices.
+
+    Args:
+        door: What is asked.
+        call: The call.
+        at_once: How long a body may be to be parsed at once.
+        allowance: What it may cost.
+
+    Raises:
+        InvalidRequest: It is no JSON object.
+        TooLarge: It has too many values.
+    """
+    limits = door.limits
+    if not call.body:
+        raise InvalidRequest('expected an object, as {"keys": ["…"]}, got nothing', field="body")
+    if parsed_at_once(call.body, at_once, limits):
+        document = parse_at_once(call.body, limits.max_json_depth)
+    else:
+        async with door.lane as lane:
+            document = await parse_in_slices(call.body, limits.max_json_depth, allowance, lane, nan=False)
+    if not isinstance(document, dict):
+        expected = 'expected an object, as {"keys": ["…"]}'
+        raise InvalidRequest(f"{expected}, got {_kind(document)}", field="body")
+    return document
+
+
+def check_members(document: dict[str, Any], known: Collection[str]) -> None:
+    """Refuse members that mean nothing here.
+
+    Raises:
+        InvalidRequest: There is one.
+    """
+    for name in document:
+        if name not in known:
+            raise InvalidRequest(f"unknown; known are {', '.join(sorted(known))}", field=name[:100])
+
+
+def keys_of(document: dict[str, Any]) -> list[Any]:
+    """The keys; what each is is checked where they are hashed.
+
+    Raises:
+        InvalidRequest: There are none, or they are no list.
+    """
+    if "keys" not in document:
+        raise InvalidRequest("expected a list of texts, got none", field="keys")
+    keys = document["keys"]
+    if not isinstance(keys, list):
+        raise InvalidRequest(f"expected a list of texts, got {_kind(keys)}", field="keys")
+    return keys
+
+
+def version_of(document: dict[str, Any]) -> int:
+    """Which version of the space; 0 for the default.
+
+    Raises:
+        InvalidRequest: It is no number of a version.
+    """
+    version = document.get("version", 0)
+    if type(version) is not int or not 0 <= version <= _HIGHEST_VERSION:
+        raise InvalidRequest(f"expected a whole number, 0 or more, got {_kind(version)}", field="version")
+    return version
+
+
+def timeout_of(document: dict[str, Any]) -> float:
+    """How long to wait for a store that is elsewhere, in seconds; 0 for the usual time.
+
+    Raises:
+        InvalidRequest: It is no time above 0.
+    """
+    if "timeout_seconds" not in document:
+        return 0.0
+    seconds = document["timeout_seconds"]
+    if type(seconds) not in (int, float) or not 0 < seconds <= _LONGEST_SECONDS:
+        expected = f"seconds, more than 0 and at most {_LONGEST_SECONDS:g}"
+        raise InvalidRequest(f"expected {expected}, got {_kind(seconds)}", field="timeout_seconds")
+    return float(seconds)
+
+
+def switch_of(document: dict[str, Any], name: str) -> bool:
+    """A member that is true or false; false if it is not there.
+
+    Raises:
+        InvalidRequest: It is neither.
+    """
+    value = document.get(name, False)
+    if type(value) is not bool:
+        raise InvalidRequest(f"expected true or false, got {_kind(value)}", field=name)
+    return value
+
+
+async def vectors_of(document: dict[str, Any], keys: int, door: Door) -> Array:
+    """The vectors of a body that is to be stored, float64 ``[N, dimension]``; the list is emptied.
+
+    Raises:
+        InvalidRequest: They are no lists of numbers, or not one a key, or of different lengths.
+    """
+    rows = document.get("vectors")
+    if not isinstance(rows, list) or len(rows) != keys:
+        got = f"a list of {len(rows)}" if isinstance(rows, list) else _kind(rows)
+        raise InvalidRequest(f"expected a list of {keys} vectors, one a key, got {got}", field="vectors")
+    if not keys:
+        raise InvalidRequest("expected at least one key", field="keys")
+    dimension = len(rows[0]) if isinstance(rows[0], list) else 0
+    vectors = np.empty((keys, dimension))
+    step = max(1, long_lists.STEP // max(1, dimension))
+    async with door.lane as lane:
+        for start in range(0, keys, step):
+            for row in range(start, min(start + step, keys)):
+                vectors[row] = _vector(rows[row], dimension, row)
+                rows[row] = None
+            await lane.breathe()
+    return vectors
+
+
+def _vector(numbers: object, dimension: int, row: int) -> list[float]:
+    field = f"vectors[{row}]"
+    if not isinstance(numbers, list):
+        raise InvalidRequest(f"expected a list of numbers, got {_kind(numbers)}", field=field)
+    if len(numbers) != dimension or not dimension:
+        raise InvalidRequest(f"expected {dimension or 'some'} numbers, got {len(numbers)}", field=field)
+    for place, number in enumerate(numbers):
+        if type(number) not in (int, float):
+            raise InvalidRequest(f"expected a number, got {_kind(number)}", field=f"{field}[{place}]")
+    try:
+        return [float(number) for number in numbers]
+    except OverflowError:
+        raise InvalidRequest("a number is larger than float32 can be", field=field) from None
+
+
+def _kind(value: object) -> str:
+    """What a value is, or itself where it is short."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, int | float):
+        is_short = isinstance(value, float) or abs(value) < 10**20
+        return str(value) if is_short and math.isfinite(value) else "a number that is too large"
+    kinds: dict[type, str] = {str: "a text", list: "a list"}
+    return kinds.get(type(value), "an object")
+
+
+# ---- Answers ----
+
+
+async def answer(door: Door, lookup: Lookup, allowance: Allowance, *, with_written: bool) -> bytes:
+    """Print what was found.
+
+    Args:
+        door: Whose lane it is printed in, where it is long.
+        lookup: What was found.
+        allowance: Holds the bytes of a long answer.
+        with_written: Whether to say when each vector was written.
+
+    Raises:
+        TooLarge: It would be too long.
+        Overloaded: All requests together would hold too many bytes.
+    """
+    rest: dict[str, object] = {"found": lookup.found.tolist(), "version": lookup.version}
+    if with_written:
+        rest["written"] = lookup.written.tolist()
+    end = b"," + msgspec.json.encode(rest)[1:]
+    vectors = lookup.vectors
+    if vectors.size <= printing.PRINTED_AT_ONCE:
+        return b'{"vectors":' + msgspec.json.encode(vectors.tolist()) + end
+    size, most = vectors.size * _BYTES_A_NUMBER, door.limits.max_expanded_bytes
+    if size > most:
+        raise TooLarge(
+            f"the vectors would take about {size} bytes as text; expected at most {most} in an answer "
+            "(limits.max_expanded_bytes); ask for fewer keys at once, or over gRPC",
+            field="keys",
+        )
+    allowance.hold(size)
+    async with door.lane as lane:
+        return await _printed(vectors, end, lane)
+
+
+async def _printed(vectors: Array, end: bytes, lane: Lane) -> bytes:
+    parts = []
+    if vectors.shape[1] > printing.PRINTED_AT_ONCE:  # a row is more than a step
+        for row in vectors:
+            pieces = []
+            for cut in printing.row_slices([row]):
+                pieces.append(msgspec.json.encode(row[cut].tolist())[1:-1])
+                await lane.breathe()
+            parts.append(b"[" + b",".join(pieces) + b"]")
+    else:
+        for cut in printing.row_slices([vectors]):
+            parts.append(msgspec.json.encode(vectors[cut].tolist())[1:-1])
+            await lane.breathe()
+    return await printing.joined_by_commas(b'{"vectors":[', parts, b"]" + end, lane)

@@ -1,0 +1,122 @@
+"""The archive's metrics: read at a scrape from what it counts anyway."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from headrace.archive.fill_counts import FillCounts
+from headrace.archive.looking import Counts
+from headrace.frontends.metrics import Metric, family
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric as Family
+
+    from headrace.archive.archive import Archive
+    from headrace.frontends.archive.depths import Depths
+
+_SPACE = ("space",)
+LOOKUPS = Metric("headrace_archive_lookups", "counter", "Lookups, or parts of long ones.", _SPACE)
+KEYS = Metric("headrace_archive_keys", "counter", "Keys that were looked up.", _SPACE)
+CACHED = Metric("headrace_archive_cached_keys", "counter", "Keys that were found in memory.", _SPACE)
+STORED = Metric("headrace_archive_stored_keys", "counter", "Keys that were found in the store.", _SPACE)
+MISSING = Metric(
+    "headrace_archive_missing_keys",
+    "counter",
+    "Keys that were answered with the out-of-vocabulary vector.",
+    _SPACE,
+)
+NEW = Metric("headrace_archive_new_keys", "counter", "Missing keys that were handed on to be queued.", _SPACE)
+OVER_QUOTA = Metric(
+    "headrace_archive_over_quota_keys",
+    "counter",
+    "Missing keys that were not, as their caller had had its share.",
+    _SPACE,
+)
+LATE = Metric(
+    "headrace_archive_late_lookups",
+    "counter",
+    "Lookups that did not wait for the store to the end, or did not ask it.",
+    _SPACE,
+)
+DAMAGED = Metric(
+    "headrace_archive_damaged_values",
+    "counter",
+    "Values of the store that were no vectors of their space version.",
+    _SPACE,
+)
+FILLED = Metric(
+    "headrace_archive_filled_keys", "counter", "Keys whose vectors this process has made and stored.", _SPACE
+)
+DEAD = Metric(
+    "headrace_archive_dead_keys", "counter", "Keys that this process has made dead letters of.", _SPACE
+)
+WAITING = Metric("headrace_archive_queued_keys", "gauge", "Keys that wait in the queue, of all spaces.", ())
+OLDEST = Metric(
+    "headrace_archive_queue_oldest_seconds", "gauge", "How long the oldest of them has waited.", ()
+)
+BREAKER = Metric(
+    "headrace_archive_store_breaker_open",
+    "gauge",
+    "1 while the store is not asked, because it does not answer; 0 for a store of this machine.",
+    (),
+)
+
+METRICS = (
+    LOOKUPS, KEYS, CACHED, STORED, MISSING, NEW, OVER_QUOTA, LATE, DAMAGED, FILLED, DEAD, WAITING, OLDEST,
+    BREAKER,
+)  # fmt: skip
+
+_OF_LOOKUPS: tuple[tuple[Metric, Callable[[Counts], int]], ...] = (
+    (LOOKUPS, lambda counts: counts.lookups),
+    (KEYS, lambda counts: counts.keys),
+    (CACHED, lambda counts: counts.cached),
+    (STORED, lambda counts: counts.stored),
+    (MISSING, lambda counts: counts.missing),
+    (NEW, lambda counts: counts.new),
+    (OVER_QUOTA, lambda counts: counts.over_quota),
+    (LATE, lambda counts: counts.late),
+    (DAMAGED, lambda counts: counts.damaged),
+)
+_OF_FILLING: tuple[tuple[Metric, Callable[[FillCounts], int]], ...] = (
+    (FILLED, lambda counts: counts.filled),
+    (DEAD, lambda counts: counts.dead),
+)
+
+
+class ArchiveMetrics:
+    """A Prometheus collector over an archive's counters."""
+
+    def __init__(self, archive: Archive, depths: Depths) -> None:
+        """Read them when they are asked for.
+
+        Args:
+            archive: What is measured.
+            depths: How much waits in its queue.
+        """
+        self._archive, self._depths = archive, depths
+
+    def collect(self) -> Iterator[Family]:
+        """All of them, as they are now."""
+        for metric, value in _OF_LOOKUPS:
+            counted = family(metric)
+            for space, counts in self._archive.counts.items():
+                counted.add_metric([space], value(counts))
+            yield counted
+        for metric, of_filling in _OF_FILLING:
+            counted = family(metric)
+            for space, fills in dict(self._archive.fills).items():
+                counted.add_metric([space], of_filling(fills))
+            yield counted
+        yield from self._queue()
+        breaker = family(BREAKER)
+        breaker.add_metric([], int(self._archive.is_store_silent))
+        yield breaker
+
+    def _queue(self) -> Iterator[Family]:
+        waiting, oldest = family(WAITING), family(OLDEST)
+        depth = self._depths.latest()
+        if depth is not None:
+            waiting.add_metric([], depth.messages)
+            oldest.add_metric([], depth.oldest_seconds)
+        yield from (waiting, oldest)

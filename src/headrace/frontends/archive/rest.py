@@ -1,0 +1,101 @@
+"""The archive over REST: everything under ``/v1/archive``."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from headrace.errors import InvalidRequest
+from headrace.frontends.archive import describing, json_bodies
+from headrace.frontends.calls import HttpCall, HttpHandler, HttpReply, HttpRoute
+from headrace.frontends.wire.allowance import Allowance
+from headrace.frontends.wire.json_cost import at_once_bytes
+
+if TYPE_CHECKING:
+    from headrace.frontends.archive.door import Door
+
+_SPACE = "/v1/archive/{space}"
+_NOTHING = b"{}"
+_LOOKUP_MEMBERS = frozenset(("keys", "version", "timeout_seconds", "written"))
+_PUT_MEMBERS = frozenset(("keys", "vectors", "version"))
+
+Change = Callable[[str, dict[str, Any], HttpCall], Awaitable[None]]
+"""What is done with a space's name and a body."""
+
+
+def http_routes(door: Door) -> list[HttpRoute]:
+    """The routes of the archive.
+
+    Args:
+        door: What is asked.
+    """
+
+    async def put(space: str, document: dict[str, Any], call: HttpCall) -> None:
+        json_bodies.check_members(document, _PUT_MEMBERS)
+        keys, version = json_bodies.keys_of(document), json_bodies.version_of(document)
+        vectors = await json_bodies.vectors_of(document, len(keys), door)
+        await door.put(space, keys, vectors, version, call)
+
+    async def invalidate(space: str, document: dict[str, Any], call: HttpCall) -> None:
+        await door.invalidate(space, _only_keys(document), call)
+
+    async def forget(space: str, document: dict[str, Any], call: HttpCall) -> None:
+        await door.forget(space, _only_keys(document), call)
+
+    describe = _describing(door)
+    return [
+        HttpRoute("POST", f"{_SPACE}:lookup", _looking_up(door)),
+        HttpRoute("POST", f"{_SPACE}:put", _changing(door, put)),
+        HttpRoute("POST", f"{_SPACE}:invalidate", _changing(door, invalidate)),
+        HttpRoute("POST", f"{_SPACE}:forget", _changing(door, forget)),
+        HttpRoute("GET", "/v1/archive", describe),
+        HttpRoute("GET", _SPACE, describe),
+    ]
+
+
+def _looking_up(door: Door) -> HttpHandler:
+    at_once = at_once_bytes(door.limits)
+
+    async def lookup(call: HttpCall) -> HttpReply:
+        with Allowance.of(door.limits, call) as allowance:
+            document = await json_bodies.parsed(door, call, at_once, allowance)
+            json_bodies.check_members(document, _LOOKUP_MEMBERS)
+            keys, version = json_bodies.keys_of(document), json_bodies.version_of(document)
+            seconds = json_bodies.timeout_of(document)
+            with_written = json_bodies.switch_of(document, "written")
+            reader = door.archive.reader(call.parameters["space"], version)
+            found = await door.lookup(reader, keys, call, seconds, allowance)
+            return HttpReply(await json_bodies.answer(door, found, allowance, with_written=with_written))
+
+    return lookup
+
+
+def _changing(door: Door, change: Change) -> HttpHandler:
+    at_once = at_once_bytes(door.limits)
+
+    async def handle(call: HttpCall) -> HttpReply:
+        with Allowance.of(door.limits, call) as allowance:
+            document = await json_bodies.parsed(door, call, at_once, allowance)
+            await change(call.parameters["space"], document, call)
+        return HttpReply(_NOTHING)
+
+    return handle
+
+
+def _only_keys(document: dict[str, Any]) -> list[str]:
+    json_bodies.check_members(document, ("keys",))
+    keys = json_bodies.keys_of(document)
+    if not keys:
+        raise InvalidRequest("expected at least one key", field="keys")
+    return keys
+
+
+def _describing(door: Door) -> HttpHandler:
+    async def handle(call: HttpCall) -> HttpReply:
+        space = call.parameters.get("space", "")
+        described = describing.spaces(door.archive, space)
+        return HttpReply(msgspec.json.encode(described[0] if space else {"spaces": described}))
+
+    return handle

@@ -1,0 +1,97 @@
+"""What a server has where it serves an archive: opened before its ports answer, closed after them."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headrace.archive.config import read_archive_config
+from headrace.archive.embedders.models.served import LocalModels
+from headrace.archive.running import Running
+from headrace.engine import Engine, ModelSpec
+from headrace.frontends.archive import grpc, rest
+from headrace.frontends.archive.depths import Depths
+from headrace.frontends.archive.door import Door
+from headrace.frontends.archive.metrics import ArchiveMetrics
+from headrace.frontends.calls import GrpcMethod, HttpRoute
+from headrace.tensors import Tensors
+
+if TYPE_CHECKING:
+    from headrace.archive.archive import Archive
+    from headrace.frontends.service import Service
+
+_SETTLE_SECONDS = 600.0
+
+
+class Serving:
+    """An archive that is served. Serving thread only, but for ``open`` and ``close``.
+
+    Attributes:
+        archive: The archive.
+    """
+
+    def __init__(self, running: Running) -> None:
+        """Serve an archive that runs; use ``open``."""
+        self._running = running
+        self.archive: Archive = running.archive
+        self._depths = Depths(running.archive.queue)
+        self._door: Door | None = None
+
+    @classmethod
+    async def open(cls, file: Path, engine: Engine) -> Serving:
+        """Open an archive in a thread: it takes as long as loading its embedders.
+
+        Models that make its vectors are waited for.
+
+        Args:
+            file: Its ``archive.toml``.
+            engine: The models of this process, started.
+
+        Raises:
+            ConfigError: The settings are wrong, or something that they name cannot be opened.
+            LoadError: An embedder's model cannot be loaded.
+            Unavailable: A store or a queue of this machine cannot be opened now.
+        """
+        tables = read_archive_config(file).embedders.values()
+        if any(table.get("kind") == "model" and not table.get("url") for table in tables):
+            await engine.settle(_SETTLE_SECONDS)
+        return await asyncio.to_thread(lambda: cls(Running(file, _models_of(engine))))
+
+    def attach(self, service: Service, *, is_admin: bool) -> tuple[list[HttpRoute], list[GrpcMethod]]:
+        """Become a part of what a server serves.
+
+        Args:
+            service: The server's; told of the gRPC service and of the metrics.
+            is_admin: Whether clients may invalidate and forget.
+
+        Returns:
+            The routes and the methods.
+        """
+        door = self._door = Door(self.archive, service.limits, service.lane, is_admin=is_admin)
+        service.also_serves(grpc.SERVICE, ArchiveMetrics(self.archive, self._depths))
+        if any(space.max_new_keys_per_second for space in self.archive.config.spaces.values()):
+            service.outcomes.observe(_nobody)  # so that each call says where it comes from
+        return rest.http_routes(door), grpc.grpc_methods(door, service.outcomes)
+
+    async def close(self) -> None:
+        """End all threads, and close the archive; what is under way is waited for."""
+        await asyncio.to_thread(self._close)
+
+    def _close(self) -> None:
+        if self._door is not None:
+            self._door.close()
+        self._depths.close()
+        self._running.close()
+
+
+def _models_of(engine: Engine) -> LocalModels:
+    def predict(model: str, version: int, inputs: Tensors, output: str, seconds: float) -> Tensors:
+        asked = ModelSpec(model, version)
+        return engine.predict_blocking(asked, inputs, outputs=(output,), timeout_seconds=seconds)
+
+    return LocalModels(engine.manager.ready_now, predict)
+
+
+def _nobody(_: object) -> None:
+    """Observes nothing."""

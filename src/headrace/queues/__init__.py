@@ -1,0 +1,1 @@
+"""Queues: messages that are delivered at least once; one contract, several engines under it."""

@@ -1,0 +1,325 @@
+"""What a queue's LMDB file holds, and each change of it within one transaction.
+
+``messages``: number → when it was queued, key, body; numbers rise, and none comes twice.
+``keys``: digest of a key, 0, number → nothing: the messages of the key in their order; and
+digest of the key, 1, digest of a body → number: what is known already.
+``ready``: number → nothing: what can be received: the oldest message of each key, unless somebody has it.
+``held``: number → who has it, and whether it is removed.
+``receivers``: who → until when he may be silent, for how long at a time, and in which boot of the machine.
+``state``: the last number.
+
+Times of leases are of a clock that runs on from one boot of the machine to its end, for all processes; of
+another boot, all are over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from datetime import UTC, datetime
+from hashlib import blake2b
+from itertools import islice
+from pathlib import Path
+from struct import Struct
+from time import monotonic
+from typing import NamedTuple
+from uuid import UUID
+
+import lmdb
+
+from headrace.errors import Overloaded
+from headrace.lmdb_file import NoRoom, Transaction
+from headrace.queues.queue import Delivery, Depth, Message
+
+NAMES = (b"messages", b"keys", b"ready", b"held", b"receivers", b"state")
+
+_NUMBER = Struct(">Q")
+_HEAD = Struct("<dH")
+_LEASE = Struct("<dd16s")
+_DIGEST_BYTES = 16
+_ORDER, _CONTENT = b"\0", b"\1"
+_LAST = b"last"
+_KEPT, _REMOVED = b"\0", b"\1"
+_OVERHEAD_BYTES = 160  # of one message, with its share of all tables
+
+
+def _wall() -> float:
+    return datetime.now(UTC).timestamp()
+
+
+def boot_id() -> bytes:
+    """Which boot of the machine this is: 16 bytes; zeros where the system does not say."""
+    try:
+        return UUID(Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()).bytes
+    except (OSError, ValueError):
+        return bytes(16)
+
+
+class Clocks(NamedTuple):
+    """What time it is.
+
+    Attributes:
+        lease: In seconds since the boot, for all processes.
+        boot: Which one.
+        wall: In seconds of Unix time; for people only.
+    """
+
+    lease: Callable[[], float] = monotonic
+    boot: bytes = boot_id()
+    wall: Callable[[], float] = _wall
+
+
+class Limits(NamedTuple):
+    """How much may wait.
+
+    Attributes:
+        messages: How many.
+        live_bytes: How large what is in use of the file may become.
+    """
+
+    messages: int
+    live_bytes: int
+
+
+class Prospect(NamedTuple):
+    """What a receiver that waits can hope for.
+
+    Attributes:
+        is_ready: Whether something can be received.
+        lease_seconds: After what time the first lease ends; infinite if there is none.
+    """
+
+    is_ready: bool
+    lease_seconds: float
+
+
+def _digest(data: bytes) -> bytes:
+    return blake2b(data, digest_size=_DIGEST_BYTES).digest()
+
+
+class Tables:
+    """The tables of one file."""
+
+    def __init__(
+        self, environment: lmdb.Environment, made: Transaction, clocks: Clocks, visibility_seconds: float
+    ) -> None:
+        """Open the tables, or make them.
+
+        Args:
+            environment: The file.
+            made: A write transaction.
+            clocks: What time it is.
+            visibility_seconds: How long a receiver may be silent.
+        """
+        self._clocks = clocks
+        self._visibility_seconds = visibility_seconds
+        self._all = [environment.open_db(name, made) for name in NAMES]
+        self._messages, self._keys, self._ready, self._held, self._receivers, self._state = self._all
+        self._page_bytes = environment.stat()["psize"]
+
+    # ---- publishing -----------------------------------------------------------------------------
+
+    def publish(self, transaction: Transaction, messages: Sequence[Message], limits: Limits) -> int:
+        """Add the messages that are not known yet.
+
+        Returns:
+            How many there are now that can be received.
+
+        Raises:
+            Overloaded: More than may wait would; nothing was changed.
+            NoRoom: More bytes than may be would.
+        """
+        new = self._unknown(transaction, messages)
+        waiting = transaction.stat(self._messages)["entries"]
+        if waiting + len(new) > limits.messages:
+            raise Overloaded(
+                f"the queue holds {waiting} of at most {limits.messages} messages: add fillers, or raise "
+                "queue.max_messages"
+            )
+        if self.live_bytes(transaction) + sizes(message for message, _ in new) > limits.live_bytes:
+            raise NoRoom("the queue's file is full: add fillers, or raise queue.largest_bytes")
+        if not new:
+            return 0
+        queued = self._clocks.wall()
+        last = _NUMBER.unpack(transaction.get(_LAST, _NUMBER.pack(0), db=self._state))[0]
+        with transaction.cursor(self._keys) as cursor:
+            for last, (message, content) in enumerate(new, last + 1):  # noqa: B020  # it goes on from there
+                self._append(transaction, cursor, _NUMBER.pack(last), content)
+                record = _HEAD.pack(queued, len(message.key)) + message.key + message.body
+                transaction.put(_NUMBER.pack(last), record, db=self._messages, append=True)
+        transaction.put(_LAST, _NUMBER.pack(last), db=self._state)
+        return int(transaction.stat(self._ready)["entries"])
+
+    def _unknown(self, transaction: Transaction, messages: Sequence[Message]) -> list[tuple[Message, bytes]]:
+        """Those that do not wait yet, each once, with what ``keys`` knows them by."""
+        found: dict[bytes, Message] = {}
+        for key, body in messages:
+            content = _digest(key) + _CONTENT + _digest(body)
+            if content not in found and transaction.get(content, db=self._keys) is None:
+                found[content] = Message(key, body)
+        return [(message, content) for content, message in found.items()]
+
+    def _append(
+        self, transaction: Transaction, cursor: lmdb.Cursor[bytes], number: bytes, content: bytes
+    ) -> None:
+        order = content[:_DIGEST_BYTES] + _ORDER
+        if not (cursor.set_range(order) and cursor.key().startswith(order)):
+            transaction.put(number, b"", db=self._ready, append=True)
+        transaction.put(order + number, b"", db=self._keys)
+        transaction.put(content, number, db=self._keys)
+
+    def live_bytes(self, transaction: Transaction) -> int:
+        """How large what is in use of the file is; the rest of it is free."""
+        pages = 0
+        for table in self._all:
+            found = transaction.stat(table)
+            pages += found["branch_pages"] + found["leaf_pages"] + found["overflow_pages"]
+        return pages * self._page_bytes
+
+    # ---- receiving --------------------------------------------------------------------------------
+
+    def take(self, transaction: Transaction, receiver: bytes, limit: int) -> list[Delivery]:
+        """Give a receiver the oldest messages that can be had."""
+        self._end_leases(transaction)
+        with transaction.cursor(self._ready) as cursor:
+            numbers = list(islice(cursor.iternext(values=False), limit))
+        found = []
+        for number in numbers:
+            transaction.delete(number, db=self._ready)
+            transaction.put(number, receiver + _KEPT, db=self._held)
+            queued, message = self._read(transaction, number)
+            found.append(Delivery(message, queued, _NUMBER.unpack(number)[0]))
+        if found:
+            self._write_lease(transaction, receiver)
+        return found
+
+    def prospect(self, transaction: Transaction) -> Prospect:
+        """What could be received now; by reading only."""
+        now, left = self._clocks.lease(), float("inf")
+        with transaction.cursor(self._receivers) as cursor:
+            for _, lease in cursor:
+                left = min(left, 0.0 if self._is_over(lease, now) else _LEASE.unpack(lease)[0] - now)
+        return Prospect(transaction.stat(self._ready)["entries"] > 0, left)
+
+    def keep(self, transaction: Transaction, receiver: bytes) -> None:
+        """Put off the end of a receiver's lease, if it is not over."""
+        lease = transaction.get(receiver, db=self._receivers)
+        if lease is not None and not self._is_over(lease, self._clocks.lease()):
+            self._write_lease(transaction, receiver)
+
+    def settle(
+        self, transaction: Transaction, receiver: bytes, numbers: Iterable[int], *, is_done: bool
+    ) -> list[int]:
+        """Acknowledge messages or give them back, and give which of them were this receiver's."""
+        settled = []
+        for number in numbers:
+            packed = _NUMBER.pack(number)
+            held = transaction.get(packed, b"", db=self._held)
+            if not held.startswith(receiver):
+                continue
+            settled.append(number)
+            if is_done:
+                transaction.delete(packed, db=self._held)
+                self._forget_first(transaction, packed)
+            else:
+                self._give_back(transaction, packed, held)
+        return settled
+
+    def leave(self, transaction: Transaction, receiver: bytes) -> None:
+        """Forget a receiver that has nothing."""
+        transaction.delete(receiver, db=self._receivers)
+
+    def _write_lease(self, transaction: Transaction, receiver: bytes) -> None:
+        seconds = self._visibility_seconds
+        lease = _LEASE.pack(self._clocks.lease() + seconds, seconds, self._clocks.boot)
+        transaction.put(receiver, lease, db=self._receivers)
+
+    def _is_over(self, lease: bytes, now: float) -> bool:
+        until, seconds, boot = _LEASE.unpack(lease)
+        # One that ends later than it could is of an earlier boot, where the system does not say which.
+        return bool(boot != self._clocks.boot or until <= now or until > now + seconds + 1)
+
+    def _end_leases(self, transaction: Transaction) -> None:
+        now = self._clocks.lease()
+        with transaction.cursor(self._receivers) as cursor:
+            gone = {receiver for receiver, lease in cursor if self._is_over(lease, now)}
+        if not gone:
+            return
+        for receiver in gone:
+            transaction.delete(receiver, db=self._receivers)
+        with transaction.cursor(self._held) as cursor:
+            given_back = [(number, held) for number, held in cursor if held[:-1] in gone]
+        for number, held in given_back:
+            self._give_back(transaction, number, held)
+
+    def _give_back(self, transaction: Transaction, number: bytes, held: bytes) -> None:
+        transaction.delete(number, db=self._held)
+        if held.endswith(_REMOVED):
+            self._forget_first(transaction, number)
+        else:
+            transaction.put(number, b"", db=self._ready)
+
+    # ---- forgetting -------------------------------------------------------------------------------
+
+    def remove(self, transaction: Transaction, keys: Collection[bytes]) -> None:
+        """Drop the messages of keys; those that somebody has once he is done with them."""
+        for key in keys:
+            for number in self._numbers_of(transaction, _digest(key)):
+                held = transaction.get(number, db=self._held)
+                if held is None:
+                    transaction.delete(number, db=self._ready)
+                    self._forget(transaction, number)
+                else:
+                    _, message = self._read(transaction, number)
+                    transaction.put(number, held[:-1] + _REMOVED, db=self._held)
+                    self._forget_content(transaction, number, message)
+
+    def depth(self, transaction: Transaction) -> Depth:
+        """How much waits."""
+        with transaction.cursor(self._messages) as cursor:
+            if not cursor.first():
+                return Depth(0, 0.0)
+            queued, _ = _HEAD.unpack_from(cursor.value())
+        return Depth(transaction.stat(self._messages)["entries"], max(0.0, self._clocks.wall() - queued))
+
+    def _numbers_of(self, transaction: Transaction, digest: bytes) -> list[bytes]:
+        order, found = digest + _ORDER, []
+        with transaction.cursor(self._keys) as cursor:
+            if cursor.set_range(order):
+                for known in cursor.iternext(values=False):
+                    if not known.startswith(order):
+                        break
+                    found.append(known[len(order) :])
+        return found
+
+    def _forget_first(self, transaction: Transaction, number: bytes) -> None:
+        """Drop the oldest message of a key; the next one can be received then."""
+        order = self._forget(transaction, number)
+        with transaction.cursor(self._keys) as cursor:
+            if cursor.set_range(order) and cursor.key().startswith(order):
+                transaction.put(cursor.key()[len(order) :], b"", db=self._ready)
+
+    def _forget(self, transaction: Transaction, number: bytes) -> bytes:
+        """Drop a message, and give what the others of its key begin with in ``keys``."""
+        _, message = self._read(transaction, number)
+        transaction.delete(number, db=self._messages)
+        order = self._forget_content(transaction, number, message) + _ORDER
+        transaction.delete(order + number, db=self._keys)
+        return order
+
+    def _forget_content(self, transaction: Transaction, number: bytes, message: Message) -> bytes:
+        digest = _digest(message.key)
+        content = digest + _CONTENT + _digest(message.body)
+        if transaction.get(content, db=self._keys) == number:  # else it was removed, and the same came again
+            transaction.delete(content, db=self._keys)
+        return digest
+
+    def _read(self, transaction: Transaction, number: bytes) -> tuple[float, Message]:
+        record = transaction.get(number, b"", db=self._messages)
+        queued, length = _HEAD.unpack_from(record)
+        body = _HEAD.size + length
+        return queued, Message(record[_HEAD.size : body], record[body:])
+
+
+def sizes(messages: Iterable[Message]) -> int:
+    """About how many bytes of a file messages take."""
+    return sum(len(key) + len(body) + _OVERHEAD_BYTES for key, body in messages)

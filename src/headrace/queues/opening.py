@@ -1,0 +1,33 @@
+"""Opens the queue that the settings ask for."""
+
+from __future__ import annotations
+
+from headrace.errors import ConfigError
+from headrace.queues.memory import MemoryMessages
+from headrace.queues.queue import Queue
+from headrace.queues.settings import AnyQueue, KafkaQueue, LmdbQueue
+
+
+def open_queue(settings: AnyQueue) -> Queue:
+    """Open a queue.
+
+    Args:
+        settings: Which, and where.
+
+    Raises:
+        ConfigError: It cannot be opened, or its package is not installed.
+        Unavailable: It does not answer.
+    """
+    if isinstance(settings, LmdbQueue):
+        try:
+            from headrace.queues.lmdb import LmdbMessages  # noqa: PLC0415  # an optional package
+        except ImportError as error:
+            raise ConfigError("queue.kind: lmdb needs a package: pip install 'headrace[archive]'") from error
+        return LmdbMessages(settings)
+    if isinstance(settings, KafkaQueue):
+        try:
+            from headrace.queues.kafka import KafkaMessages  # noqa: PLC0415  # an optional package
+        except ImportError as error:
+            raise ConfigError("queue.kind: kafka needs a package: pip install 'headrace[kafka]'") from error
+        return KafkaMessages(settings)
+    return MemoryMessages(settings)

@@ -1,0 +1,1 @@
+"""Stores: values by key, in partitions; one contract, several engines under it."""

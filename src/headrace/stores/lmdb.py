@@ -1,0 +1,346 @@
+"""The store in a file of this machine, which several processes share: LMDB.
+
+The file has one tree of keys. What is in there, by how a key begins:
+
+- ``p`` and a partition's name: its number, which is never used again, and which of its two trees were ever
+  written. A partition that is dropped is gone with this one entry.
+- ``d`` and a number: a dropped partition, of which something is left to be removed.
+- ``n``: the last number. ``r`` and a name: a record.
+- A number with its highest bit set, 4 bytes: a value. Even numbers are those of values that stay: they are as
+  they were given, and reading them costs no more than LMDB does. Odd ones are those of values with a time to
+  live: its end follows the value. A key is in one of the two.
+
+What is over its time is not answered, and removed by those who write later: each looks at a few more entries
+than it writes.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from itertools import islice, repeat
+from typing import NamedTuple
+
+from headrace.errors import Unavailable
+from headrace.lmdb_file import LmdbOptions, Transaction, open_lmdb
+from headrace.stores.limits import check_items, check_partition, check_record, no_cursor, not_there
+from headrace.stores.settings import LmdbStore
+from headrace.stores.store import LONGEST_KEY_BYTES, START, Item, Page
+
+_CONTENTS = "headrace store 1"
+_PARTITION, _DROPPED, _NUMBER, _RECORD = b"p", b"d", b"n", b"r"
+_PREFIX_BYTES = 4
+_VALUES = 0x8000_0000
+_END_BYTES = 5
+_ENTRY = struct.Struct(">IB")
+_STAYING, _ENDING = 1, 2
+# One transaction writes so much: a hundredth of a second, in which others wait.
+_MOST_WRITTEN, _MOST_WRITTEN_BYTES = 10_000, 16 * 2**20
+_MOST_REMOVED = 2000
+# Each write looks at so many entries more than it writes, for those that are over their time or dropped.
+_SWEPT_MORE = 64
+_LARGEST_PAGE = 100_000
+
+
+class _Partition(NamedTuple):
+    """What there is of one.
+
+    Attributes:
+        number: Its own.
+        written: Which of its trees were ever written.
+        staying: How the keys of values begin that stay.
+        ending: How the keys of values begin that have a time to live.
+    """
+
+    number: int
+    written: int
+    staying: bytes
+    ending: bytes
+
+    @classmethod
+    def of(cls, number: int, written: int) -> _Partition:
+        """The one of a number."""
+        first = _VALUES | 2 * number
+        return cls(number, written, first.to_bytes(_PREFIX_BYTES), (first + 1).to_bytes(_PREFIX_BYTES))
+
+
+class InLmdbStore:
+    """A Store on one LMDB file.
+
+    Attributes:
+        is_local: True.
+    """
+
+    is_local = True
+
+    def __init__(self, settings: LmdbStore) -> None:
+        """Open the file, or make it.
+
+        Raises:
+            ConfigError: It cannot be opened.
+            Unavailable: The disk is full, or somebody else wrote all the while.
+        """
+        options = LmdbOptions(settings.path, settings.largest_bytes, settings.sync, _CONTENTS)
+        self._timeout_seconds = settings.timeout_seconds
+        self._file = open_lmdb(options, settings.timeout_seconds)
+        self._hands: dict[int, bytes] = {}
+        self._read: dict[str, tuple[int, _Partition]] = {}
+
+    def create(self, partition: str) -> None:
+        """As the contract says."""
+        check_partition(partition)
+        key = _PARTITION + partition.encode()
+        if self._get(key) is not None:
+            return
+        with self._file.writing(self._deadline()) as transaction:
+            if transaction.get(key) is None:
+                number = int.from_bytes(transaction.get(_NUMBER, b"")) + 1
+                transaction.put(_NUMBER, number.to_bytes(_PREFIX_BYTES))
+                transaction.put(key, _ENTRY.pack(number, 0))
+
+    def drop(self, partition: str) -> None:
+        """As the contract says: one entry at once, then values as long as there is time; others' later."""
+        check_partition(partition)
+        deadline = self._deadline()
+        key = _PARTITION + partition.encode()
+        self._read.pop(partition, None)
+        if self._get(key) is not None:
+            with self._file.writing(deadline) as transaction:
+                entry = transaction.pop(key)
+                if entry is not None:
+                    transaction.put(_DROPPED + entry[:_PREFIX_BYTES], b"")
+        while self._is_anything_dropped() and time.monotonic() < deadline:
+            with self._file.writing(deadline) as transaction:
+                _remove_dropped(transaction, _MOST_REMOVED)
+
+    def _is_anything_dropped(self) -> bool:
+        with self._file.reading() as transaction:
+            return _first_dropped(transaction) is not None
+
+    def get_many(self, partition: str, keys: Sequence[bytes], missing: bytes = b"") -> list[bytes]:
+        """As the contract says; no lock is taken, and nobody waited for."""
+        try:
+            with self._file.reading() as transaction:
+                found = self._known(transaction, partition)
+                if found is None:
+                    return [missing] * len(keys)
+                return _values(transaction.get, found, keys, missing)
+        except Unavailable as error:
+            import lmdb  # noqa: PLC0415 - an extra; here, as it would cost each lookup
+
+            if not isinstance(error.__cause__, lmdb.BadValsizeError):  # a key that is longer than LMDB's
+                raise
+        possible = [key for key in keys if len(key) <= LONGEST_KEY_BYTES]
+        values = iter(self.get_many(partition, possible, missing))
+        return [next(values) if len(key) <= LONGEST_KEY_BYTES else missing for key in keys]
+
+    def _known(self, transaction: Transaction, name: str) -> _Partition | None:
+        """A partition, as it was read before if nobody has written anything since."""
+        state = transaction.id()
+        known = self._read.get(name)
+        if known is not None and known[0] == state:
+            return known[1]
+        found = _partition(transaction, name)
+        if found is not None:  # so that there are no more of these than partitions
+            self._read[name] = state, found
+        return found
+
+    def put_many(self, partition: str, items: Sequence[Item], ttl_seconds: float = 0.0) -> None:
+        """As the contract says; one transaction for all, where they are not too many."""
+        check_items(items, ttl_seconds)
+        deadline = self._deadline()
+        end = _end(_now() + ttl_seconds, math.ceil) if ttl_seconds else b""
+        for some in _slices(items):
+            size = sum(len(key) + len(value) for key, value in some)
+            with self._file.writing(deadline, size) as transaction:
+                self._put(transaction, partition, some, end)
+
+    def _put(self, transaction: Transaction, name: str, items: Sequence[Item], end: bytes) -> None:
+        found = _partition(transaction, name)
+        if found is None:
+            raise not_there(name)
+        now, others = (_ENDING, _STAYING) if end else (_STAYING, _ENDING)
+        if not found.written & now:
+            found = found._replace(written=found.written | now)
+            transaction.put(_PARTITION + name.encode(), _ENTRY.pack(found.number, found.written))
+        here, there = (found.ending, found.staying) if end else (found.staying, found.ending)
+        # In the order of the tree, which is cheaper; of one key the last stays the last.
+        ordered = sorted(items, key=_key)
+        with transaction.cursor() as cursor:
+            cursor.putmulti([(here + key, value + end if end else value) for key, value in ordered])
+        if found.written & others:
+            for key, _ in ordered:
+                transaction.delete(there + key)
+        self._sweep(transaction, found, len(items) + _SWEPT_MORE)
+
+    def _sweep(self, transaction: Transaction, found: _Partition, most: int) -> None:
+        """Remove some of what was dropped, then some of what is over its time, from where the last ended."""
+        most -= _remove_dropped(transaction, most)
+        if most <= 0 or not found.written & _ENDING:
+            return
+        prefix, now = found.ending, _end(_now())
+        hand, over = prefix, []
+        with transaction.cursor() as cursor:
+            is_at = cursor.set_range(self._hands.get(found.number, prefix))
+            for key, value in islice(cursor.iternext(), most) if is_at else ():
+                hand = key if key[:_PREFIX_BYTES] == prefix else prefix
+                if hand is prefix:
+                    break
+                if value[-_END_BYTES:] <= now:
+                    over.append(key)
+        self._hands[found.number] = hand
+        for key in over:
+            transaction.delete(key)
+
+    def delete_many(self, partition: str, keys: Sequence[bytes]) -> None:
+        """As the contract says."""
+        deadline = self._deadline()
+        possible = [Item(key, b"") for key in keys if len(key) <= LONGEST_KEY_BYTES]
+        for some in _slices(possible):
+            with self._file.writing(deadline) as transaction:
+                found = _partition(transaction, partition)
+                if found is None:
+                    return
+                for key, _ in some:
+                    transaction.delete(found.staying + key)
+                    transaction.delete(found.ending + key)
+
+    def scan(self, partition: str, cursor: bytes = START, limit: int = 1000) -> Page:
+        """As the contract says: in the order of keys, those that stay before those that end."""
+        if cursor != START and (cursor[:1] not in (b"s", b"e") or len(cursor) > LONGEST_KEY_BYTES + 1):
+            raise no_cursor(cursor)
+        limit = min(max(limit, 1), _LARGEST_PAGE)
+        with self._file.reading() as transaction:
+            found = _partition(transaction, partition)
+            if found is None:
+                return Page([], START)
+            if cursor[:1] == b"e":
+                return _page(transaction, found.ending, cursor, limit)
+            page = _page(transaction, found.staying, cursor or b"s", limit)
+            if page.cursor or not found.written & _ENDING:
+                return page
+            return page._replace(cursor=b"e")
+
+    def read(self, name: str) -> bytes | None:
+        """As the contract says."""
+        check_record(name)
+        return self._get(_RECORD + name.encode())
+
+    def swap(self, name: str, expected: bytes | None, value: bytes) -> bool:
+        """As the contract says."""
+        check_record(name, value)
+        key = _RECORD + name.encode()
+        with self._file.writing(self._deadline(), len(value) + 1) as transaction:
+            is_expected: bool = transaction.get(key) == expected
+            if is_expected:
+                transaction.put(key, value)
+        return is_expected
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._file.close()
+
+    def _get(self, key: bytes) -> bytes | None:
+        with self._file.reading() as transaction:
+            value: bytes | None = transaction.get(key)
+        return value
+
+    def _deadline(self) -> float:
+        return time.monotonic() + self._timeout_seconds
+
+
+def _partition(transaction: Transaction, name: str) -> _Partition | None:
+    entry = transaction.get(_PARTITION + name.encode())
+    return None if entry is None else _Partition.of(*_ENTRY.unpack(entry))
+
+
+def _values(
+    get: Callable[..., bytes], found: _Partition, keys: Sequence[bytes], missing: bytes
+) -> list[bytes]:
+    """The values of keys, with as little work for each as there can be."""
+    if not found.written & _ENDING:
+        return list(map(get, map(found.staying.__add__, keys), repeat(missing)))
+    now = _end(_now())
+    ending = map(get, map(found.ending.__add__, keys), repeat(b""))
+    if not found.written & _STAYING:
+        return [value[:-_END_BYTES] if value[-_END_BYTES:] > now else missing for value in ending]
+    staying = map(get, map(found.staying.__add__, keys), repeat(missing))
+    return [
+        value[:-_END_BYTES] if value[-_END_BYTES:] > now else other
+        for value, other in zip(ending, staying, strict=True)
+    ]
+
+
+def _page(transaction: Transaction, prefix: bytes, cursor: bytes, limit: int) -> Page:
+    """Keys after a cursor, which is a letter for the tree and the last key."""
+    now = _end(_now())
+    keys: list[bytes] = []
+    last = cursor[1:]
+    with transaction.cursor() as at:
+        is_at = at.set_range(prefix + last + b"\0" if last else prefix)
+        for looked_at, (key, value) in enumerate(at.iternext() if is_at else ()):
+            if key[:_PREFIX_BYTES] != prefix:
+                break
+            if looked_at == limit:
+                return Page(keys, cursor[:1] + last)
+            last = key[_PREFIX_BYTES:]
+            if cursor[:1] == b"s" or value[-_END_BYTES:] > now:
+                keys.append(last)
+    return Page(keys, START)
+
+
+def _first_dropped(transaction: Transaction) -> bytes | None:
+    with transaction.cursor() as cursor:
+        key: bytes = cursor.key() if cursor.set_range(_DROPPED) else b""
+    return key if key[:1] == _DROPPED else None
+
+
+def _remove_dropped(transaction: Transaction, most: int) -> int:
+    """Remove entries of dropped partitions; returns how many."""
+    removed = 0
+    while removed < most and (dropped := _first_dropped(transaction)) is not None:
+        partition = _Partition.of(int.from_bytes(dropped[1:]), _STAYING | _ENDING)
+        keys: list[bytes] = []
+        for prefix in (partition.staying, partition.ending):
+            with transaction.cursor() as cursor:
+                is_at = cursor.set_range(prefix)
+                found = cursor.iternext(keys=True, values=False) if is_at else iter(())
+                for key in islice(found, most - removed - len(keys)):
+                    if key[:_PREFIX_BYTES] != prefix:
+                        break
+                    keys.append(key)
+        for key in keys:
+            transaction.delete(key)
+        if removed + len(keys) < most:
+            transaction.delete(dropped)
+        removed += len(keys)
+    return removed
+
+
+def _slices(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
+    """Cut items into what one transaction may write; at least one slice."""
+    start = size = 0
+    for number, item in enumerate(items):
+        size += len(item.value)
+        if number - start == _MOST_WRITTEN or size > _MOST_WRITTEN_BYTES:
+            yield items[start:number]
+            start, size = number, len(item.value)
+    yield items[start:]
+
+
+def _key(item: Item) -> bytes:
+    return item.key
+
+
+def _now() -> float:
+    return datetime.now(UTC).timestamp()
+
+
+def _end(seconds: float, rounded: Callable[[float], int] = int) -> bytes:
+    """A time, in bytes that are ordered as times are."""
+    last = 2 ** (8 * _END_BYTES) - 1
+    moment: int = min(rounded(seconds), last)
+    return moment.to_bytes(_END_BYTES)

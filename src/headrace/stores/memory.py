@@ -1,0 +1,178 @@
+"""The store in one process's memory: for tests, demonstrations, and services that may forget.
+
+Keys are kept twice: with their values, and in a fixed number of bins, by which scans find their way without
+sorting or holding anything between two pages.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from headrace.errors import Unavailable
+from headrace.stores.limits import check_items, check_partition, check_record, no_cursor, not_there
+from headrace.stores.settings import MemoryStore
+from headrace.stores.store import START, Item, Page
+
+_BINS = 1024
+_CURSOR_BYTES = 4
+# What an item takes beside its bytes: objects, and their places in dictionaries and in a bin. Measured: 160
+# bytes, and 240 with a time to live.
+_ITEM_BYTES = 260
+# So many items are looked at for values that are over their time, for each one that is written.
+_SWEPT_PER_WRITE = 2
+
+
+@dataclass(slots=True)
+class _Partition:
+    values: dict[bytes, bytes] = field(default_factory=dict)
+    expiries: dict[bytes, float] = field(default_factory=dict)
+    bins: list[set[bytes]] = field(default_factory=lambda: [set() for _ in range(_BINS)])
+    hand: int = 0
+
+
+class InMemoryStore:
+    """A Store that lives as long as its object.
+
+    Attributes:
+        is_local: True.
+    """
+
+    is_local = True
+
+    def __init__(self, settings: MemoryStore) -> None:
+        """Begin empty.
+
+        Args:
+            settings: How much it may hold.
+        """
+        self._largest_bytes = settings.largest_bytes
+        self._held_bytes = 0
+        self._partitions: dict[str, _Partition] = {}
+        self._records: dict[str, bytes] = {}
+        self._lock = threading.Lock()
+
+    def create(self, partition: str) -> None:
+        """As the contract says."""
+        check_partition(partition)
+        with self._lock:
+            self._partitions.setdefault(partition, _Partition())
+
+    def drop(self, partition: str) -> None:
+        """As the contract says."""
+        check_partition(partition)
+        with self._lock:
+            held = self._partitions.pop(partition, None)
+            if held is not None:
+                self._held_bytes -= sum(map(_size, held.values.items()))
+
+    def get_many(self, partition: str, keys: Sequence[bytes], missing: bytes = b"") -> list[bytes]:
+        """As the contract says; no lock is taken."""
+        held = self._partitions.get(partition)
+        if held is None:
+            return [missing] * len(keys)
+        get = held.values.get
+        if not held.expiries:
+            return [get(key, missing) for key in keys]
+        expires, now = held.expiries.get, time.monotonic()
+        return [get(key, missing) if expires(key, now + 1) > now else missing for key in keys]
+
+    def put_many(self, partition: str, items: Sequence[Item], ttl_seconds: float = 0.0) -> None:
+        """As the contract says; Unavailable where it would hold more than it may."""
+        check_items(items, ttl_seconds)
+        with self._lock:
+            held = self._partitions.get(partition)
+            if held is None:
+                raise not_there(partition)
+            _sweep(self, held, len(items) * _SWEPT_PER_WRITE)
+            for key, value in items:
+                self._put(held, key, value, ttl_seconds)
+
+    def _put(self, held: _Partition, key: bytes, value: bytes, ttl_seconds: float) -> None:
+        before = held.values.get(key)
+        more = len(value) - len(before) if before is not None else _size((key, value))
+        if self._held_bytes + more > self._largest_bytes:
+            raise Unavailable(
+                f"the store in memory is full: it may hold {self._largest_bytes} bytes (store.largest_bytes)"
+            )
+        self._held_bytes += more
+        # The value comes first: a reader, which takes no lock, may see it with the time of the one before,
+        # and never the one before with a time that is not over.
+        held.values[key] = value
+        if ttl_seconds:
+            held.expiries[key] = time.monotonic() + ttl_seconds
+        else:
+            held.expiries.pop(key, None)
+        held.bins[_bin(key)].add(key)
+
+    def delete_many(self, partition: str, keys: Sequence[bytes]) -> None:
+        """As the contract says."""
+        with self._lock:
+            held = self._partitions.get(partition)
+            if held is not None:
+                self.remove(held, keys)
+
+    def remove(self, held: _Partition, keys: Sequence[bytes]) -> None:
+        """Remove keys; the lock is held."""
+        for key in keys:
+            value = held.values.pop(key, None)
+            if value is not None:
+                held.expiries.pop(key, None)
+                held.bins[_bin(key)].discard(key)
+                self._held_bytes -= _size((key, value))
+
+    def scan(self, partition: str, cursor: bytes = START, limit: int = 1000) -> Page:
+        """As the contract says: whole bins, until there are enough."""
+        if cursor != START and (len(cursor) != _CURSOR_BYTES or int.from_bytes(cursor) >= _BINS):
+            raise no_cursor(cursor)
+        keys: list[bytes] = []
+        number = int.from_bytes(cursor)
+        with self._lock:
+            held = self._partitions.get(partition)
+            while held is not None and number < _BINS and len(keys) < max(limit, 1):
+                now = time.monotonic()
+                keys += (key for key in held.bins[number] if held.expiries.get(key, now + 1) > now)
+                number += 1
+        is_last = held is None or number == _BINS
+        return Page(keys, START if is_last else number.to_bytes(_CURSOR_BYTES))
+
+    def read(self, name: str) -> bytes | None:
+        """As the contract says."""
+        check_record(name)
+        return self._records.get(name)
+
+    def swap(self, name: str, expected: bytes | None, value: bytes) -> bool:
+        """As the contract says."""
+        check_record(name, value)
+        with self._lock:
+            if self._records.get(name) != expected:
+                return False
+            self._records[name] = value
+            return True
+
+    def close(self) -> None:
+        """Forget everything."""
+        self._partitions, self._records = {}, {}
+
+
+def _sweep(store: InMemoryStore, held: _Partition, most: int) -> None:
+    """Remove what is over its time from the next bins, as long as they have not more than so many keys."""
+    now = time.monotonic()
+    for _ in range(_BINS if held.expiries else 0):
+        keys = held.bins[held.hand]
+        held.hand = (held.hand + 1) % _BINS
+        store.remove(held, [key for key in keys if held.expiries.get(key, now) < now])
+        most -= len(keys) + 1
+        if most <= 0:
+            return
+
+
+def _bin(key: bytes) -> int:
+    return zlib.crc32(key) % _BINS
+
+
+def _size(item: tuple[bytes, bytes]) -> int:
+    return len(item[0]) + len(item[1]) + _ITEM_BYTES

@@ -1,0 +1,64 @@
+"""Passwords and TLS for stores of other machines: read from where they are kept, and checked at opening."""
+
+from __future__ import annotations
+
+import os
+import ssl
+from pathlib import Path
+
+from headrace.disk import read_text
+from headrace.errors import ConfigError
+from headrace.stores.settings import RemoteStore
+
+_LONGEST_PASSWORD_BYTES = 64 * 1024
+
+
+def password(settings: RemoteStore) -> str | None:
+    """The password, as it is now; None where none is set.
+
+    Raises:
+        ConfigError: It is not where the settings say.
+    """
+    if settings.password_variable:
+        found = os.environ.get(settings.password_variable)
+        if found is None:
+            raise ConfigError(
+                f"store.password_variable: there is no environment variable {settings.password_variable!r}"
+            )
+        return found
+    if settings.password_file is None:
+        return None
+    try:
+        return read_text(settings.password_file, _LONGEST_PASSWORD_BYTES, ordinary=False).rstrip("\r\n")
+    except OSError as error:
+        raise ConfigError(
+            f"store.password_file: {settings.password_file} cannot be read: {error.strerror}"
+        ) from error
+
+
+def tls_context(settings: RemoteStore) -> ssl.SSLContext | None:
+    """What a connection is encrypted with; None for one that is not.
+
+    Raises:
+        ConfigError: A file is not there, or not what it should be.
+    """
+    if not settings.tls:
+        return None
+    try:
+        context = ssl.create_default_context(cafile=_name(settings.ca_file))
+    except (OSError, ValueError) as error:  # an SSLError is an OSError
+        raise ConfigError(f"store.ca_file: {settings.ca_file} cannot be used: {error}") from error
+    context.check_hostname = settings.check_hostname
+    if settings.certificate_file is not None:
+        try:
+            # Without this, a key with a password would be asked for at the terminal.
+            context.load_cert_chain(settings.certificate_file, _name(settings.key_file), password=lambda: "")
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"store.certificate_file: {settings.certificate_file} cannot be used: {error}"
+            ) from error
+    return context
+
+
+def _name(file: Path | None) -> str | None:
+    return None if file is None else str(file)

@@ -1,0 +1,65 @@
+"""The suite of the Queue, on each of ours."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+
+import pytest
+
+from headrace.testing.opener import Opener
+from headrace.testing.queues import QueueSuite
+from tools.services.kafka_server import Kafka
+
+_MOST_MESSAGES = 5000
+
+
+def opener_of(**table: object) -> Opener:
+    return Opener("headrace.testing.queue_tools:open_from_settings", {"table": table})
+
+
+class TestMemory(QueueSuite):
+    is_shared = False
+    most_messages = _MOST_MESSAGES
+
+    @pytest.fixture
+    def opener(self) -> Opener:
+        return opener_of(
+            kind="memory", visibility_seconds=self.visibility_seconds, max_messages=_MOST_MESSAGES
+        )
+
+
+class TestLmdb(QueueSuite):
+    most_messages = _MOST_MESSAGES
+
+    @pytest.fixture(params=[True, False], ids=["sync", "no sync"])
+    def opener(self, tmp_path: Path, request: pytest.FixtureRequest) -> Opener:
+        return opener_of(
+            kind="lmdb",
+            path=str(tmp_path / "queue"),
+            visibility_seconds=self.visibility_seconds,
+            max_messages=_MOST_MESSAGES,
+            sync=request.param,
+        )
+
+
+@pytest.mark.slow
+class TestKafka(QueueSuite):
+    visibility_seconds = 6.0
+    joining_seconds = 4.0
+    is_ordered = False
+    drops_known = False
+
+    @pytest.fixture
+    def opener(self, kafka_server: Kafka, request: pytest.FixtureRequest) -> Opener:
+        name = f"queue-{secrets.token_hex(8)}"
+        shared = any(word in request.node.name for word in ("share", "many", "at_a_time"))
+        return opener_of(
+            kind="kafka",
+            servers=[kafka_server.address],
+            topic=name,
+            group=name,
+            partitions=4 if shared else 1,  # with one, a receiver has all or nothing
+            visibility_seconds=self.visibility_seconds,
+            timeout_seconds=30.0,  # a broker that has just begun takes its time
+        )

@@ -1,0 +1,271 @@
+"""Fillers that are killed or stopped: nothing that was queued is lost, and little is embedded twice.
+
+The encoder is a model of another server, which writes down what it embeds, for all processes together.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headrace.archive.archive import Archive
+from headrace.archive.opening import open_archive_file
+from tests.running_server import RunningServer
+
+BATCH, THREADS = 4, 2
+
+MODEL = """
+import time
+from pathlib import Path
+
+import numpy as np
+
+
+class Model:
+    inputs = [("content", "BYTES", [])]
+    outputs = [("vector", "FP32", [3])]
+
+    def load(self, path, context):
+        self.folder = Path(context.options["folder"])
+
+    def predict(self, inputs):
+        texts = [text.decode() for text in inputs["content"]]
+        is_probe = texts == ["0"]  # whoever opens the embedder asks what its vectors are like
+        if not is_probe:
+            with open(self.folder / "embedded", "a") as file:
+                file.write("".join(f"{text}\\n" for text in texts))
+        while not is_probe and (self.folder / "hold").exists():
+            time.sleep(0.01)
+        return {"vector": np.array([[len(text), sum(text.encode()), 1] for text in texts], np.float32)}
+"""
+
+
+class Encoder:
+    """What the model of the other server does, and did."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._file = folder / "embedded"
+
+    def embedded(self) -> Counter[str]:
+        return Counter(self._file.read_text().splitlines()) if self._file.exists() else Counter()
+
+    def hold(self) -> None:
+        (self.folder / "hold").touch()
+
+    def go(self) -> None:
+        (self.folder / "hold").unlink()
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Encoder, int]]:
+    folder = tmp_path_factory.mktemp("encoder")
+    (folder / "models/encoder/1").mkdir(parents=True)
+    (folder / "models/encoder/1/model.py").write_text(MODEL)
+    (folder / "models/encoder/headrace.toml").write_text(
+        f'[runtime.options]\nfolder = "{folder}"\n'
+        f"[batching]\ninstances = {2 * THREADS}\nmax_batch_rows = {BATCH}\n"
+    )
+    with RunningServer(folder / "models", "--allow-code") as server:
+        yield Encoder(folder), server.http_port
+
+
+@pytest.fixture
+def folder(tmp_path: Path, encoder: tuple[Encoder, int]) -> Path:
+    (tmp_path / "archive.toml").write_text(
+        f"""
+        cache = {{ absent_seconds = 0.05, poll_seconds = 0.1 }}
+        [queue]
+        kind = "lmdb"
+        visibility_seconds = 2.0
+        [spaces.texts]
+        embedder = "counted"
+        pending_seconds = 600
+        [embedders.counted]
+        kind = "model"
+        model = "encoder"
+        url = "http://127.0.0.1:{encoder[1]}"
+        """
+    )
+    return tmp_path
+
+
+@contextmanager
+def filler(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that fills."""
+    command = [sys.executable, "-m", "headrace", "archive", "fill", "--archive", str(folder / "archive.toml")]
+    process = subprocess.Popen([*command, "--threads", str(THREADS), "--batch", str(BATCH)])
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about"
+        threading.Event().wait(0.02)
+
+
+def all_found(archive: Archive, keys: list[str]) -> bool:
+    vectors, found = archive.lookup("texts", keys)
+    if not found.all():
+        return False
+    np.testing.assert_array_equal(vectors[:, 0], [len(key) for key in keys])
+    return True
+
+
+def test_a_filler_that_is_killed_while_it_embeds_repeats_a_batch_at_the_most(
+    folder: Path, encoder: tuple[Encoder, int]
+) -> None:
+    counted = encoder[0]
+    keys = [f"killed while embedding {number}" for number in range(60)]
+    with open_archive_file(folder / "archive.toml") as archive:
+        archive.want("texts", keys)
+        kills = 2
+        for _ in range(kills):
+            before = sum(counted.embedded().values())
+            counted.hold()
+            with filler(folder) as process:
+                until(lambda before=before: sum(counted.embedded().values()) > before)
+                process.kill()
+            counted.go()
+        with filler(folder):
+            until(lambda: all_found(archive, keys))
+            until(lambda: archive.queue.depth().messages == 0)
+    times = counted.embedded()
+    assert all(times[key] >= 1 for key in keys)
+    assert sum(times[key] for key in keys) <= len(keys) + kills * THREADS * BATCH
+
+
+def test_a_filler_that_is_killed_between_store_and_acknowledge_repeats_nothing(
+    folder: Path, encoder: tuple[Encoder, int]
+) -> None:
+    """The queue's file is held by a stopped writer while the vectors are stored."""
+    counted = encoder[0]
+    keys = [f"killed before acknowledge {number}" for number in range(BATCH)]
+    with open_archive_file(folder / "archive.toml") as archive:
+        counted.hold()
+        archive.want("texts", keys)
+        with filler(folder) as process:
+            until(lambda: sum(counted.embedded()[key] for key in keys) == len(keys))
+            with stopped_writer(folder / "queue"):
+                counted.go()
+                until(lambda: all_found(archive, keys))
+                process.kill()
+                process.wait()
+        assert archive.queue.depth().messages == len(keys)
+        with filler(folder):
+            until(lambda: archive.queue.depth().messages == 0)
+    assert {key: counted.embedded()[key] for key in keys} == dict.fromkeys(keys, 1)
+
+
+STOPS_IN_A_WRITE = """
+import os, signal, sys
+from pathlib import Path
+from headrace.queues.lmdb import LmdbMessages
+from headrace.queues.settings import LmdbQueue
+
+queue = LmdbMessages(LmdbQueue(path=Path(sys.argv[1])))
+queue._writer.run(lambda transaction: os.kill(os.getpid(), signal.SIGSTOP) or 0)
+"""
+
+STOPS_IN_A_WRITE_OF_THE_STORE = """
+import os, signal, sys
+from pathlib import Path
+from headrace.stores.opening import open_store
+from headrace.stores.settings import LmdbStore
+
+store = open_store(LmdbStore(path=Path(sys.argv[1])))
+with store._file.writing(store._deadline()):
+    os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+@contextmanager
+def stopped_writer(path: Path, program: str = STOPS_IN_A_WRITE) -> Iterator[None]:
+    """Another process that is stopped within a write."""
+    process = subprocess.Popen([sys.executable, "-c", program, str(path)])
+    try:
+        state = Path(f"/proc/{process.pid}/stat")
+        until(lambda: state.read_text().rpartition(")")[2].split()[0] == "T")
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_filler_that_is_stopped_within_a_write_delays_no_lookup(
+    folder: Path, encoder: tuple[Encoder, int]
+) -> None:
+    keys = [f"a writer is stopped {number}" for number in range(50)]
+    with open_archive_file(folder / "archive.toml") as archive:
+        archive.put("texts", keys, np.ones((50, 3)))
+        with (
+            stopped_writer(folder / "archive", STOPS_IN_A_WRITE_OF_THE_STORE),
+            stopped_writer(folder / "queue"),
+        ):
+            slowest = 0.0
+            for number in range(200):
+                archive.reader("texts").forget_all()
+                started = time.monotonic()
+                _, found = archive.lookup("texts", [*keys, f"new {number}"])
+                slowest = max(slowest, time.monotonic() - started)
+                assert found.tolist() == [True] * 50 + [False]
+            assert slowest < 1.0  # both writes wait for five seconds
+
+
+def test_a_stopped_filler_goes_on_and_another_one_has_done_its_work(
+    folder: Path, encoder: tuple[Encoder, int]
+) -> None:
+    counted = encoder[0]
+    keys = [f"stopped and gone on {number}" for number in range(40)]
+    with open_archive_file(folder / "archive.toml") as archive:
+        counted.hold()
+        archive.want("texts", keys)
+        with filler(folder) as stopped:
+            until(lambda: sum(counted.embedded()[key] for key in keys) >= BATCH)
+            os.kill(stopped.pid, signal.SIGSTOP)
+            counted.go()
+            with filler(folder):
+                until(lambda: all_found(archive, keys))
+                os.kill(stopped.pid, signal.SIGCONT)
+                until(lambda: archive.queue.depth().messages == 0)
+    assert sum(counted.embedded()[key] for key in keys) <= len(keys) + THREADS * BATCH
+
+
+def test_the_encoder_goes_and_comes_back(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """It is asked again, with growing pauses; no key becomes a dead letter for it."""
+    place = tmp_path_factory.mktemp("coming")
+    (place / "models/encoder/1").mkdir(parents=True)
+    (place / "models/encoder/1/model.py").write_text(MODEL)
+    (place / "models/encoder/headrace.toml").write_text(f'[runtime.options]\nfolder = "{place}"\n')
+    settings = folder / "archive.toml"
+    with RunningServer(place / "models", "--allow-code") as server:
+        text = settings.read_text()
+        port = int(text.rpartition("127.0.0.1:")[2].split('"')[0])
+        settings.write_text(text.replace(f":{port}", f":{server.http_port}"))
+        with open_archive_file(settings) as archive, filler(folder):
+            archive.want("texts", ["before"])
+            until(lambda: all_found(archive, ["before"]))
+            server.stop()
+            archive.want("texts", ["while it is gone"])
+            threading.Event().wait(1.0)
+            assert archive.queue.depth().messages >= 1
+            again = ("--http-port", str(server.http_port))
+            with RunningServer(place / "models", "--allow-code", *again):
+                until(lambda: all_found(archive, ["while it is gone"]))
+            assert not list(archive.dead_letters.all())

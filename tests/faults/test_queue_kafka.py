@@ -1,0 +1,246 @@
+"""Kafka is stopped, frozen, killed and started again under those who use it; members come and go."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from headrace.errors import ConfigError, Unavailable
+from headrace.queues.kafka import KafkaMessages
+from headrace.queues.queue import Message, Queue
+from headrace.queues.settings import KafkaQueue
+from headrace.testing.opener import Opener
+from headrace.testing.queue_process import QueueProcess
+from headrace.testing.queue_tools import LONGEST_WAIT_SECONDS, acknowledge, messages, received, running, told
+from tests.services import Start
+from tools.services.kafka_server import Kafka
+
+pytestmark = pytest.mark.slow
+
+TIMEOUT_SECONDS = 2.0
+BATCH = 20
+
+
+def settings_of(server: Kafka, **more: object) -> KafkaQueue:
+    name = f"queue-{secrets.token_hex(8)}"
+    table = {
+        "servers": (server.address,),
+        "topic": name,
+        "group": name,
+        "partitions": 4,
+        "visibility_seconds": 6.0,
+        "timeout_seconds": TIMEOUT_SECONDS,
+        **more,
+    }
+    return KafkaQueue(**table)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def server(own_kafka: Start[Kafka]) -> Kafka:
+    return own_kafka()
+
+
+def ends_in_time(call: Callable[[], object]) -> BaseException | None:
+    """How a call ends while no broker answers; it may not last much longer than it is allowed to."""
+    begun, error = time.monotonic(), None
+    try:
+        call()
+    except Unavailable as raised:
+        error = raised
+    assert time.monotonic() - begun < TIMEOUT_SECONDS + 3.0, call
+    return error
+
+
+def eventually(call: Callable[[], object]) -> None:
+    """Try again until it is done, as callers do."""
+    deadline = time.monotonic() + LONGEST_WAIT_SECONDS
+    while True:
+        try:
+            call()
+        except Unavailable:
+            assert time.monotonic() < deadline, "it does not come back"
+        else:
+            return
+
+
+def stop(server: Kafka) -> Callable[[], object]:
+    server.stop()
+    return server.start
+
+
+def freeze(server: Kafka) -> Callable[[], object]:
+    server.freeze()
+    return server.thaw
+
+
+def kill(server: Kafka) -> Callable[[], object]:
+    server.kill()
+    return server.start
+
+
+@pytest.mark.parametrize("go_away", [stop, freeze])
+def test_calls_end_in_time_while_kafka_is_away_and_work_when_it_is_back(
+    server: Kafka, go_away: Callable[[Kafka], Callable[[], object]]
+) -> None:
+    queue = KafkaMessages(settings_of(server))
+    receiver = queue.receiver()
+    eventually(lambda: queue.publish(messages(0, 10)))
+    found = []
+    eventually(lambda: found.extend(received([receiver], 10)))
+    come_back = go_away(server)
+    try:
+        time.sleep(1.1)  # what is counted is up to a second old
+        assert ends_in_time(lambda: queue.publish(messages(10, 10)))
+        assert ends_in_time(lambda: acknowledge(found[:3]))
+        assert ends_in_time(queue.depth)
+        ends_in_time(lambda: receiver.receive(10, 0.5))
+        ends_in_time(receiver.keep)
+        threads = threading.active_count()
+        for _ in range(3):
+            assert ends_in_time(lambda: queue.publish(messages(10, 10)))
+        assert threading.active_count() == threads
+    finally:
+        come_back()
+    eventually(lambda: queue.publish(messages(20, 10)))
+    got: set[Message] = set()
+
+    def receive() -> None:
+        found = receiver.receive(100, 0.5)
+        got.update(delivery.message for delivery in found)
+        receiver.acknowledge(found)
+
+    deadline = time.monotonic() + LONGEST_WAIT_SECONDS
+    while not {*messages(20, 10)} <= got:
+        assert time.monotonic() < deadline, got
+        eventually(receive)
+    assert got <= {*messages(0, 30)}
+    begun = time.monotonic()
+    queue.close()
+    assert time.monotonic() - begun < 10
+
+
+@pytest.mark.parametrize("go_away", [stop, freeze, kill])
+def test_nothing_accepted_is_lost_when_kafka_goes_under_load(
+    server: Kafka, go_away: Callable[[Kafka], Callable[[], object]]
+) -> None:
+    queue = KafkaMessages(settings_of(server))
+    accepted: list[Message] = []
+    done: Counter[Message] = Counter()
+    is_over, has_ended = threading.Event(), threading.Event()
+
+    def publish() -> None:
+        first = 0
+        while not is_over.is_set():
+            try:
+                queue.publish(messages(first, 50))
+                accepted.extend(messages(first, 50))
+            except Unavailable:
+                pass  # some of them may be delivered
+            first += 50
+            time.sleep(0.01)
+        has_ended.set()
+
+    def receive() -> None:
+        receiver = queue.receiver()
+        deadline = time.monotonic() + 3 * LONGEST_WAIT_SECONDS
+        while not (has_ended.is_set() and set(accepted) <= set(done)) and time.monotonic() < deadline:
+            try:
+                found = receiver.receive(BATCH, 0.2)
+                done.update(delivery.message for delivery in found)
+                receiver.acknowledge(found)
+            except Unavailable:
+                continue
+        receiver.close()
+
+    with running(publish, receive, receive):
+        wait_for(lambda: len(done) > 500)
+        come_back = go_away(server)
+        time.sleep(TIMEOUT_SECONDS + 1)  # it is away for longer than a call may last
+        come_back()
+        before = len(accepted)
+        wait_for(lambda: len(accepted) > before + 200)
+        is_over.set()
+    assert set(accepted) <= set(done)
+    queue.close()
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LONGEST_WAIT_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come to hold"
+        time.sleep(0.05)
+
+
+def test_a_queue_may_be_opened_while_kafka_is_away(server: Kafka) -> None:
+    server.stop()
+    queue = KafkaMessages(settings_of(server))
+    assert ends_in_time(lambda: queue.publish(messages(0, 1)))
+    assert ends_in_time(lambda: queue.receiver().receive(1, 0.1))
+    server.start()
+    eventually(lambda: queue.publish(messages(0, 1)))
+    receiver = queue.receiver()
+    assert set(told(received([receiver], 1))) == {*messages(0, 1)}, "what was refused may be there, too"
+    queue.close()
+
+
+def test_members_that_come_and_go_repeat_at_most_a_batch_each(kafka_server: Kafka) -> None:
+    table = {
+        "kind": "kafka",
+        "servers": [kafka_server.address],
+        "topic": (name := f"queue-{secrets.token_hex(8)}"),
+        "group": name,
+        "partitions": 4,
+        "visibility_seconds": 6.0,
+        "timeout_seconds": 30.0,  # a broker that has just begun takes its time
+    }
+    opener = Opener("headrace.testing.queue_tools:open_from_settings", {"table": table})
+    queue: Queue = opener.open()
+    count = 3000
+    queue.publish(messages(0, count))
+    with QueueProcess(opener) as one, QueueProcess(opener) as two, QueueProcess(opener) as killed:
+        one.begin_to_work(BATCH, 15.0)
+        taken: list[Message] = []
+        while not taken:
+            taken = killed.receive(BATCH, 1.0)  # it takes partitions from the first, and ends with a batch
+        two.begin_to_work(BATCH, 15.0)
+        killed.kill()
+        queue.publish(messages(count, 200))
+        done = Counter([*one.worked(), *two.worked()])
+    assert set(done) == set(messages(0, count + 200))
+    repeated = sum(times - 1 for times in done.values())
+    assert repeated <= 2 * BATCH, f"{repeated} were repeated"
+    queue.close()
+
+
+@pytest.mark.parametrize(("tls", "password"), [(True, True), (True, False), (False, True)])
+def test_tls_and_passwords(own_kafka: Start[Kafka], tmp_path: Path, tls: bool, password: bool) -> None:
+    server = own_kafka(tls=tls, password=password)
+    more: dict[str, object] = {"timeout_seconds": 15.0}
+    if tls:
+        more |= {"tls": True, "ca_file": Path(server.ca_file or "")}
+    if password:
+        (tmp_path / "password").write_text(f"{server.password}\n")
+        more |= {"user": server.user, "password_file": tmp_path / "password", "mechanism": "PLAIN"}
+    queue = KafkaMessages(settings_of(server, **more))
+    queue.publish(messages(0, 5))
+    assert acknowledge(received([queue.receiver()], 5)) == 5
+    assert queue.depth().messages in {0, 5}
+    queue.close()
+    if password:
+        (tmp_path / "password").write_text("another")
+    else:
+        more.pop("ca_file")  # the system's do not know it
+    refused = KafkaMessages(settings_of(server, **{**more, "timeout_seconds": TIMEOUT_SECONDS}))
+    assert ends_in_time(lambda: refused.publish(messages(0, 1)))
+    refused.close()
+
+
+def test_a_password_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"queue\.password_file.*No such file"):
+        KafkaMessages(KafkaQueue(user="a", password_file=tmp_path / "missing"))

@@ -1,0 +1,217 @@
+"""The store in Redis: a server that goes and comes, another service there, passwords and certificates."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from headrace.errors import ConfigError, Unavailable
+from headrace.stores.opening import open_store
+from headrace.stores.settings import RedisStore
+from headrace.stores.store import Item
+from headrace.testing.stores import eventually
+from tests.faults.store_outages import SLACK_SECONDS, TIMEOUT_SECONDS, check_outages
+from tests.services import Start
+from tools.services.redis_server import Redis
+
+
+def settings(address: str, **more: object) -> RedisStore:
+    return RedisStore(address=address, timeout_seconds=TIMEOUT_SECONDS, **more)  # type: ignore[arg-type]
+
+
+def test_a_server_that_goes_comes_back(own_redis: Start[Redis]) -> None:
+    server = own_redis()
+    store = open_store(settings(server.address))
+    check_outages(store, server)
+    store.close()
+
+
+def test_a_server_that_is_not_there_yet(own_redis: Start[Redis]) -> None:
+    server = own_redis()
+    server.stop()
+    store = open_store(settings(server.address))
+    with pytest.raises(Unavailable, match=server.address):
+        store.create("values")
+    server.start()
+    store.create("values")
+    store.put_many("values", [Item(b"a", b"1")])
+    assert store.get_many("values", [b"a"]) == [b"1"]
+    store.close()
+
+
+def answer(content: bytes, *, pause_seconds: float = 0.0) -> Callable[[socket.socket], None]:
+    """A service that answers with the same, byte after byte if there is a pause, on and on."""
+
+    def serve(connection: socket.socket) -> None:
+        while connection.recv(65536):
+            for piece in [content] if not pause_seconds else [bytes([byte]) for byte in content]:
+                connection.sendall(piece)
+                time.sleep(pause_seconds)
+
+    return serve
+
+
+def on_and_on(content: bytes) -> Callable[[socket.socket], None]:
+    def serve(connection: socket.socket) -> None:
+        while True:
+            connection.sendall(content)
+
+    return serve
+
+
+NONSENSE = {
+    "says nothing": lambda connection: connection.recv(2**20) and time.sleep(TIMEOUT_SECONDS * 3),
+    "closes": lambda connection: None,
+    "HTTP": answer(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n"),
+    "OK": answer(b"+OK\r\n" * 4),
+    "numbers": answer(b":7\r\n" * 4),
+    "lists": answer(b"*2\r\n:1\r\n*1\r\n$1\r\nx\r\n" * 4),
+    "no list": answer(b"$1\r\n7\r\n*-1\r\n"),
+    "a long list": answer(b"*1000000\r\n"),
+    "a large value": answer(b"$2000000000\r\nxxxx"),
+    "lists in lists": answer(b"*1\r\n" * 100_000),
+    "a drip": answer(b"$1000000\r\n" + b"x" * 1000, pause_seconds=0.05),
+    "random bytes": answer(bytes(range(256)) * 10),
+    "an error": answer(b"-LOADING not yet\r\n" * 4),
+    "without end": on_and_on(b"$10\r\n0123456789\r\n"),
+}
+
+
+@contextmanager
+def service(serve: Callable[[socket.socket], object]) -> Iterator[str]:
+    """Another service than Redis; gives its address."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    connections: list[socket.socket] = []
+
+    def one(connection: socket.socket) -> None:
+        with connection, suppress(OSError):
+            serve(connection)
+
+    def accept() -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = listening.accept()
+                connections.append(connection)
+                threads.append(threading.Thread(target=one, args=(connection,)))
+                threads[-1].start()
+
+    threads = [threading.Thread(target=accept)]
+    threads[0].start()
+    try:
+        yield f"127.0.0.1:{listening.getsockname()[1]}"
+    finally:
+        listening.shutdown(socket.SHUT_RDWR)
+        listening.close()
+        for connection in connections:
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        for thread in threads:
+            thread.join()
+
+
+@pytest.mark.parametrize("serve", NONSENSE.values(), ids=NONSENSE)
+def test_another_service_is_unavailable_in_time(serve: Callable[[socket.socket], object]) -> None:
+    with service(serve) as address:
+        store = open_store(settings(address))
+        calls: list[Callable[[], object]] = [
+            lambda: store.get_many("values", [b"a", b"b"]),
+            lambda: store.put_many("values", [Item(b"a", b"1")]),
+            lambda: store.scan("values"),
+        ]
+        for call in calls:
+            began = time.monotonic()
+            with pytest.raises(Unavailable):
+                call()
+            assert time.monotonic() - began < TIMEOUT_SECONDS + SLACK_SECONDS
+        for other in (
+            lambda: store.read("record"),
+            lambda: store.swap("record", None, b"1"),
+            lambda: store.create("values"),
+            lambda: store.drop("values"),
+            lambda: store.delete_many("values", [b"a"]),
+        ):
+            began = time.monotonic()
+            with suppress(Unavailable):  # "$-1" is a record that is not there
+                other()
+            assert time.monotonic() - began < TIMEOUT_SECONDS + SLACK_SECONDS
+        store.close()
+
+
+def test_who_has_the_password_may_come_in(
+    own_redis: Start[Redis], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = own_redis(password=True)
+    assert server.password is not None
+    file = tmp_path / "password"
+    file.write_text("wrong\n")
+    store = open_store(settings(server.address, password_file=file))
+    with pytest.raises(Unavailable, match=r"(?i)password"):
+        store.create("values")
+    file.write_text(server.password + "\n")
+    store.create("values")
+    store.close()
+    monkeypatch.setenv("REDIS_PASSWORD_OF_THE_TEST", server.password)
+    store = open_store(
+        settings(server.address, user="default", password_variable="REDIS_PASSWORD_OF_THE_TEST")
+    )
+    store.put_many("values", [Item(b"a", b"1")])
+    store.close()
+    store = open_store(settings(server.address))
+    with pytest.raises(Unavailable, match=r"(?i)auth"):
+        store.get_many("values", [b"a"])
+    store.close()
+
+
+def test_a_server_is_known_by_its_certificate(own_redis: Start[Redis], tmp_path: Path) -> None:
+    server = own_redis(tls=True)
+    assert server.ca_file is not None
+    store = open_store(settings(server.address, tls=True, ca_file=Path(server.ca_file)))
+    check_outages(store, server)
+    store.close()
+    for tls in (True, False):
+        store = open_store(settings(server.address, tls=tls))
+        with pytest.raises(Unavailable):
+            store.read("record")
+        store.close()
+    plain = own_redis()
+    store = open_store(settings(plain.address, tls=True, ca_file=Path(server.ca_file)))
+    with pytest.raises(Unavailable):
+        store.read("record")
+    store.close()
+
+
+def test_what_cannot_be_is_said_at_opening(tmp_path: Path) -> None:
+    for wrong in (
+        {"password_variable": "THERE_IS_NO_SUCH_VARIABLE"},
+        {"password_file": tmp_path / "nothing"},
+        {"user": "somebody"},
+        {"tls": True, "ca_file": tmp_path / "nothing"},
+        {"tls": True, "certificate_file": tmp_path / "nothing"},
+        {"ca_file": tmp_path / "nothing"},
+    ):
+        with pytest.raises(ConfigError):
+            open_store(settings("127.0.0.1:1", **wrong))
+
+
+def test_what_was_dropped_is_removed(own_redis: Start[Redis]) -> None:
+    import redis
+
+    server = own_redis()
+    store = open_store(settings(server.address))
+    store.create("values")
+    store.put_many("values", [Item(b"%d" % number, b"") for number in range(5000)])
+    store.drop("values")
+    with redis.Redis.from_url(server.url) as client:
+
+        def is_removed() -> bool:
+            store.create("values")
+            return not client.keys("headrace:v:*")
+
+        eventually(is_removed)
+    store.close()

@@ -1,0 +1,226 @@
+"""Fillers: each key is embedded once, and what cannot be is told."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headrace.archive.archive import Archive
+from headrace.archive.backfilling import Backfill
+from headrace.archive.filling import Filler
+from headrace.archive.oov import ENOUGH
+from headrace.archive.status import look
+from headrace.queues.queue import Message
+from tests.unit.archive.filling_parts import LengthEmbedder, open_parts, until, vector_of
+
+
+@pytest.fixture(params=["memory", "lmdb"])
+def archive(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Archive]:
+    space = {"embedder": "lengths"}
+    with open_parts(tmp_path, request.param, space, cache={"absent_seconds": 0.01}) as opened:
+        yield opened
+
+
+class Running:
+    """A filler at work; stopped in the end."""
+
+    def __init__(self, archive: Archive, *embedders: LengthEmbedder, threads: int = 2) -> None:
+        self._filler = Filler(archive, {"texts": embedders}, threads=threads, batch=16)
+
+    def __enter__(self) -> Filler:
+        self._filler.start()
+        return self._filler
+
+    def __exit__(self, *_: object) -> None:
+        self._filler.stop()
+
+
+def all_found(archive: Archive, keys: Sequence[str]) -> bool:
+    return bool(archive.lookup("texts", keys).found.all())
+
+
+def test_what_was_missed_is_found_later_and_embedded_once(archive: Archive) -> None:
+    embedder = LengthEmbedder()
+    keys = [f"film {number}" for number in range(200)]
+    with Running(archive, embedder, threads=3) as filler:
+        until(lambda: all_found(archive, keys))
+        vectors, _ = archive.lookup("texts", keys)
+        np.testing.assert_array_equal(vectors, [vector_of(key) for key in keys])
+        until(lambda: archive.queue.depth().messages == 0)
+        assert filler.counts["texts"].filled == 200
+    assert set(embedder.embedded.values()) == {1}
+
+
+def test_a_thousand_misses_at_a_time_of_one_key_are_one_embedding(archive: Archive) -> None:
+    embedder = LengthEmbedder()
+    together = threading.Barrier(20)
+
+    def miss() -> None:
+        together.wait()
+        for _ in range(50):
+            archive.lookup("texts", ["one"])
+
+    threads = [threading.Thread(target=miss) for _ in range(20)]
+    with Running(archive, embedder):
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        until(lambda: all_found(archive, ["one"]))
+        until(lambda: archive.queue.depth().messages == 0)
+    assert embedder.embedded == {"one": 1}
+
+
+def test_what_cannot_be_embedded_is_a_dead_letter_and_fails_nobody_else(archive: Archive) -> None:
+    good = [f"good {number}" for number in range(10)]
+    bad = ["missing", "nan", "breaks"]
+    with Running(archive, LengthEmbedder()) as filler:
+        archive.want("texts", [*good, *bad])
+        until(lambda: all_found(archive, good) and len(list(archive.dead_letters.all())) == 3)
+        assert filler.counts["texts"].dead == 3
+    reasons = {one.key: one.reason for one in archive.dead_letters.all("texts")}
+    assert reasons == {
+        "missing": "no such thing: missing",
+        "nan": "the encoder gave a vector with NaN or infinity in it",
+        "breaks": "the encoder failed: the encoder cannot stand this",
+    }
+    assert archive.queue.depth().messages == 0
+
+
+def test_what_fails_for_a_while_is_tried_again(archive: Archive) -> None:
+    embedder = LengthEmbedder()
+    with Running(archive, embedder):
+        archive.want("texts", ["flaky", "good"])
+        until(lambda: all_found(archive, ["flaky", "good"]))
+    assert embedder.embedded["good"] == 1
+    assert embedder.embedded["flaky"] == 3
+
+
+def test_an_encoder_that_is_starting_is_waited_for(archive: Archive) -> None:
+    embedder = LengthEmbedder()
+    embedder.busy.set()
+    with Running(archive, embedder):
+        archive.want("texts", ["film"])
+        until(lambda: embedder.calls >= 2)
+        assert archive.queue.depth().messages == 1
+        embedder.busy.clear()
+        until(lambda: all_found(archive, ["film"]))
+
+
+def test_a_stopped_filler_gives_its_batch_back(archive: Archive) -> None:
+    embedder = LengthEmbedder()
+    embedder.busy.set()
+    with Running(archive, embedder):
+        archive.want("texts", ["film"])
+        until(lambda: embedder.calls >= 1)
+    embedder.busy.clear()
+    with Running(archive, embedder):
+        until(lambda: all_found(archive, ["film"]))
+
+
+def test_a_message_that_is_nobodys_is_dropped_and_stops_nothing(archive: Archive) -> None:
+    archive.queue.publish([Message(b"k", b"\xc1garbage"), Message(b"l", b"\x93\x01\x02\x03")])
+    with Running(archive, LengthEmbedder()):
+        archive.want("texts", ["film"])
+        until(lambda: all_found(archive, ["film"]) and archive.queue.depth().messages == 0)
+
+
+def test_a_key_that_is_forgotten_while_it_is_embedded_is_not_kept(archive: Archive) -> None:
+    embedder = LengthEmbedder()
+    embedder.hold.clear()
+    with Running(archive, embedder) as filler:
+        archive.want("texts", ["secret"])
+        until(lambda: embedder.calls == 1)
+        archive.forget("texts", ["secret"])
+        embedder.hold.set()
+        until(lambda: filler.counts["texts"].filled == 1 and archive.queue.depth().messages == 0)
+    assert not archive.store.scan("texts_v1").keys
+
+
+def test_a_forgotten_key_that_waits_is_not_embedded(archive: Archive) -> None:
+    embedder = LengthEmbedder()
+    archive.want("texts", ["secret"])
+    archive.forgotten.add("texts", ["secret"])  # as where the queue cannot drop it
+    with Running(archive, embedder):
+        until(lambda: archive.queue.depth().messages == 0)
+    assert not embedder.embedded
+
+
+def test_a_new_encoder_is_a_new_version_that_a_backfill_fills_while_the_old_one_answers(
+    archive: Archive,
+) -> None:
+    keys = [f"film {number}" for number in range(60)] + ["x" * 3000, "missing"]
+    archive.put("texts", keys, np.ones((62, 4)))
+    newer = LengthEmbedder("lengths-2")
+    with Running(archive, newer):
+        backfill = Backfill(archive, "texts", 1, 2)
+        assert backfill.count() == 62
+        assert archive.lookup("texts", keys).version == 1
+        told: list[int] = []
+        assert backfill.run(told.append, threading.Event())
+        assert told == sorted(told)
+        assert backfill.failed == 1
+        backfill.make_default()
+    vectors, found = archive.lookup("texts", keys, version=2)
+    assert found.tolist() == [True] * 61 + [False]
+    np.testing.assert_array_equal(vectors[:61], [vector_of(key) for key in keys[:61]])
+    until(lambda: archive.lookup("texts", keys).version == 2)
+    assert max(newer.embedded.values()) == 1
+    assert archive.record("texts").version(2).is_full  # type: ignore[union-attr]
+
+
+def test_a_backfill_that_was_stopped_goes_on_where_it_was(archive: Archive) -> None:
+    keys = [f"film {number}" for number in range(1300)]
+    archive.put("texts", keys, np.ones((1300, 4)))
+    newer, stopping = LengthEmbedder("lengths-2"), threading.Event()
+
+    def stop(done: int) -> None:
+        if done:
+            stopping.set()
+
+    with Running(archive, newer):
+        first = Backfill(archive, "texts", 1, 2)
+        assert not first.run(stop, stopping)
+        second = Backfill(archive, "texts", 1, 2)
+        assert 0 < second.position.keys == first.position.keys < 1300
+        assert second.run(lambda _: None, threading.Event())
+    assert archive.lookup("texts", keys, version=2).found.all()
+    assert max(newer.embedded.values()) == 1
+
+
+def test_new_keys_go_to_the_newest_version_too(archive: Archive) -> None:
+    older, newer = LengthEmbedder(), LengthEmbedder("lengths-2")
+    with Running(archive, older, newer):
+        until(lambda: all_found(archive, ["film"]))
+        until(lambda: bool(archive.lookup("texts", ["film"], version=2).found.all()))
+    assert older.embedded == newer.embedded == {"film": 1}
+
+
+def test_the_mean_of_a_space_stands_for_what_is_missing_once_there_are_enough_vectors(tmp_path: Path) -> None:
+    keys = [f"film {number}" for number in range(ENOUGH + 200)]
+    space = {"embedder": "lengths", "oov": "mean"}
+    with open_parts(tmp_path, "memory", space, cache={"poll_seconds": 0.05}) as archive:
+        assert not archive.lookup("texts", ["missing"]).vectors.any()
+        with Running(archive, LengthEmbedder()):
+            archive.want("texts", keys)
+            until(lambda: bool(archive.lookup("texts", ["missing"]).vectors.any()))
+        mean = archive.lookup("texts", ["missing"]).vectors[0]
+        np.testing.assert_allclose(mean, np.mean([vector_of(key) for key in keys], axis=0), rtol=0.1)
+        archive.put("texts", ["far away"], np.full((1, 4), 1e6))
+        assert archive.lookup("texts", ["missing"]).vectors[0].tolist() == mean.tolist()  # it stays for good
+
+
+def test_the_status_tells_how_an_archive_fares(archive: Archive) -> None:
+    archive.lookup("texts", ["a", "b"])
+    until(lambda: archive.queue.depth().messages == 2)
+    archive._reporter._due = 0
+    archive._reporter.report()
+    status = look(archive)
+    assert status.queue_messages == 2
+    (space,) = status.spaces
+    assert (space.version, space.versions, space.processes) == (1, (1,), 1)
+    assert any("is headrace archive fill running?" in one for one in space.warnings)

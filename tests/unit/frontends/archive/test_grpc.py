@@ -1,0 +1,133 @@
+"""The archive over gRPC: raw bytes in and out, messages of a stream fail alone, large ones in slices."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from headrace.errors import InvalidRequest, NotFound, TooLarge
+from headrace.frontends.archive.messages import is_light, parsed, parsing
+from headrace.frontends.wire import protos
+from headrace.frontends.wire.steps import run
+from tests.unit.frontends.archive.doors import DIMENSION, a_door, ask, error_of, sent, stream
+
+Request = protos.message("headrace.archive.v1.LookupRequest")
+PutRequest = protos.message("headrace.archive.v1.PutRequest")
+
+
+def vectors(count: int, dtype: str = "<f4") -> np.ndarray:
+    return np.random.default_rng(count).standard_normal((count, DIMENSION)).astype(dtype)
+
+
+@pytest.mark.parametrize(("space", "dtype"), [("items", "float32"), ("halves", "float16")])
+@pytest.mark.parametrize("count", [1, 256, 257, 5000])
+def test_what_was_put_comes_back_as_raw_bytes(space: str, dtype: str, count: int) -> None:
+    keys, given = [f"key {number:040}" for number in range(count)], vectors(count, "<f2")
+    with a_door() as door:
+        ask(door, "Put", space=space, keys=keys, vectors=given.tobytes(), dtype="float16")
+        answer = ask(door, "Lookup", space=space, keys=[*keys, "new"], written=True)
+    assert (answer.dtype, answer.dimension, answer.version) == (dtype, DIMENSION, 1)
+    found = np.frombuffer(answer.vectors, dtype).reshape(-1, DIMENSION)
+    assert np.array_equal(found[:-1], given)
+    assert not found[-1].any()
+    assert answer.found == b"\1" * count + b"\0"
+    assert [bool(one) for one in answer.written] == [True] * count + [False]
+
+
+def test_when_vectors_were_written_is_left_out_otherwise() -> None:
+    with a_door() as door:
+        assert not ask(door, "Lookup", space="items", keys=["a"]).written
+
+
+def test_no_keys_are_no_vectors() -> None:
+    with a_door() as door:
+        answer = ask(door, "Lookup", space="items")
+        assert (answer.vectors, answer.found, answer.dimension) == (b"", b"", DIMENSION)
+
+
+def test_messages_of_a_stream_are_answered_in_order_and_fail_alone() -> None:
+    with a_door() as door:
+        ask(door, "Put", space="items", keys=["a"], vectors=vectors(1).tobytes())
+        answers = stream(
+            door,
+            Request(space="items", keys=["a"]).SerializeToString(),
+            Request(space="nope", keys=["a"]).SerializeToString(),
+            b"\xff\xff",
+            Request(space="items", keys=["b", "a"]).SerializeToString(),
+        )
+    assert [one.WhichOneof("result") for one in answers] == ["response", "error", "error", "response"]
+    assert (answers[0].response.found, answers[3].response.found) == (b"\1", b"\0\1")
+    assert answers[1].error.code == 5
+    assert "no space 'nope'" in answers[1].error.message
+
+
+def test_a_large_message_is_parsed_as_a_small_one_is() -> None:
+    message = PutRequest(
+        space="items", keys=["a", "ü", "b"], vectors=vectors(3).tobytes(), dtype="float32", version=3
+    ).SerializeToString()
+    at_once, in_steps = parsed(message, PutRequest), run(parsing(message, PutRequest, 10))
+    for name in ("space", "keys", "version", "dtype"):
+        assert getattr(at_once, name) == getattr(in_steps, name)
+    assert bytes(in_steps.vectors) == at_once.vectors
+
+
+def test_a_message_with_the_tag_of_keys_all_over_is_parsed_in_steps() -> None:
+    """It is not light, however few keys it has."""
+    keys = ["\x12" * 5000 for _ in range(20)]
+    message = Request(space="items", keys=keys).SerializeToString()
+    assert not is_light(message)
+    with a_door() as door:
+        assert ask(door, "Lookup", space="items", keys=keys).found == bytes(20)
+
+
+def test_more_keys_than_any_space_takes_are_refused_before_they_are_made() -> None:
+    message = Request(space="items", keys=["k" * 20] * 10_001).SerializeToString()
+    with a_door() as door:
+        error = error_of(lambda: sent(door, "Lookup", message))
+        assert isinstance(error, TooLarge)
+        assert error.message.startswith("keys: expected at most 10000 keys")
+
+
+def test_what_is_wrong_is_named() -> None:
+    good = {"space": "items", "keys": ["a", "b"]}
+    with a_door() as door:
+        assert isinstance(
+            error_of(lambda: ask(door, "Lookup", space="items", keys=["a"], version=9)), NotFound
+        )
+        error = error_of(lambda: ask(door, "Lookup", space="items", keys=["a", ""]))
+        assert error.message.startswith("keys[1]: expected 1 to 8192 bytes")
+        error = error_of(lambda: ask(door, "Put", **good, vectors=b"123"))
+        assert (
+            error.message
+            == "vectors: expected 2 vectors of float32, one a key, all of one length, got 3 bytes"
+        )
+        error = error_of(lambda: ask(door, "Put", **good, dtype="int8", vectors=b"12"))
+        assert error.message == "dtype: expected float32 or float16, got 'int8'"
+        error = error_of(lambda: ask(door, "Put", **good, vectors=bytes(8)))
+        assert error.message == "vectors: expected numbers [2, 4], got float32, [2, 1]"
+        error = error_of(lambda: sent(door, "Put", b"\x12\x02\xff\xff"))
+        assert isinstance(error, InvalidRequest)
+
+
+def test_text_that_is_none_is_named_in_large_messages() -> None:
+    message = Request(space="items", keys=["k" * 100] * 900).SerializeToString() + b"\x12\x02\xff\xff"
+    with a_door() as door:
+        error = error_of(lambda: sent(door, "Lookup", message))
+        assert error.message.startswith("keys[900]: expected UTF-8")
+
+
+def test_a_large_message_that_is_cut_is_refused() -> None:
+    message = Request(space="items", keys=["k" * 100] * 900).SerializeToString()[:-1]
+    with a_door() as door:
+        error = error_of(lambda: sent(door, "Lookup", message))
+        assert isinstance(error, InvalidRequest)
+
+
+def test_spaces_are_described() -> None:
+    with a_door() as door:
+        ask(door, "Lookup", space="halves", keys=["a", "b"])
+        (space,) = ask(door, "Describe", space="halves").spaces
+        assert len(ask(door, "Describe").spaces) == 4
+    (version,) = space.versions
+    assert (version.dimension, version.dtype, version.answered) == (DIMENSION, "float16", "float16")
+    assert (space.default_version, space.max_keys, space.counts.missing) == (1, 10_000, 2)

@@ -1,0 +1,1 @@
+"""Programs for whoever works on headrace: checks, generators, and servers to test against."""
