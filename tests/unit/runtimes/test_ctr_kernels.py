@@ -104,6 +104,7 @@ def test_a_child_says_why_it_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A trainer that keeps few versions may have removed the one whose kernels are to be compiled."""
+    caplog.set_level("WARNING", "headrace")
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "kernels"))
     make_ready(OneKernel(tmp_path / "kernel", 4), tmp_path / "ctr" / "3")
     assert caplog.messages == [

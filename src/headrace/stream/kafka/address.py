@@ -13,7 +13,7 @@ from headrace.errors import ConfigError, shown
 
 SCHEME = "kafka://"
 
-_LOGGER = logging.getLogger("headrace.kafka")
+_LOGGER = logging.getLogger(__name__)
 _LONGEST_SETTINGS_BYTES = 2**16
 _SERVER = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(:[0-9]{1,5})?")
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
