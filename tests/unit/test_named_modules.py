@@ -32,8 +32,7 @@ def names_in_protos() -> set[str]:
         for package in re.findall(r"^package ([\w.]+);", text, re.MULTILINE):
             found.add(package)
             found |= {
-                f"{package}.{name}"
-                for name in re.findall(r"^(?:message|service) (\w+)", text, re.MULTILINE)
+                f"{package}.{name}" for name in re.findall(r"^(?:message|service) (\w+)", text, re.MULTILINE)
             }
     return found
 
