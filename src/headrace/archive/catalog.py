@@ -10,9 +10,10 @@ from collections.abc import Callable
 
 import msgspec
 
+from headrace.archive.columns import Column, row_dtype
 from headrace.archive.config import LARGEST_DIMENSION
-from headrace.archive.records import DTYPES, Form
-from headrace.errors import Conflict, FailedPrecondition, HeadraceError, NotFound
+from headrace.archive.records import DTYPES, ROW, Form
+from headrace.errors import ConfigError, Conflict, FailedPrecondition, HeadraceError, NotFound
 from headrace.stores.store import Store
 
 _MOST_TRIES = 50
@@ -20,18 +21,19 @@ _MOST_VERSIONS = 1000
 
 
 class SpaceVersion(msgspec.Struct, frozen=True, kw_only=True):
-    """The vectors of one space that one version of an encoder made.
+    """The vectors of one space that one version of an encoder made; the rows of a table of one schema.
 
     Attributes:
         number: From 1; never given again.
         embedder: What made them, by its name in ``archive.toml``; "" where they only come by ``put``.
-        fingerprint: What that embedder's files and settings are; "" for none.
-        dimension: How many numbers a vector has.
-        dtype: How they are stored.
+        fingerprint: What that embedder's files and settings are, or a table's columns; "" for none.
+        dimension: How many numbers a vector has; how many bytes a row has.
+        dtype: How they are stored; ``row`` for a feature table.
         created: When it was made, in seconds of Unix time.
         mean: The mean of its vectors, float32 in base64, where that is its out-of-vocabulary vector and there
             are enough of them.
         is_full: Whether it has a vector of every key that the default had; bare lookups may go to it.
+        columns: Those of a feature table; none of a space of vectors.
     """
 
     number: int
@@ -42,6 +44,7 @@ class SpaceVersion(msgspec.Struct, frozen=True, kw_only=True):
     created: float
     mean: str = ""
     is_full: bool = False
+    columns: tuple[Column, ...] = ()
 
     def __post_init__(self) -> None:
         """Check what may come from a store, which others write to.
@@ -51,6 +54,11 @@ class SpaceVersion(msgspec.Struct, frozen=True, kw_only=True):
         """
         if not 0 < self.dimension <= LARGEST_DIMENSION or self.dtype not in DTYPES or self.number < 0:
             raise ValueError(f"no space version: {self.number}, {self.dimension} × {self.dtype}")
+        row_bytes = row_dtype(self.columns).itemsize if self.columns else 0
+        if (self.dtype == ROW) != bool(self.columns) or row_bytes not in (0, self.dimension):
+            raise ValueError(
+                f"no space version: {self.number}, {self.dimension} bytes for {row_bytes} of columns"
+            )
 
     @property
     def form(self) -> Form:
@@ -194,7 +202,7 @@ class Catalog:
             return NO_RECORD
         try:
             return msgspec.json.decode(content, type=SpaceRecord)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, ConfigError) as error:
             raise HeadraceError(f"the store's record of the space {space!r} is damaged: {error}") from error
 
 

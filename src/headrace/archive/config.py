@@ -8,6 +8,7 @@ from typing import Literal, TypeVar
 
 import msgspec
 
+from headrace.archive.columns import Column, ColumnSettings, columns_of
 from headrace.archive.contents import check_template
 from headrace.config.checks import DAY, YEAR, seconds, whole, wrong
 from headrace.config.reading import Table, convert, read_table
@@ -76,6 +77,10 @@ class SpaceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         max_new_keys_per_second: How many keys a caller may have queued in a second, on average; 0 for any
             number.
         max_new_keys_burst: How many at once.
+        history_seconds: For how long replaced values are kept, to be learnt as they were served; 0 for not
+            at all.
+        columns: Those of a feature table, whose values are rows of them and no vectors; empty where its
+            first file says them. None for vectors.
     """
 
     embedder: str = ""
@@ -90,6 +95,8 @@ class SpaceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_keys: int = 10_000
     max_new_keys_per_second: float = 0.0
     max_new_keys_burst: int = 10_000
+    history_seconds: float = 0.0
+    columns: tuple[Column, ...] | None = None
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -97,6 +104,7 @@ class SpaceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         seconds("ttl_seconds", self.ttl_seconds, most=100 * YEAR)
         seconds("cache_seconds", self.cache_seconds, most=100 * YEAR)
         seconds("pending_seconds", self.pending_seconds, most=YEAR, above_zero=True)
+        seconds("history_seconds", self.history_seconds, most=100 * YEAR)
         whole("max_key_bytes", self.max_key_bytes, least=1, most=_LARGEST_KEY_BYTES)
         whole("max_keys", self.max_keys, least=1, most=_MOST_KEYS)
         whole("max_new_keys_burst", self.max_new_keys_burst, least=1, most=2**31)
@@ -105,8 +113,55 @@ class SpaceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         check_template(self.content)
         if not self.oov:
             raise wrong("oov", "zeros, mean, or a .npy file", self.oov)
-        if not self.embedder and not self.dimension:
+        if not self.embedder and not self.dimension and not self.is_table:
             raise wrong("dimension", "how many numbers a vector has, where no embedder says it", 0)
+
+    @property
+    def is_table(self) -> bool:
+        """Whether it is a feature table: its values are rows of columns."""
+        return self.columns is not None
+
+
+class TableSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One feature table, as ``archive.toml`` has it; the rest of an archive knows it as a space.
+
+    Attributes:
+        columns: The dtype of each column by its name, or a table with its ``dtype``, ``bytes`` and
+            ``default``; where they are left out, the first file that is loaded says them.
+        ttl_seconds: How long a row is worth having; 0 for ever.
+        cache_seconds: For how long a row may be answered from memory after another process has replaced it;
+            0 for ever.
+        history_seconds: For how long replaced rows are kept, to be learnt as they were served; 0 for not at
+            all.
+        max_key_bytes: The longest key.
+        max_keys: The most keys of one lookup.
+    """
+
+    columns: dict[str, str | ColumnSettings] = {}
+    ttl_seconds: float = 0.0
+    cache_seconds: float = 1.0
+    history_seconds: float = 0.0
+    max_key_bytes: int = 8192
+    max_keys: int = 10_000
+
+    def space(self) -> SpaceSettings:
+        """The space that it is.
+
+        Raises:
+            ConfigError: A setting is wrong.
+        """
+        return SpaceSettings(
+            ttl_seconds=self.ttl_seconds,
+            cache_seconds=self.cache_seconds,
+            history_seconds=self.history_seconds,
+            max_key_bytes=self.max_key_bytes,
+            max_keys=self.max_keys,
+            columns=columns_of(self.columns) if self.columns else (),
+        )
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        self.space()
 
 
 class ArchiveConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -116,7 +171,8 @@ class ArchiveConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         store: Where vectors are.
         queue: Where missing keys wait.
         cache: What is kept in memory.
-        spaces: The kinds of vectors, by name.
+        spaces: The kinds of vectors, by name; once the file is read, also the feature tables.
+        tables: The feature tables, by name.
         embedders: What makes vectors, by name; each kind checks its own table.
         fill: Whether a server fills what it misses itself, rather than ``headrace archive fill``.
     """
@@ -125,14 +181,16 @@ class ArchiveConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     queue: AnyQueue = msgspec.field(default_factory=LmdbQueue)
     cache: CacheSettings = msgspec.field(default_factory=CacheSettings)
     spaces: dict[str, SpaceSettings] = {}
+    tables: dict[str, TableSettings] = {}
     embedders: dict[str, dict[str, object]] = {}
     fill: bool = False
 
     def __post_init__(self) -> None:
         """Check the names."""
-        for name in self.spaces:
-            if not SPACE_NAME.fullmatch(name):
-                raise wrong(f"spaces.{name}", A_SPACE_NAME, name)
+        for kind, names in (("spaces", self.spaces), ("tables", self.tables)):
+            for name in names:
+                if not SPACE_NAME.fullmatch(name):
+                    raise wrong(f"{kind}.{name}", A_SPACE_NAME, name)
 
 
 def read_archive_config(file: Path) -> ArchiveConfig:
@@ -156,13 +214,19 @@ def archive_config(table: Table, where: str, base: Path) -> ArchiveConfig:
         ConfigError: A setting is unknown or wrong.
     """
     config = convert(table, ArchiveConfig, where)
-    if not config.spaces:
+    for name, one in config.spaces.items():
+        if one.is_table:
+            raise ConfigError(f"{where}: spaces.{name}.columns: a space has vectors; write [tables.{name}]")
+    tables = {name: one.space() for name, one in config.tables.items()}
+    for name in tables.keys() & config.spaces.keys():
+        raise ConfigError(f"{where}: tables.{name}: expected another name, as there is a space of this one")
+    if not config.spaces and not tables:
         raise ConfigError(f'{where}: expected at least one space, as in [spaces.titles] embedder = "minilm"')
     return msgspec.structs.replace(
         config,
         store=_based(config.store, base),
         queue=_based(config.queue, base),
-        spaces={name: _with_file(one, base) for name, one in config.spaces.items()},
+        spaces={name: _with_file(one, base) for name, one in config.spaces.items()} | tables,
     )
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from headrace.archive.cache import Cache
 from headrace.archive.catalog import SpaceVersion, partition
+from headrace.archive.columns import Column, values_of
 from headrace.archive.config import CacheSettings, SpaceSettings
 from headrace.archive.keys import all_stored, checked
 from headrace.archive.oov import oov_vector
@@ -21,7 +22,7 @@ from headrace.archive.publishing import Publisher, Wanted
 from headrace.archive.quotas import Quota
 from headrace.archive.reading import Place, Reads, Values
 from headrace.archive.records import joined
-from headrace.errors import Unavailable
+from headrace.errors import InvalidRequest, Unavailable
 from headrace.stores.store import Store
 from headrace.tensors import Array
 
@@ -64,14 +65,16 @@ class Lookup:
 
     Attributes:
         vectors: ``[N, dimension]``, of the space's dtype (float32 for int8); the out-of-vocabulary vector
-            where there is none.
+            where there is none. Of a feature table, its rows as they lie, uint8 ``[N, row bytes]``.
         written: When each was written, in milliseconds of Unix time, uint64 ``[N]``; 0 where there is none.
         version: The space version that answered.
+        columns: Those of a feature table.
     """
 
     vectors: Array
     written: Array
     version: int
+    columns: tuple[Column, ...] = ()
     waits: list[Future[Values]] = field(default_factory=list)
     _places: list[tuple[int, Place]] = field(default_factory=list)
 
@@ -80,6 +83,19 @@ class Lookup:
         """Whether each key has a vector, bool ``[N]``."""
         found: Array = self.written != 0
         return found
+
+    def values(self) -> dict[str, Array]:
+        """The values of a feature table by column, each ``[N]``: the column's default for a missing key.
+
+        Returns:
+            Numbers in their dtype, texts as objects, ``bytes`` of UTF-8.
+
+        Raises:
+            InvalidRequest: The space has vectors, and no columns.
+        """
+        if not self.columns:
+            raise InvalidRequest("expected a feature table, got a space of vectors", field="space")
+        return values_of(self.columns, self.vectors)
 
     def __iter__(self) -> Iterator[Array]:
         """The vectors, then which of them were found."""
@@ -165,7 +181,8 @@ class SpaceReader:
         hashes, longest = self.cache.hashed(texts, settings.max_key_bytes)
         now = _now()
         found = self.cache.find(hashes, self._since(now), now, out)
-        lookup = Lookup(found.vectors, found.written, self.version.number)
+        version = self.version
+        lookup = Lookup(found.vectors, found.written, version.number, version.columns)
         counts.lookups += 1
         counts.keys += len(texts)
         if len(found.asked) == 0:

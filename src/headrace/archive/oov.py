@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from headrace.archive.catalog import Catalog, SpaceRecord, SpaceVersion, partition
+from headrace.archive.columns import default_row
 from headrace.archive.config import MEAN, ZEROS
 from headrace.archive.records import joined
 from headrace.errors import ConfigError
@@ -20,18 +21,20 @@ ENOUGH = 1000
 
 
 def oov_vector(setting: str, version: SpaceVersion) -> Array:
-    """The vector that stands for a missing one.
+    """The vector that stands for a missing one; of a feature table, the row of defaults.
 
     Args:
         setting: ``zeros``, ``mean``, or the path of a ``.npy`` file.
         version: The space version; it keeps its mean.
 
     Returns:
-        float32 ``[dimension]``.
+        float32 ``[dimension]``; a row's bytes for a table.
 
     Raises:
         ConfigError: The file cannot be read, or does not hold one vector of this length.
     """
+    if version.columns:
+        return default_row(version.columns)
     if setting == ZEROS or (setting == MEAN and not version.mean):
         return np.zeros(version.dimension, np.float32)
     if setting == MEAN:

@@ -3,7 +3,7 @@
 ::
 
     0   uint8    the format: 1
-    1   uint8    the numbers' type: 0 for no vector, 1 float32, 2 float16, 3 int8
+    1   uint8    the numbers' type: 0 for no vector, 1 float32, 2 float16, 3 int8, 4 a row of columns
     2   uint16   0
     4   float32  what int8 numbers are multiplied by; else 1
     8   uint64   when it was written, in milliseconds of Unix time
@@ -29,8 +29,11 @@ HEAD = np.dtype([("format", "u1"), ("type", "u1"), ("zero", "<u2"), ("scale", "<
 NO_VECTOR = 0
 """The type of a record that stands for a missing vector."""
 
-_TYPES = {"float32": 1, "float16": 2, "int8": 3}
-_NUMBERS = {"float32": "<f4", "float16": "<f2", "int8": "i1"}
+ROW = "row"
+"""The dtype of a feature table's rows: bytes, whose columns say what they mean."""
+
+_TYPES = {"float32": 1, "float16": 2, "int8": 3, ROW: 4}
+_NUMBERS = {"float32": "<f4", "float16": "<f2", "int8": "i1", ROW: "u1"}
 _LARGEST_INT8 = 127
 
 DTYPES = tuple(_TYPES)
@@ -42,9 +45,10 @@ class Form:
     """How the vectors of one space version lie in its records, and how they are answered.
 
     Attributes:
-        dimension: How many numbers a vector has.
+        dimension: How many numbers a vector has; how many bytes a row has.
         dtype: How they are stored: ``float32``, ``float16``, or ``int8`` with a scale a vector. An int8
             number is off by half of the scale at the most, which is the vector's largest number through 254.
+            ``row`` is a row of a feature table: its bytes as they are.
     """
 
     dimension: int
@@ -58,7 +62,7 @@ class Form:
     @cached_property
     def answered(self) -> np.dtype[np.generic]:
         """The dtype of answers: int8 is answered as float32."""
-        return np.dtype(np.float32 if self.dtype == "int8" else self.dtype)
+        return np.dtype({"int8": np.float32, ROW: np.uint8}.get(self.dtype, self.dtype))
 
     @cached_property
     def vector_bytes(self) -> int:
@@ -75,12 +79,12 @@ class Form:
         """A record that stands for no vector."""
         return bytes(self.record_bytes)
 
-    def encode(self, vectors: Array, written: int) -> Array:
+    def encode(self, vectors: Array, written: int | Array) -> Array:
         """Make records of vectors.
 
         Args:
-            vectors: float32 or float16 ``[N, dimension]``, finite.
-            written: When that is, in milliseconds of Unix time.
+            vectors: float32 or float16 ``[N, dimension]``, finite; rows as uint8.
+            written: When that is, in milliseconds of Unix time, also uint64 ``[N]``.
 
         Returns:
             uint8 ``[N, record_bytes]``.
@@ -101,7 +105,7 @@ class Form:
             scale = np.ones(len(vectors), np.float32)
             with np.errstate(over="ignore"):
                 numbers = vectors.astype(_NUMBERS[self.dtype])
-            if not np.isfinite(numbers).all():
+            if self.dtype != ROW and not np.isfinite(numbers).all():
                 row = int(np.argmin(np.isfinite(numbers).all(axis=1)))
                 raise InvalidRequest(
                     f"row {row}: a number is larger than {self.dtype} can be; store the space as float32",

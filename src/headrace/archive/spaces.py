@@ -1,0 +1,274 @@
+"""The spaces of an archive as one process knows them: their versions, and what looks up in each."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from headrace.archive.catalog import Catalog, SpaceRecord, SpaceVersion, partition, with_version
+from headrace.archive.columns import Column, Columns, check_columns, fingerprint, row_dtype
+from headrace.archive.config import ArchiveConfig, SpaceSettings
+from headrace.archive.embedders.embedder import Embedder
+from headrace.archive.looking import Counts, Parts, SpaceReader
+from headrace.archive.publishing import Publisher
+from headrace.archive.quotas import Quota
+from headrace.archive.reading import Reads
+from headrace.archive.records import ROW
+from headrace.errors import ConfigError, HeadraceError, InvalidRequest, NotFound, Unavailable, shown
+from headrace.stores.store import Store
+
+_log = logging.getLogger(__name__)
+
+OpenEmbedder = Callable[[str], Embedder]
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What the spaces of an archive are made with.
+
+    Attributes:
+        store: Where vectors are.
+        reads: Reads it in the background; None for a store of this machine.
+        publisher: Takes what is missing.
+        counts: What lookups came to, by space.
+        open_embedder: Opens an embedder by its name; None where none can be.
+    """
+
+    store: Store
+    reads: Reads | None
+    publisher: Publisher
+    counts: dict[str, Counts]
+    open_embedder: OpenEmbedder | None
+
+
+class Spaces:
+    """The spaces, for any number of threads.
+
+    Attributes:
+        catalog: Which versions they have.
+    """
+
+    def __init__(self, config: ArchiveConfig, shared: Shared) -> None:
+        """Know none yet; ``begin`` finds them."""
+        self.catalog = Catalog(shared.store)
+        self._config, self._shared = config, shared
+        self._records: dict[str, SpaceRecord] = {}
+        self._generations: dict[str, int] = {}  # up to which keys are forgotten in memory
+        self._quotas = {
+            name: Quota(one.max_new_keys_per_second, one.max_new_keys_burst)
+            for name, one in config.spaces.items()
+        }
+        self._readers: dict[tuple[str, int], SpaceReader] = {}
+        self._turn = threading.Lock()
+
+    def known(self, space: str, version: int) -> SpaceReader | None:
+        """A space version to look up in, if it is there."""
+        return self._readers.get((space, version))
+
+    def reader(self, space: str, version: int = 0) -> SpaceReader:
+        """A space version to look up in; 0 for the default one.
+
+        Raises:
+            NotFound: There is no such space, or version.
+            Unavailable: The store has not been reached since the start.
+        """
+        found = self._readers.get((space, version))
+        if found is None:
+            raise self._no_reader(space, version)
+        return found
+
+    def record(self, space: str) -> SpaceRecord:
+        """What is decided about a space, as this process knows it.
+
+        Raises:
+            NotFound: There is no such space.
+        """
+        self.settings(space)
+        return self._records.get(space, SpaceRecord())
+
+    def add_version(self, space: str, embedder: Embedder) -> SpaceVersion:
+        """The version of a space that an embedder makes; a new one if it has not made any.
+
+        Raises:
+            NotFound: There is no such space.
+            Unavailable: The store does not answer.
+        """
+        settings = self.settings(space)
+        if settings.dimension not in (0, embedder.dimension):
+            expected = f"{embedder.dimension}, as the embedder {settings.embedder!r} makes them"
+            raise ConfigError(f"spaces.{space}.dimension: expected {expected}, got {settings.dimension}")
+        return self._add(space, _made_by(settings, embedder.fingerprint, embedder.dimension))
+
+    def table_version(self, table: str, columns: Sequence[Column]) -> SpaceVersion:
+        """The version of a feature table with exactly these columns, in any order; made if there is none.
+
+        Raises:
+            NotFound: There is no such space.
+            InvalidRequest: It is no table.
+            ConfigError: These cannot be the columns of a table.
+            Unavailable: The store does not answer.
+        """
+        if not self.settings(table).is_table:
+            raise InvalidRequest(f"expected a feature table, got the space {table!r}", field="table")
+        check_columns(columns)
+        return self._add(table, _of_columns(tuple(columns)))
+
+    def settings(self, space: str) -> SpaceSettings:
+        """The settings of a space.
+
+        Raises:
+            NotFound: There is no such space.
+        """
+        settings = self._config.spaces.get(space)
+        if settings is None:
+            raise NotFound(f"no space {shown(space)}; there are {', '.join(self._config.spaces)}")
+        return settings
+
+    def versions(self, space: str) -> Iterable[SpaceVersion]:
+        """The versions that a space has now, as the store says.
+
+        Raises:
+            NotFound: There is no such space.
+            Unavailable: The store does not answer.
+        """
+        self.settings(space)
+        self.apply(space, self.catalog.read(space))
+        return self._records[space].versions
+
+    def _no_reader(self, space: str, version: int) -> HeadraceError:
+        self.settings(space)
+        record = self._records.get(space)
+        if record is None:
+            return Unavailable(
+                f"the space {space!r} is not known yet: the store has not answered since the start"
+            )
+        if not record.versions and self.settings(space).is_table:
+            way_out = "headrace archive load fills it from a file, or give its columns in the settings"
+            return NotFound(f"the table {space!r} has no columns yet; {way_out}")
+        there = ", ".join(str(one.number) for one in record.versions)
+        return NotFound(f"no version {version} of the space {space!r}; there are {there}")
+
+    def begin(self) -> None:
+        """Find or make the versions of all spaces; a store that is down is asked again later."""
+        for space, settings in self._config.spaces.items():
+            try:
+                record = self.catalog.read(space)
+                self.apply(space, record)
+                if not record.versions:
+                    self._first_version(space, settings)
+            except Unavailable as error:
+                _log.warning("the space %s is not known yet: %s", space, error.message)
+
+    def _first_version(self, space: str, settings: SpaceSettings) -> None:
+        if settings.columns is not None:
+            if settings.columns:  # else its first file says them
+                self.table_version(space, settings.columns)
+        elif not settings.embedder:
+            self._add(space, _made_by(settings, "", settings.dimension))
+        elif self._shared.open_embedder is None:
+            raise ConfigError(f"the space {space!r} has no version yet; run headrace archive fill once")
+        else:
+            embedder = self._shared.open_embedder(settings.embedder)
+            try:
+                self.add_version(space, embedder)
+            finally:
+                embedder.close()
+
+    def _add(self, space: str, new: SpaceVersion) -> SpaceVersion:
+        def decide(record: SpaceRecord) -> SpaceRecord:
+            if record.made_by(new.fingerprint) is not None:
+                return record
+            self._shared.store.create(partition(space, record.last + 1))
+            return with_version(record, new)
+
+        record = self.catalog.change(space, decide)
+        self.apply(space, record)
+        made = record.made_by(new.fingerprint)
+        if made is None:
+            raise HeadraceError(f"the version of the space {space!r} that was just made is gone again")
+        return made
+
+    def apply(self, space: str, record: SpaceRecord) -> None:
+        """Have a reader for each version that there is; their share of the cache depends on how many are."""
+        with self._turn:
+            before = {key: reader for key, reader in self._readers.items() if key[0] == space}
+            versions = {reader.version for reader in before.values()}
+            readers = dict(self._readers)
+            if versions != set(record.versions):
+                parts = self._parts(max(1, len(record.versions)))
+                readers = {key: reader for key, reader in readers.items() if key[0] != space}
+                for version in record.versions:
+                    reader = self._reader_of(
+                        space, version, parts, is_default=version.number == record.default
+                    )
+                    if reader is not None:
+                        readers[space, version.number] = reader
+            if record.default:
+                readers[space, 0] = readers[space, record.default]
+            self._readers = readers
+            self._records[space] = record  # what is known can be looked up in
+            generation, self._generations[space] = self._generations.get(space), record.generation
+        if generation not in (None, record.generation):
+            for version in record.versions:
+                if (space, version.number) in readers:
+                    readers[space, version.number].forget_all()
+
+    def _reader_of(
+        self, space: str, version: SpaceVersion, parts: Parts, *, is_default: bool
+    ) -> SpaceReader | None:
+        """What looks up in a version; None for one that cannot be, which stops no other."""
+        settings = self._config.spaces[space]
+        try:
+            return SpaceReader(
+                space, version, settings, parts, self._shared.counts[space], self._quotas[space]
+            )
+        except ConfigError as error:
+            if is_default:
+                raise
+            _log.error("version %d of the space %s is not served: %s", version.number, space, error.message)
+            return None
+
+    def _parts(self, versions: int) -> Parts:
+        cache = self._config.cache
+        share = cache.size_bytes // len(self._config.spaces) // versions
+        return Parts(self._shared.store, self._shared.reads, self._shared.publisher, cache, share)
+
+    def look(self, space: str) -> None:
+        """See what other processes have decided about a space.
+
+        Raises:
+            HeadraceError: The store does not answer, or what it says cannot be.
+        """
+        record = self.catalog.read(space)
+        if record != self._records.get(space):
+            self.apply(space, record)
+        if not record.versions:
+            self._first_version(space, self._config.spaces[space])
+
+
+def _of_columns(columns: Columns) -> SpaceVersion:
+    """A version of a feature table that is yet to get its number."""
+    return SpaceVersion(
+        number=0,
+        embedder="",
+        fingerprint=fingerprint(columns),
+        dimension=row_dtype(columns).itemsize,
+        dtype=ROW,
+        created=time.time_ns() / 1e9,
+        columns=columns,
+    )
+
+
+def _made_by(settings: SpaceSettings, fingerprint: str, dimension: int) -> SpaceVersion:
+    """A version of vectors that is yet to get its number."""
+    return SpaceVersion(
+        number=0,
+        embedder=settings.embedder,
+        fingerprint=fingerprint,
+        dimension=dimension,
+        dtype=settings.dtype,
+        created=time.time_ns() / 1e9,
+    )
