@@ -135,48 +135,62 @@ class Cache:
             vectors[written == 0] = self.oov
         return Found(vectors, written, asked[:asks])
 
-    def put(self, hashes: Array, records: Array, taken: Array, now: int, *, replaces: bool = False) -> None:
+    def put(self, hashes: Array, records: Array, now: int, *, replaces: bool = False) -> None:
         """Put records where ``find`` finds them; one that is there and was written later stays.
 
         Args:
             hashes: From ``hashes``.
-            records: uint8 ``[N, record bytes]``.
-            taken: Which of them to put, bool ``[N]``.
+            records: Where each lies, from ``check`` or ``where``; 0 for none.
             now: The time in milliseconds.
             replaces: Whether they replace what is there in any case: it was stored just now, whatever clocks
                 say.
         """
-        if not len(hashes) == len(records) == len(taken):
+        if len(hashes) != len(records):
             raise ValueError(f"expected {len(hashes)} records, got {len(records)}")
-        kernels.put(hashes, self._table, self._state, records, taken, (now, replaces))
+        how = self._form.record_bytes, now, replaces
+        kernels.put(hashes, self._table, self._state, records, how)
 
-    def check(self, records: Array, written_since: int) -> tuple[Array, int]:
-        """Which values are records with a vector, bool ``[N]``, and how many that are.
+    def where(self, records: Array) -> Array:
+        """Where each record of an array lies, for as long as that does: int64 ``[N]``.
 
         Args:
-            records: uint8 ``[N, record bytes]``.
+            records: uint8 ``[N, record bytes]``, C-contiguous.
+        """
+        size = self._form.record_bytes
+        if records.shape[1:] != (size,) or not records.flags.c_contiguous:
+            raise ValueError(f"expected records of {size} bytes, got {list(records.shape)}")
+        return np.arange(len(records), dtype=np.int64) * size + records.ctypes.data
+
+    def check(self, values: list[bytes], written_since: int) -> tuple[Array, int]:
+        """Where each value's record with a vector lies, int64 ``[N]``, 0 for none; and how many that are.
+
+        Args:
+            values: What a store gave; the records lie in there.
             written_since: The earliest time that one may have been written, in milliseconds.
         """
-        sound = np.empty(len(records), np.bool_)
-        return sound, kernels.check(records, self._form.type, written_since, sound)
+        records, form = np.empty(len(values), np.int64), self._form
+        kind = form.type, form.record_bytes
+        return records, kernels.check(id(values), kind, written_since, records)
 
-    def give(self, records: Array, sound: Array, places: Array, vectors: Array, written: Array) -> None:
+    def give(self, records: Array, places: Array, vectors: Array, written: Array) -> None:
         """Put the vectors of records into an answer.
 
         Args:
-            records: uint8 ``[N, record bytes]``.
-            sound: Which of them have a vector, bool ``[N]``.
+            records: Where each lies, from ``check``; 0 for none.
             places: Where in the answer each belongs, int32 ``[N]``.
             vectors: Gets the vectors, as they are answered.
             written: Gets when they were written, uint64.
         """
-        form = self._form
-        if self._is_scaled:
-            rows = np.flatnonzero(sound)
-            vectors[places[rows]] = form.decode(records[rows])
-            written[places[rows]] = form.written(records[rows])
-        else:
-            kernels.give(records, sound, places, vectors.view(np.uint8).reshape(len(vectors), -1), written)
+        if not self._is_scaled:
+            answer = vectors.view(np.uint8).reshape(len(vectors), -1)
+            kernels.give(records, HEAD.itemsize, places, answer, written)
+            return
+        there = np.flatnonzero(records)
+        copied = np.empty((len(there), self._form.record_bytes), np.uint8)
+        when = np.empty(len(there), np.uint64)
+        kernels.give(records[there], 0, np.arange(len(there), dtype=np.int32), copied, when)
+        vectors[places[there]] = self._form.decode(copied)
+        written[places[there]] = when
 
     def remove(self, hashes: Array) -> None:
         """Forget vectors and marks of keys."""

@@ -20,10 +20,11 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic as _typed_intrinsic
 
-from headrace.archive.text_hashing import BLOCK, LINE, fetch, hash_texts
+from headrace.archive.objects import BLOCK, LINE, bytes_of, encode, fetch, item_of
+from headrace.archive.text_hashing import hash_texts
 from headrace.compiled import cached
 from headrace.standing import Standing, given
-from headrace.stream.hashing import read_uint64
+from headrace.stream.hashing import read_uint8, read_uint64
 from headrace.tensors import Array
 
 _intrinsic: Any = _typed_intrinsic  # its own types want all arguments at every call, also the typing context
@@ -212,80 +213,92 @@ def _way_for(tags: Array, at: Any, hash_: Any) -> Any:
 
 
 @cached()
-def put(hashes: Array, table: Any, state: Array, records: Array, taken: Array, how: Any) -> None:
+def put(hashes: Array, table: Any, state: Array, records: Array, how: Any) -> None:
     """Put records where lookups find them; one that is there and was written later stays.
 
     Args:
         hashes: Of the keys, uint64 ``[N, 2]``.
         table: As for ``find``.
         state: How many rows were handed out, and where the hand of the clock is, int64.
-        records: uint8 ``[N, record bytes]``.
-        taken: Which of them are put, bool ``[N]``.
-        how: The time in milliseconds, and whether they replace also what was written later.
+        records: Where each record lies, int64 ``[N]``; 0 for none.
+        how: How long one is, the time in milliseconds, and whether they replace also what was written later.
     """
     tags, rows = table
-    now, replaces = how
-    size = records.shape[1]
-    for key in range(len(hashes)):
-        if not taken[key]:
-            continue
-        at = _set_of(hashes[key, 0], tags.shape[0])
-        way = _way_for(tags, at, hashes[key, 0])
-        source = records.ctypes.data + key * size
-        row = _row_of(tags[at, way])
-        if row < 0:
-            row = _free_row(tags, rows, state)
-        elif (
-            (tags[at, way] & _HASH) == _hash_part(hashes[key, 0])
-            and rows[row, 0] == hashes[key, 1]
-            and not replaces
-            and rows[row, _WRITTEN_WORD] > read_uint64(source + _WRITTEN_AT, 0)
-        ):
-            continue
-        tags[at, way] = _hash_part(hashes[key, 0]) | (np.uint64(row + 1) << np.uint64(1))
-        rows[row, 0], rows[row, 1] = hashes[key, 1], np.uint64(now)
-        _copy(rows.ctypes.data + row * rows.shape[1] * 8 + ROW_HEAD_BYTES, source, size)
+    size, now, replaces = how
+    tags_at, sets = tags.ctypes.data, tags.shape[0]
+    for start in range(0, len(hashes), BLOCK):
+        stop = min(start + BLOCK, len(hashes))
+        for key in range(start, stop):
+            fetch(tags_at + _set_of(hashes[key, 0], sets) * WAYS * 8)
+        for key in range(start, stop):
+            if records[key] == 0:
+                continue
+            at = _set_of(hashes[key, 0], sets)
+            way = _way_for(tags, at, hashes[key, 0])
+            row = _row_of(tags[at, way])
+            if row < 0:
+                row = _free_row(tags, rows, state)
+            elif (
+                (tags[at, way] & _HASH) == _hash_part(hashes[key, 0])
+                and rows[row, 0] == hashes[key, 1]
+                and not replaces
+                and rows[row, _WRITTEN_WORD] > read_uint64(records[key] + _WRITTEN_AT, 0)
+            ):
+                continue
+            tags[at, way] = _hash_part(hashes[key, 0]) | (np.uint64(row + 1) << np.uint64(1))
+            rows[row, 0], rows[row, 1] = hashes[key, 1], np.uint64(now)
+            _copy(rows.ctypes.data + row * rows.shape[1] * 8 + ROW_HEAD_BYTES, records[key], size)
 
 
 @cached()
-def check(records: Array, kind: int, written_since: int, sound: Array) -> int:
-    """Say which values are records with a vector.
+def check(values: int, form: Any, written_since: int, records: Array) -> int:
+    """Say which values are records with a vector, and where those lie.
 
     Args:
-        records: uint8 ``[N, record bytes]``.
-        kind: The numbers' type, as records say it.
+        values: The address of a list of ``bytes``.
+        form: The numbers' type, as records say it, and how long a record is.
         written_since: The earliest time that one may have been written, in milliseconds.
-        sound: Gets it, bool ``[N]``.
+        records: Gets where each lies, for as long as the list does, int64 ``[N]``; 0 for what is none.
 
     Returns:
         How many are.
     """
-    count = 0
-    for key in range(len(records)):
-        when = read_uint64(records.ctypes.data + key * records.shape[1] + _WRITTEN_AT, 0)
-        is_record = records[key, 0] == FORMAT and records[key, 1] == kind
-        sound[key] = is_record and when > 0 and when >= written_since
-        count += sound[key]
+    kind, size = form
+    items, count = np.empty(BLOCK, np.int64), 0
+    for start in range(0, len(records), BLOCK):
+        stop = min(start + BLOCK, len(records))
+        for place in range(start, stop):
+            items[place - start] = item_of(values, place)
+            fetch(items[place - start])
+            fetch(items[place - start] + LINE)
+        for place in range(start, stop):
+            records[place] = 0
+            if items[place - start] != 0:
+                found, length = bytes_of(items[place - start])
+                if found != 0 and length >= size and read_uint8(found, 0) == FORMAT:
+                    when = read_uint64(found + _WRITTEN_AT, 0)
+                    if read_uint8(found, 1) == kind and when > 0 and when >= written_since:
+                        records[place] = found
+                        count += 1
     return count
 
 
 @cached()
-def give(records: Array, sound: Array, places: Array, vectors: Array, written: Array) -> None:
+def give(records: Array, skip: int, places: Array, vectors: Array, written: Array) -> None:
     """Put the vectors of records into an answer.
 
     Args:
-        records: uint8 ``[N, record bytes]``.
-        sound: Which of them have a vector, bool ``[N]``.
+        records: Where each record lies, int64 ``[N]``; 0 for none.
+        skip: From where in a record is copied.
         places: Where in the answer each belongs, int32 ``[N]``.
-        vectors: Gets the vectors, uint8 ``[…, vector bytes]``.
+        vectors: Gets what is copied, uint8 ``[…, size]``.
         written: Gets when they were written, uint64.
     """
-    size = vectors.shape[1]
+    size, out = vectors.shape[1], vectors.ctypes.data
     for key in range(len(records)):
-        if sound[key]:
-            source = records.ctypes.data + key * records.shape[1]
-            _copy(vectors.ctypes.data + places[key] * size, source + HEAD_BYTES, size)
-            written[places[key]] = read_uint64(source + _WRITTEN_AT, 0)
+        if records[key] != 0:
+            _copy(out + places[key] * size, records[key] + skip, size)
+            written[places[key]] = read_uint64(records[key] + _WRITTEN_AT, 0)
 
 
 @cached()
@@ -348,20 +361,18 @@ def queued(hashes: Array, marks: Any, now: int, still: Array) -> None:
 def run_once() -> None:
     """Compile or load all kernels here, for all types of arguments that they get."""
     secret, hashes = np.zeros(2, np.uint64), np.zeros((1, 2), np.uint64)
-    texts = ["key"]
+    texts, encoded = ["key"], [b""]
     hash_texts(id(texts), 8, secret, hashes)
+    encode(id(texts), id(encoded), 1)
     tags, rows = np.zeros((1, WAYS), np.uint64), np.zeros((1, 5), np.uint64)
     marks = np.zeros((1, WAYS), np.uint64), np.zeros((1, WAYS, 2), np.int64)
     mark(hashes, marks, np.zeros((1, 2), np.int64))
     queued(hashes, marks, 0, np.zeros(1, np.bool_))
-    record = np.zeros((1, HEAD_BYTES + 8), np.uint8)
-    given_record = np.frombuffer(record.tobytes(), np.uint8).reshape(record.shape)  # as a store gives it
-    for records in (record, given_record):
-        put(hashes, (tags, rows), np.zeros(2, np.int64), records, np.ones(1, np.bool_), (0, False))
+    values, records = [bytes(HEAD_BYTES + 8)], np.zeros(1, np.int64)
+    check(id(values), (1, HEAD_BYTES + 8), 0, records)
+    put(hashes, (tags, rows), np.zeros(2, np.int64), records, (HEAD_BYTES + 8, 0, False))
     found = np.zeros((1, 8), np.uint8), np.zeros(1, np.uint64), np.zeros(1, np.int32)
     held = Standing(Held(tags, rows, *marks, np.zeros(8, np.uint8), HEAD_BYTES))
     find(hashes, held, (0, 0, 0), *found)
-    sound, places = np.zeros(1, np.bool_), np.zeros(1, np.int32)
-    check(given_record, 1, 0, sound)
-    give(given_record, sound, places, *found[:2])
+    give(records, HEAD_BYTES, np.zeros(1, np.int32), *found[:2])
     remove(hashes, (tags, rows))

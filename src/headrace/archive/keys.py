@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from hashlib import blake2b
 
+from headrace.archive.objects import encode
 from headrace.errors import InvalidRequest, TooLarge, shown
 from headrace.stores.store import LONGEST_KEY_BYTES
 
 _DIGEST_BYTES = 32
-_SEPARATOR = "\x1f"  # in no usual key; one that has it is encoded on its own
 
 
 def checked(keys: Sequence[str], most: int) -> list[str]:
@@ -67,9 +67,9 @@ def all_stored(keys: Sequence[str], longest: int = LONGEST_KEY_BYTES) -> list[by
         keys: Texts.
         longest: How many bytes of UTF-8 one of them has at the most, as far as that is known.
     """
-    encoded = _SEPARATOR.join(keys).encode().split(_SEPARATOR.encode())  # half the time of one by one
-    if len(encoded) != len(keys):
-        encoded = [key.encode() for key in keys]
+    texts, encoded = list(keys), [b""] * len(keys)
+    if not encode(id(texts), id(encoded), len(texts)):  # a third of the time of one by one
+        encoded = [key.encode() for key in texts]
     if longest < LONGEST_KEY_BYTES:
         return encoded
     return [stored(key) for key in encoded]

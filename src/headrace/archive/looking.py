@@ -197,8 +197,8 @@ class SpaceReader:
             return lookup
         epoch = self._epoch  # before the read: what is forgotten while it goes on is not to stay
         if values := self._read_here(some):
-            records, there, count = self._arrived(some, values, epoch)
-            self.cache.give(records, there, asked, lookup.vectors, lookup.written)
+            records, count = self._arrived(some, values, epoch)
+            self.cache.give(records, asked, lookup.vectors, lookup.written)
             counts.stored += count
         return lookup
 
@@ -226,9 +226,8 @@ class SpaceReader:
                 reads.late(lookup.waits)
             self.counts.late += 1
         if places:
-            records = joined(values, self._form)
-            there, count = self.cache.check(records, self._since(0)[0])
-            self.cache.give(records, there, np.array(places, np.int32), lookup.vectors, lookup.written)
+            records, count = self.cache.check(values, self._since(0)[0])
+            self.cache.give(records, np.array(places, np.int32), lookup.vectors, lookup.written)
             self.counts.stored += count
         lookup.waits, lookup._places = [], []
         return lookup
@@ -264,7 +263,7 @@ class SpaceReader:
                 kept in memory.
         """
         hashes = self.cache.hashes(list(texts), self.settings.max_key_bytes)
-        self.cache.put(hashes, records, np.ones(len(records), np.bool_), _now(), replaces=True)
+        self.cache.put(hashes, self.cache.where(records), _now(), replaces=True)
         if epoch != self._epoch:
             self.cache.remove(hashes)
 
@@ -314,26 +313,25 @@ class SpaceReader:
         lookup._places = list(zip(places, found, strict=False))
         lookup.waits = list({id(place.read): place.read for place in found}.values())
 
-    def _arrived(self, some: Keys, values: Values, epoch: int) -> tuple[Array, Array, int]:
+    def _arrived(self, some: Keys, values: Values, epoch: int) -> tuple[Array, int]:
         """Keep what a store has given, and queue what it has not.
 
         Returns:
-            The records, uint8 ``[N, record bytes]``, which of them are there, bool ``[N]``, and how many.
+            Where the record of each lies among the values, int64 ``[N]``, 0 for none; and how many there are.
         """
-        records = joined(values, self._form)
         # A store may forget later than it was told to, and give what is over its time.
-        there, count = self.cache.check(records, self._since(0)[0])
-        self.cache.put(some.hashes, records, there, _now())
+        records, count = self.cache.check(values, self._since(0)[0])
+        self.cache.put(some.hashes, records, _now())
         if epoch != self._epoch:  # some of them may have been forgotten meanwhile
             self.cache.remove(some.hashes)
         if count < len(records):
-            rows = np.flatnonzero(~there)
+            rows = np.flatnonzero(records == 0)
             wrong = [values[row] for row in rows.tolist() if values[row] != self._form.missing]
             if wrong:
                 found = self._form.are_records(joined(wrong, self._form))
                 self.counts.damaged += len(wrong) - int(np.count_nonzero(found))
             self._missed(some, rows)
-        return records, there, count
+        return records, count
 
     def _missed(self, some: Keys, rows: Array) -> None:
         now = _now()

@@ -10,69 +10,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba import njit, types
-from numba.core import cgutils
-from numba.extending import intrinsic as _typed_intrinsic
+from numba import njit
 
+from headrace.archive.objects import BLOCK, LINE, fetch, item_of, text_of
 from headrace.compiled import cached
 from headrace.stream.hashing import read_uint8, read_uint64
 from headrace.tensors import Array
-
-_intrinsic: Any = _typed_intrinsic  # its own types want all arguments at every call, also the typing context
-_cgutils: Any = cgutils
-
-BLOCK = 64
-"""How many keys are fetched ahead together."""
-
-LINE = 64
-"""How many bytes of memory come at once."""
-
-
-@_intrinsic
-def fetch(_context: Any, address: Any) -> Any:
-    """Ask for the line of memory at an address, and do not wait for it."""
-
-    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        pointer, number = _cgutils.voidptr_t, ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [pointer, number, number, number])
-        asked = _cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
-        constants = [number(value) for value in (0, 3, 1)]  # to read, to keep, data
-        builder.call(asked, [builder.inttoptr(arguments[0], pointer), *constants])
-        return context.get_dummy_value()
-
-    return types.void(types.int64), generate
-
-
-@_intrinsic
-def _item(_context: Any, texts: Any, place: Any) -> Any:
-    """The address of an item of a Python list, by the list's own; 0 if the list has become shorter."""
-
-    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        api = context.get_python_api(builder)
-        item = api.list_getitem(builder.inttoptr(arguments[0], api.pyobj), arguments[1])
-        with builder.if_then(_cgutils.is_null(builder, item)):
-            api.err_clear()
-        return builder.ptrtoint(item, ir.IntType(64))
-
-    return types.int64(types.int64, types.int64), generate
-
-
-@_intrinsic
-def _text(_context: Any, text: Any) -> Any:
-    """Where a Python text's UTF-8 lies, and how long it is; 0 for what is no Unicode text."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        api = context.get_python_api(builder)
-        number = ir.IntType(64)
-        is_text, buffer, size = api.string_as_string_and_size(builder.inttoptr(arguments[0], api.pyobj))
-        with builder.if_then(builder.not_(is_text)):
-            api.err_clear()
-        found = builder.select(is_text, builder.ptrtoint(buffer, number), number(0))
-        return context.make_tuple(builder, signature.return_type, [found, size])
-
-    pair: Any = types.UniTuple
-    return pair(types.int64, 2)(types.int64), generate
 
 
 @njit(inline="always")
@@ -142,13 +85,13 @@ def hash_texts(texts: int, longest: int, secret: Array, hashes: Array) -> int:
     for start in range(0, len(hashes), BLOCK):
         count = min(BLOCK, len(hashes) - start)
         for key in range(count):
-            items[key] = _item(texts, start + key)
+            items[key] = item_of(texts, start + key)
             fetch(items[key])
             fetch(items[key] + LINE)
         for key in range(count):
             if items[key] == 0:
                 return -1 - start - key
-            address, length = _text(items[key])
+            address, length = text_of(items[key])
             if address == 0 or length == 0 or length > longest:
                 return -1 - start - key
             longest_found = max(longest_found, length)

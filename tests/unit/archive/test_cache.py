@@ -25,7 +25,7 @@ def put(
     cache: Cache, texts: list[str], vectors: np.ndarray, form: Form = FORM, written: int = WRITTEN
 ) -> None:
     records = form.encode(vectors, written)
-    cache.put(cache.hashes(texts, 8192), records, np.ones(len(texts), bool), NOW)
+    cache.put(cache.hashes(texts, 8192), cache.where(records), NOW)
 
 
 def find(cache: Cache, texts: list[str], since: tuple[int, int] = (0, 0), now: int = NOW):
