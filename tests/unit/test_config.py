@@ -11,6 +11,7 @@ import pytest
 
 from headrace.config import (
     BatchingPolicy,
+    InputSource,
     Limits,
     ModelConfig,
     RuntimeConfig,
@@ -67,6 +68,14 @@ labels = ["no", "yes"]
 [default]
 values = { probabilities = [0.5, 0.5], name = "none" }
 after_seconds = 0.02
+
+[inputs.image]
+space = "images"
+key = "item"
+key_dtype = "int64"
+max_age_seconds = 3600
+default = 0.5
+answer = true
 """
 
 
@@ -83,13 +92,17 @@ def test_every_setting_of_a_model_can_be_set() -> None:
     assert config.runtime.options == {"columns": True, "depth": 3, "rate": 0.5, "name": "x"}
     assert config.signature.labels == ("no", "yes")
     assert config.default.values == {"probabilities": [0.5, 0.5], "name": "none"}
-    for section in config.__struct_fields__:
-        fields = getattr(config, section).__struct_fields__
+    assert config.inputs["image"].default == 0.5
+    sections = {name: getattr(config, name) for name in config.__struct_fields__}
+    sections["inputs"] = config.inputs["image"]
+    for section, settings in sections.items():
+        fields = settings.__struct_fields__
         assert [name for name in fields if not re.search(rf"(?m)^{name} = ", FULL_MODEL)] in (
             [],
             ["count"],  # of the policy `latest`
             ["classes"],  # instead of labels
             ["model"],  # instead of values
+            ["column"],  # of tables only
         ), section
 
 
@@ -295,6 +308,7 @@ SECTIONS = {
     "[warm_up]": WarmUpPolicy,
     "[runtime]": RuntimeConfig,
     "[signature]": SignatureConfig,
+    "[inputs.NAME]": InputSource,
     "Top level": ServerConfig,
     "[limits]": Limits,
 }
@@ -305,9 +319,10 @@ def test_the_documentation_lists_every_setting_with_its_default(section: str) ->
     page = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text("utf-8")
     text = page.split(f"\n## {section}\n")[1].split("\n## ")[0]
     listed = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", text, re.MULTILINE))
-    defaults = SECTIONS[section]()
+    needed = ["space", "key"] if section == "[inputs.NAME]" else []
+    defaults = SECTIONS[section](**dict.fromkeys(needed, "x"))
     expected = {
-        name: "–" if value is None else f"`{msgspec.json.encode(value).decode()}`"
+        name: "–" if value is None or name in needed else f"`{msgspec.json.encode(value).decode()}`"
         for name in defaults.__struct_fields__
         if not isinstance(value := getattr(defaults, name), msgspec.Struct) and name != "models"
     }

@@ -69,12 +69,14 @@ class Lookup:
         written: When each was written, in milliseconds of Unix time, uint64 ``[N]``; 0 where there is none.
         version: The space version that answered.
         columns: Those of a feature table.
+        oov: The out-of-vocabulary vector, ``[dimension]`` of the same dtype; not to be written to.
     """
 
     vectors: Array
     written: Array
     version: int
     columns: tuple[Column, ...] = ()
+    oov: Array = field(kw_only=True)
     waits: list[Future[Values]] = field(default_factory=list)
     _places: list[tuple[int, Place]] = field(default_factory=list)
 
@@ -181,8 +183,8 @@ class SpaceReader:
         hashes, longest = self.cache.hashed(texts, settings.max_key_bytes)
         now = _now()
         found = self.cache.find(hashes, self._since(now), now, out)
-        version = self.version
-        lookup = Lookup(found.vectors, found.written, version.number, version.columns)
+        version, oov = self.version, self.cache.oov
+        lookup = Lookup(found.vectors, found.written, version.number, version.columns, oov=oov)
         counts.lookups += 1
         counts.keys += len(texts)
         if len(found.asked) == 0:

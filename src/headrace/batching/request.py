@@ -67,6 +67,19 @@ NOBODY = Origin("", 0)
 """Gives the answers of a Batcher that serves no version."""
 
 
+class LookedUp(NamedTuple):
+    """What was looked up for one input of a model, for each row.
+
+    Attributes:
+        version: The version of the space, int64 ``[rows]``.
+        written: When the value was written, in milliseconds of Unix time, uint64 ``[rows]``; 0 where none was
+            found, or none that is young enough.
+    """
+
+    version: Array
+    written: Array
+
+
 class BatchOutputs:
     """What the Servable gave for a whole batch; turned into bytes at most once, for all answers together.
 

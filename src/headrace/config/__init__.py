@@ -11,6 +11,7 @@ from headrace.config.model import (
     MODEL_NAME,
     BatchingPolicy,
     DefaultPolicy,
+    InputSource,
     ModelConfig,
     Option,
     RuntimeConfig,
@@ -33,6 +34,7 @@ from headrace.config.server import (
 
 __all__ = [
     "BatchingPolicy",
+    "InputSource",
     "LABEL_NAME",
     "LARGEST_VERSION",
     "Limits",

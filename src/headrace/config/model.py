@@ -228,6 +228,40 @@ class DefaultPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise wrong("default.values", "values, or a model's name, beside after_seconds", "neither")
 
 
+class InputSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One input of the model that comes from the archive, by a key in the request.
+
+    Attributes:
+        space: The space or table of ``archive.toml``.
+        key: The request's input that holds the key; it may be an input of the model as well.
+        column: Which column of a table; "" for a space of vectors.
+        key_dtype: What the key is: ``text``, where the empty text is no key; or ``int64``, where -1 is none.
+        max_age_seconds: How long ago a value may have been written; an older one counts as missing. 0 for any
+            age.
+        default: What stands for a missing value: a text, or a number for all elements of a vector; the
+            archive's own (the out-of-vocabulary vector, the column's default) if left out.
+        answer: Whether answers say when the value was written, and in which version of the space it was: as
+            outputs ``INPUT.written`` and ``INPUT.version``.
+    """
+
+    space: str
+    key: str
+    column: str = ""
+    key_dtype: Literal["text", "int64"] = "text"
+    max_age_seconds: float = 0.0
+    default: int | float | str | None = None
+    answer: bool = False
+
+    def __post_init__(self) -> None:
+        """Check each setting."""
+        one_of("key_dtype", self.key_dtype, ("text", "int64"))
+        seconds("max_age_seconds", self.max_age_seconds, most=100 * YEAR)
+        if not self.space:
+            raise wrong("space", "a space or a table of archive.toml", self.space)
+        if not self.key:
+            raise wrong("key", "the name of the request's input that holds the key", self.key)
+
+
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that can be set for one model: one field a section of ``headrace.toml``.
 
@@ -238,6 +272,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         runtime: What loads it.
         signature: What Classify and Regress make of it.
         default: What is answered in its place when it does not answer in time.
+        inputs: Which of its inputs come from the archive, by their names.
     """
 
     versions: VersionPolicy = msgspec.field(default_factory=VersionPolicy)
@@ -246,6 +281,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     runtime: RuntimeConfig = msgspec.field(default_factory=RuntimeConfig)
     signature: SignatureConfig = msgspec.field(default_factory=SignatureConfig)
     default: DefaultPolicy = msgspec.field(default_factory=DefaultPolicy)
+    inputs: dict[str, InputSource] = {}
 
 
 def read_model_config(model_directory: Path) -> str:

@@ -123,7 +123,7 @@ class Door:
                 await lane.breathe()
         await self._ended_all(reader, parts, call, timeout_seconds)
         written = np.concatenate([part.written for part in parts])
-        return Lookup(vectors, written, reader.version.number)
+        return Lookup(vectors, written, reader.version.number, oov=reader.cache.oov)
 
     async def finished(
         self, reader: SpaceReader, lookup: Lookup, call: Call, timeout_seconds: float
