@@ -1,7 +1,4 @@
-"""Fillers that are killed or stopped: nothing that was queued is lost, and little is embedded twice.
-
-The encoder is a model of another server, which writes down what it embeds, for all processes together.
-"""
+"""Fillers that are killed or stopped: nothing that was queued is lost, and little is embedded twice."""
 
 from __future__ import annotations
 
@@ -11,78 +8,20 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from headrace.archive.archive import Archive
 from headrace.archive.opening import open_archive_file
+from tests.faults.archive_processes import BATCH, MODEL, THREADS, Encoder, all_found, filler, until
 from tests.running_server import RunningServer
-
-BATCH, THREADS = 4, 2
-
-MODEL = """
-import time
-from pathlib import Path
-
-import numpy as np
-
-
-class Model:
-    inputs = [("content", "BYTES", [])]
-    outputs = [("vector", "FP32", [3])]
-
-    def load(self, path, context):
-        self.folder = Path(context.options["folder"])
-
-    def predict(self, inputs):
-        texts = [text.decode() for text in inputs["content"]]
-        is_probe = texts == ["0"]  # whoever opens the embedder asks what its vectors are like
-        if not is_probe:
-            with open(self.folder / "embedded", "a") as file:
-                file.write("".join(f"{text}\\n" for text in texts))
-        while not is_probe and (self.folder / "hold").exists():
-            time.sleep(0.01)
-        return {"vector": np.array([[len(text), sum(text.encode()), 1] for text in texts], np.float32)}
-"""
-
-
-class Encoder:
-    """What the model of the other server does, and did."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._file = folder / "embedded"
-
-    def embedded(self) -> Counter[str]:
-        return Counter(self._file.read_text().splitlines()) if self._file.exists() else Counter()
-
-    def hold(self) -> None:
-        (self.folder / "hold").touch()
-
-    def go(self) -> None:
-        (self.folder / "hold").unlink()
-
-
-@pytest.fixture(scope="module")
-def encoder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Encoder, int]]:
-    folder = tmp_path_factory.mktemp("encoder")
-    (folder / "models/encoder/1").mkdir(parents=True)
-    (folder / "models/encoder/1/model.py").write_text(MODEL)
-    (folder / "models/encoder/headrace.toml").write_text(
-        f'[runtime.options]\nfolder = "{folder}"\n'
-        f"[batching]\ninstances = {2 * THREADS}\nmax_batch_rows = {BATCH}\n"
-    )
-    with RunningServer(folder / "models", "--allow-code") as server:
-        yield Encoder(folder), server.http_port
 
 
 @pytest.fixture
-def folder(tmp_path: Path, encoder: tuple[Encoder, int]) -> Path:
+def folder(tmp_path: Path, encoder: Encoder) -> Path:
     (tmp_path / "archive.toml").write_text(
         f"""
         cache = {{ absent_seconds = 0.05, poll_seconds = 0.1 }}
@@ -95,43 +34,16 @@ def folder(tmp_path: Path, encoder: tuple[Encoder, int]) -> Path:
         [embedders.counted]
         kind = "model"
         model = "encoder"
-        url = "http://127.0.0.1:{encoder[1]}"
+        url = "{encoder.url}"
         """
     )
     return tmp_path
 
 
-@contextmanager
-def filler(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that fills."""
-    command = [sys.executable, "-m", "headrace", "archive", "fill", "--archive", str(folder / "archive.toml")]
-    process = subprocess.Popen([*command, "--threads", str(THREADS), "--batch", str(BATCH)])
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-
-
-def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
-        threading.Event().wait(0.02)
-
-
-def all_found(archive: Archive, keys: list[str]) -> bool:
-    vectors, found = archive.lookup("texts", keys)
-    if not found.all():
-        return False
-    np.testing.assert_array_equal(vectors[:, 0], [len(key) for key in keys])
-    return True
-
-
 def test_a_filler_that_is_killed_while_it_embeds_repeats_a_batch_at_the_most(
-    folder: Path, encoder: tuple[Encoder, int]
+    folder: Path, encoder: Encoder
 ) -> None:
-    counted = encoder[0]
+    counted = encoder
     keys = [f"killed while embedding {number}" for number in range(60)]
     with open_archive_file(folder / "archive.toml") as archive:
         archive.want("texts", keys)
@@ -152,10 +64,10 @@ def test_a_filler_that_is_killed_while_it_embeds_repeats_a_batch_at_the_most(
 
 
 def test_a_filler_that_is_killed_between_store_and_acknowledge_repeats_nothing(
-    folder: Path, encoder: tuple[Encoder, int]
+    folder: Path, encoder: Encoder
 ) -> None:
     """The queue's file is held by a stopped writer while the vectors are stored."""
-    counted = encoder[0]
+    counted = encoder
     keys = [f"killed before acknowledge {number}" for number in range(BATCH)]
     with open_archive_file(folder / "archive.toml") as archive:
         counted.hold()
@@ -208,9 +120,7 @@ def stopped_writer(path: Path, program: str = STOPS_IN_A_WRITE) -> Iterator[None
         process.wait()
 
 
-def test_a_filler_that_is_stopped_within_a_write_delays_no_lookup(
-    folder: Path, encoder: tuple[Encoder, int]
-) -> None:
+def test_a_filler_that_is_stopped_within_a_write_delays_no_lookup(folder: Path, encoder: Encoder) -> None:
     keys = [f"a writer is stopped {number}" for number in range(50)]
     with open_archive_file(folder / "archive.toml") as archive:
         archive.put("texts", keys, np.ones((50, 3)))
@@ -228,10 +138,8 @@ def test_a_filler_that_is_stopped_within_a_write_delays_no_lookup(
             assert slowest < 1.0  # both writes wait for five seconds
 
 
-def test_a_stopped_filler_goes_on_and_another_one_has_done_its_work(
-    folder: Path, encoder: tuple[Encoder, int]
-) -> None:
-    counted = encoder[0]
+def test_a_stopped_filler_goes_on_and_another_one_has_done_its_work(folder: Path, encoder: Encoder) -> None:
+    counted = encoder
     keys = [f"stopped and gone on {number}" for number in range(40)]
     with open_archive_file(folder / "archive.toml") as archive:
         counted.hold()

@@ -107,19 +107,6 @@ def test_a_writer_that_stays_stopped_may_be_killed(queue: LmdbMessages, tmp_path
     assert queue.depth().messages == 2
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", disk], capture_output=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip("only root may mount a small file system")
-    yield disk
-    subprocess.run(["umount", disk], check=True)
-
-
 def published_until_full(queue: LmdbMessages) -> tuple[int, str]:
     """How many messages of a kilobyte are taken before they are refused, and how."""
     published = 0

@@ -1,0 +1,109 @@
+"""An archive's fillers as processes, and their encoder: a model of another server, which counts.
+
+It writes down what it embeds, for all processes together.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from headrace.archive.archive import Archive
+from tests.running_server import RunningServer
+
+BATCH, THREADS = 4, 2
+
+MODEL = """
+import time
+from pathlib import Path
+
+import numpy as np
+
+
+class Model:
+    inputs = [("content", "BYTES", [])]
+    outputs = [("vector", "FP32", [3])]
+
+    def load(self, path, context):
+        self.folder = Path(context.options["folder"])
+
+    def predict(self, inputs):
+        texts = [text.decode() for text in inputs["content"]]
+        is_probe = texts == ["0"]  # whoever opens the embedder asks what its vectors are like
+        if not is_probe:
+            with open(self.folder / "embedded", "a") as file:
+                file.write("".join(f"{text}\\n" for text in texts))
+        while not is_probe and (self.folder / "hold").exists():
+            time.sleep(0.01)
+        return {"vector": np.array([[len(text), sum(text.encode()), 1] for text in texts], np.float32)}
+"""
+
+
+class Encoder:
+    """What the model of the other server does, and did.
+
+    Attributes:
+        folder: Where it writes that down.
+        url: Where the server is.
+    """
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self.folder, self.url = folder, url
+        self._file = folder / "embedded"
+
+    def embedded(self) -> Counter[str]:
+        return Counter(self._file.read_text().splitlines()) if self._file.exists() else Counter()
+
+    def hold(self) -> None:
+        (self.folder / "hold").touch()
+
+    def go(self) -> None:
+        (self.folder / "hold").unlink()
+
+
+@contextmanager
+def encoding(folder: Path) -> Iterator[Encoder]:
+    """The other server."""
+    (folder / "models/encoder/1").mkdir(parents=True)
+    (folder / "models/encoder/1/model.py").write_text(MODEL)
+    (folder / "models/encoder/headrace.toml").write_text(
+        f'[runtime.options]\nfolder = "{folder}"\n'
+        f"[batching]\ninstances = {2 * THREADS}\nmax_batch_rows = {BATCH}\n"
+    )
+    with RunningServer(folder / "models", "--allow-code") as server:
+        yield Encoder(folder, f"http://127.0.0.1:{server.http_port}")
+
+
+@contextmanager
+def filler(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that fills."""
+    command = [sys.executable, "-m", "headrace", "archive", "fill", "--archive", str(folder / "archive.toml")]
+    process = subprocess.Popen([*command, "--threads", str(THREADS), "--batch", str(BATCH)])
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about"
+        threading.Event().wait(0.02)
+
+
+def all_found(archive: Archive, keys: Sequence[str]) -> bool:
+    vectors, found = archive.lookup("texts", keys)
+    if not found.all():
+        return False
+    np.testing.assert_array_equal(vectors[:, 0], [len(key) for key in keys])
+    return True
