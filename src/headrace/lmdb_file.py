@@ -34,7 +34,8 @@ Transaction = Any
 """py-lmdb's; its own types say of every key and value that it may be a memoryview, which none is here."""
 
 _MOST_READERS = 2048
-_DATA, _NEXT, _WRITE = "data.mdb", "next.lock", "write.lock"
+_DATA, _READERS, _NEXT, _WRITE = "data.mdb", "lock.mdb", "next.lock", "write.lock"
+_READER_BYTES = 64  # a reader's place in LMDB's table
 _FORMAT = b"format"
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.0001, 0.004
 # A read that takes longer (its pages come from a disk) is not waited for by others.
@@ -191,6 +192,8 @@ def refused(error: lmdb.Error) -> Unavailable:
         return Unavailable("another process has made the LMDB file larger: open it with its largest_bytes")
     if isinstance(error, lmdb.DiskError) or os.strerror(errno.ENOSPC) in str(error):
         return NoRoom(f"the disk under the LMDB file is full: {error}")
+    if os.strerror(errno.EIO) in str(error):  # what LMDB says of a write that came short, too
+        return NoRoom(f"the disk under the LMDB file is full, or fails: {error}")
     if isinstance(error, lmdb.ReadersFullError):
         return Unavailable(f"the LMDB file has {_MOST_READERS} readers already: {error}")
     if isinstance(error, lmdb.PanicError):
@@ -242,6 +245,7 @@ def _open(options: LmdbOptions, deadline: float) -> LmdbFile:
 
     locks = _Locks(options.path)
     try:
+        _reserve_readers(options.path / _READERS)
         environment = lmdb.open(
             str(options.path),
             map_size=options.largest_bytes + options.largest_bytes // 8 + _ROOM_BYTES,
@@ -262,6 +266,29 @@ def _open(options: LmdbOptions, deadline: float) -> LmdbFile:
         locks.close()
         raise
     return opened
+
+
+def _reserve_readers(path: Path) -> None:
+    """Have the disk keep room for LMDB's table of readers, which is memory that they share.
+
+    On a full disk, the first who writes to it would be killed by the system.
+
+    Raises:
+        Unavailable: The disk is full.
+        ConfigError: The directory cannot be written.
+    """
+    wanted = (_MOST_READERS + 2) * _READER_BYTES
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o664)
+        try:
+            if os.fstat(descriptor).st_blocks * 512 < wanted:
+                os.posix_fallocate(descriptor, 0, wanted)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise NoRoom(f"{path}: the disk under the LMDB file is full: {error.strerror}") from error
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
 
 
 def _check(opened: LmdbFile, environment: lmdb.Environment, deadline: float) -> None:

@@ -30,7 +30,7 @@ import numpy as np
 
 class Model:
     inputs = [("content", "BYTES", [])]
-    outputs = [("vector", "FP32", [3])]
+    outputs = [("vector", "FP32", [DIMENSION])]
 
     def load(self, path, context):
         self.folder = Path(context.options["folder"])
@@ -43,7 +43,9 @@ class Model:
                 file.write("".join(f"{text}\\n" for text in texts))
         while not is_probe and (self.folder / "hold").exists():
             time.sleep(0.01)
-        return {"vector": np.array([[len(text), sum(text.encode()), 1] for text in texts], np.float32)}
+        vectors = np.ones((len(texts), DIMENSION), np.float32)
+        vectors[:, :2] = [(len(text), sum(text.encode())) for text in texts]
+        return {"vector": vectors}
 """
 
 
@@ -52,11 +54,13 @@ class Encoder:
 
     Attributes:
         folder: Where it writes that down.
-        url: Where the server is.
+        server: Where that is.
+        url: Its address.
     """
 
-    def __init__(self, folder: Path, url: str) -> None:
-        self.folder, self.url = folder, url
+    def __init__(self, folder: Path, server: RunningServer) -> None:
+        self.folder, self.server = folder, server
+        self.url = f"http://127.0.0.1:{server.http_port}"
         self._file = folder / "embedded"
 
     def embedded(self) -> Counter[str]:
@@ -70,16 +74,16 @@ class Encoder:
 
 
 @contextmanager
-def encoding(folder: Path) -> Iterator[Encoder]:
+def encoding(folder: Path, dimension: int = 3, *options: str) -> Iterator[Encoder]:
     """The other server."""
-    (folder / "models/encoder/1").mkdir(parents=True)
-    (folder / "models/encoder/1/model.py").write_text(MODEL)
+    (folder / "models/encoder/1").mkdir(parents=True, exist_ok=True)
+    (folder / "models/encoder/1/model.py").write_text(MODEL.replace("DIMENSION", str(dimension)))
     (folder / "models/encoder/headrace.toml").write_text(
         f'[runtime.options]\nfolder = "{folder}"\n'
         f"[batching]\ninstances = {2 * THREADS}\nmax_batch_rows = {BATCH}\n"
     )
-    with RunningServer(folder / "models", "--allow-code") as server:
-        yield Encoder(folder, f"http://127.0.0.1:{server.http_port}")
+    with RunningServer(folder / "models", "--allow-code", *options) as server:
+        yield Encoder(folder, server)
 
 
 @contextmanager

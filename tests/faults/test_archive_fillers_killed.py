@@ -16,8 +16,7 @@ import numpy as np
 import pytest
 
 from headrace.archive.opening import open_archive_file
-from tests.faults.archive_processes import BATCH, MODEL, THREADS, Encoder, all_found, filler, until
-from tests.running_server import RunningServer
+from tests.faults.archive_processes import BATCH, THREADS, Encoder, all_found, encoding, filler, until
 
 
 @pytest.fixture
@@ -155,25 +154,21 @@ def test_a_stopped_filler_goes_on_and_another_one_has_done_its_work(folder: Path
     assert sum(counted.embedded()[key] for key in keys) <= len(keys) + THREADS * BATCH
 
 
-def test_the_encoder_goes_and_comes_back(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_the_encoder_goes_and_comes_back(
+    folder: Path, encoder: Encoder, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """It is asked again, with growing pauses; no key becomes a dead letter for it."""
     place = tmp_path_factory.mktemp("coming")
-    (place / "models/encoder/1").mkdir(parents=True)
-    (place / "models/encoder/1/model.py").write_text(MODEL)
-    (place / "models/encoder/headrace.toml").write_text(f'[runtime.options]\nfolder = "{place}"\n')
     settings = folder / "archive.toml"
-    with RunningServer(place / "models", "--allow-code") as server:
-        text = settings.read_text()
-        port = int(text.rpartition("127.0.0.1:")[2].split('"')[0])
-        settings.write_text(text.replace(f":{port}", f":{server.http_port}"))
+    with encoding(place) as coming:
+        settings.write_text(settings.read_text().replace(encoder.url, coming.url))
         with open_archive_file(settings) as archive, filler(folder):
             archive.want("texts", ["before"])
             until(lambda: all_found(archive, ["before"]))
-            server.stop()
+            coming.server.stop()
             archive.want("texts", ["while it is gone"])
             threading.Event().wait(1.0)
             assert archive.queue.depth().messages >= 1
-            again = ("--http-port", str(server.http_port))
-            with RunningServer(place / "models", "--allow-code", *again):
+            with encoding(place, 3, "--http-port", str(coming.server.http_port)):
                 until(lambda: all_found(archive, ["while it is gone"]))
             assert not list(archive.dead_letters.all())

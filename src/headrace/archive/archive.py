@@ -44,6 +44,7 @@ class Archive:
         catalog: Which versions the spaces have.
         counts: What lookups came to, by space.
         fills: What filling in this process came to, by space.
+        troubles: What this process waits for at present, by who waits: told by ``headrace archive status``.
     """
 
     def __init__(
@@ -66,9 +67,10 @@ class Archive:
         self.forgotten = Forgotten(store)
         self.counts = {name: Counts() for name in config.spaces}
         self.fills: dict[str, FillCounts] = {}
-        self._reporter = Reporter(store, self.counts, self.fills)
+        self.troubles: dict[object, str] = {}
+        self._reporter = Reporter(store, self.counts, self.fills, self.troubles)
         self._reads = None if store.is_local else Reads(store, config.store.timeout_seconds)
-        self._publisher = Publisher(queue, self._accepted)
+        self._publisher = Publisher(queue, self._accepted, self.troubles)
         shared = Shared(store, self._reads, self._publisher, self.counts, open_embedder)
         self._spaces = Spaces(config, shared)
         self.catalog = self._spaces.catalog

@@ -254,12 +254,20 @@ class BatchFiller:
             ),
             stop=tenacity.stop_when_event_set(self._stopping),
             sleep=tenacity.sleep_using_event(self._stopping),
-            before_sleep=_tell,
+            before_sleep=self._tell,
         )
         try:
             return retrying(call)
         except tenacity.RetryError:
             raise Stopped from None
+        finally:
+            self._archive.troubles.pop(self, None)
+
+    def _tell(self, state: tenacity.RetryCallState) -> None:
+        error = state.outcome.exception() if state.outcome is not None else None
+        self._archive.troubles[self] = f"filling waits: {error}"
+        if state.attempt_number == 1:
+            _log.warning("filling waits: %s", error)
 
     def _pause(self, attempts: int) -> None:
         """Wait before the contents that may be had later are tried again."""
@@ -287,8 +295,3 @@ def _checked(embedded: Embedded, contents: int, form: Form) -> Embedded:
         wrong = f"a number that {form.dtype} cannot be" if is_finite else "NaN or infinity"
         failures.setdefault(place, Failure(f"the encoder gave a vector with {wrong} in it", True))
     return Embedded(vectors, failures)
-
-
-def _tell(state: tenacity.RetryCallState) -> None:
-    if state.attempt_number == 1 and state.outcome is not None:
-        _log.warning("filling waits: %s", state.outcome.exception())

@@ -87,6 +87,7 @@ class Filler:
                 self._receive(filler)
                 pause = 0.0
             except Exception as error:  # noqa: BLE001 - the boundary of the thread: whatever fails, filling goes on
+                self._archive.troubles[filler] = f"filling waits: {error}"
                 if isinstance(error, HeadraceError):
                     _log.warning("filling waits: %s", error.message)
                 else:
@@ -99,6 +100,7 @@ class Filler:
         try:
             while not self._stopping.is_set():
                 deliveries = receiver.receive(self._batch, _WAIT_SECONDS)
+                self._archive.troubles.pop(filler, None)
                 if deliveries:
                     self._fill(filler, receiver, deliveries)
         except Stopped:

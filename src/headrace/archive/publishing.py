@@ -85,15 +85,17 @@ class Publisher:
         published: How many were queued.
     """
 
-    def __init__(self, queue: Queue, accepted: Accepted) -> None:
+    def __init__(self, queue: Queue, accepted: Accepted, troubles: dict[object, str]) -> None:
         """Start the thread.
 
         Args:
             queue: Where they go.
             accepted: Called in that thread with what the queue has accepted.
+            troubles: Where it is said what it waits for, under itself.
         """
         self._queue = queue
         self._accepted = accepted
+        self._troubles = troubles
         self._waiting: dict[Wanted, None] = {}
         self._changed = threading.Condition()
         self._closed = False
@@ -158,10 +160,12 @@ class Publisher:
                 half = len(batch) // 2
                 return max(self._publish(batch[:half], pause), self._publish(batch[half:], pause))
             self.dropped += len(batch)
+            reason = error.message if isinstance(error, HeadraceError) else repr(error)
+            self._troubles[self] = f"the queue takes no missing keys: {reason}"
             if not pause:
-                reason = error.message if isinstance(error, HeadraceError) else repr(error)
-                _log.warning("the queue takes no missing keys: %s; later lookups ask again", reason)
+                _log.warning("%s; later lookups ask again", self._troubles[self])
             return min(max(2 * pause, _PAUSE_SECONDS), _LONGEST_PAUSE_SECONDS)
+        self._troubles.pop(self, None)
         if pause:
             _log.warning("the queue takes missing keys again", extra={"seconds": time.monotonic() - started})
         self.published += len(batch)

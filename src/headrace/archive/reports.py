@@ -15,6 +15,7 @@ import msgspec
 
 from headrace.archive.fill_counts import FillCounts
 from headrace.archive.looking import Counts
+from headrace.errors import Unavailable
 from headrace.stores.store import START, Item, Store
 
 PARTITION = "reports"
@@ -27,6 +28,7 @@ RECENT_SECONDS = 60.0
 """What rates are taken over; a process that has been silent for as long is gone."""
 
 _KEPT_SECONDS = 3600.0
+_ROOM_BYTES = 2**16  # about what a batch of vectors takes: less may find a place in a full file
 
 _CountsT = TypeVar("_CountsT", Counts, FillCounts)
 
@@ -42,6 +44,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         fills: The same of its filling.
         recent_lookups: What its lookups came to lately.
         recent_fills: The same of its filling.
+        troubles: What it waits for at present.
     """
 
     instance: str
@@ -51,21 +54,29 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     fills: dict[str, FillCounts]
     recent_lookups: dict[str, Counts]
     recent_fills: dict[str, FillCounts]
+    troubles: tuple[str, ...] = ()
 
 
 class Reporter:
     """Writes one process's reports."""
 
-    def __init__(self, store: Store, lookups: Mapping[str, Counts], fills: Mapping[str, FillCounts]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        lookups: Mapping[str, Counts],
+        fills: Mapping[str, FillCounts],
+        troubles: dict[object, str],
+    ) -> None:
         """Report what is counted elsewhere.
 
         Args:
             store: Where to.
             lookups: By space; they go on counting.
             fills: The same.
+            troubles: What the process waits for, by who waits.
         """
         self._store = store
-        self._lookups, self._fills = lookups, fills
+        self._lookups, self._fills, self._troubles = lookups, fills, troubles
         self._instance = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._created = False
         self._before: deque[tuple[float, dict[str, Counts], dict[str, FillCounts]]] = deque()
@@ -99,6 +110,7 @@ class Reporter:
             fills=fills,
             recent_lookups={space: _less(one, lookups_then.get(space)) for space, one in lookups.items()},
             recent_fills={space: _less(one, fills_then.get(space)) for space, one in fills.items()},
+            troubles=tuple(sorted(set(self._troubles.copy().values()))) if self._troubles else (),
         )
         if not self._created:
             self._store.create(PARTITION)
@@ -113,6 +125,16 @@ def _less(now: _CountsT, then: _CountsT | None) -> _CountsT:
         return now
     before = asdict(then)
     return type(now)(**{name: value - before[name] for name, value in asdict(now).items()})
+
+
+def refusal(store: Store) -> str:
+    """Why a store takes nothing now, as when its disk is full; "" if it does."""
+    try:
+        store.create(PARTITION)
+        store.put_many(PARTITION, [Item(b"room", bytes(_ROOM_BYTES))], RECENT_SECONDS)
+    except Unavailable as error:
+        return error.message
+    return ""
 
 
 def reports(store: Store) -> Iterator[Report]:

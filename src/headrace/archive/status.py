@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
@@ -12,7 +13,7 @@ from headrace.archive.archive import Archive
 from headrace.archive.config import SpaceSettings
 from headrace.archive.fill_counts import FillCounts
 from headrace.archive.looking import Counts
-from headrace.archive.reports import Report, reports
+from headrace.archive.reports import Report, refusal, reports
 from headrace.queues.queue import Depth
 
 _FEW_KEYS = 100  # fewer say nothing about rates
@@ -66,12 +67,14 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
         queue_oldest_seconds: How long the oldest of them has waited.
         dead_letters: How many keys could not be embedded.
         spaces: Each space.
+        warnings: What processes wait for, and whether the store takes anything.
     """
 
     queue_messages: int
     queue_oldest_seconds: float
     dead_letters: int
     spaces: tuple[SpaceStatus, ...]
+    warnings: tuple[str, ...] = ()
 
 
 def look(archive: Archive) -> Status:
@@ -96,7 +99,16 @@ def look(archive: Archive) -> Status:
         queue_oldest_seconds=depth.oldest_seconds,
         dead_letters=sum(1 for _ in archive.dead_letters.all()),
         spaces=tuple(spaces),
+        warnings=tuple(_troubles(told, refusal(archive.store))),
     )
+
+
+def _troubles(told: Iterable[Report], refused: str) -> Iterable[str]:
+    if refused:
+        yield f"the store takes nothing: {refused}"
+    waiting = Counter(trouble for report in told for trouble in report.troubles)
+    for trouble, processes in waiting.items():
+        yield f"{processes} {'process waits' if processes == 1 else 'processes wait'}: {trouble}"
 
 
 def of_space(name: str, settings: SpaceSettings, told: Iterable[Report], depth: Depth) -> SpaceStatus:

@@ -65,6 +65,8 @@ def run(options: argparse.Namespace) -> int:
         return verbs.DONE
     print(table([_HEAD, *(_row(one) for one in status.spaces)], right=range(2, len(_HEAD))))
     print(_queue(status))
+    for warning in status.warnings:
+        print(f"warning: {warning}")
     for space in status.spaces:
         for warning in space.warnings:
             print(f"warning: {space.space}: {warning}")
