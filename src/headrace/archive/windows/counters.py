@@ -1,0 +1,311 @@
+"""Counters by key over windows of event time; no I/O, no clock but the rows' own.
+
+Time is cut into buckets. The clock is the bucket of the newest row so far, and only goes forward. When it
+goes on from a bucket, that is over, and at its end, the boundary, all totals are those of the rows that came
+before that moment: a total over ``n`` buckets is of the rows whose time is in the ``n`` buckets before the
+boundary. A row that comes late counts in its own bucket, from the next boundary on, for as long as that is in
+a window. One that is later than the longest window counts nowhere; it is told.
+
+A row that lies too far ahead of the clock is held, as its own clock may be wrong. When enough rows in a row
+are ahead, the clock follows them and they count; when a row before that is not, they are refused, and told.
+The first rows of all are held in the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from headrace.archive.windows import kernels
+from headrace.archive.windows.kernels import JUMP_ROWS, Cells, Opened, Rows, Totals
+from headrace.archive.windows.plan import Plan
+from headrace.errors import FailedPrecondition
+from headrace.tensors import Array
+
+_FIRST_ROOM = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """What has changed at a boundary.
+
+    Attributes:
+        boundary: The first bucket that was not over; its start is the moment that the totals are of.
+        slots: Whose totals have changed, int32 ``[N]``.
+    """
+
+    boundary: int
+    slots: Array
+
+
+@dataclass(slots=True)
+class Told:
+    """What became of rows that do not count as they came.
+
+    Attributes:
+        late: How many came after their bucket was over, and count from the next boundary on.
+        too_late: How many came after all windows had left their bucket, and count nowhere.
+        refused: How many were too far ahead of the clock, and count nowhere.
+        held: How many are ahead of it, and wait for those that agree.
+    """
+
+    late: int
+    too_late: int
+    refused: int
+    held: int
+
+
+class Counters:
+    """The totals of all keys, and what they are made of.
+
+    Attributes:
+        plan: What is counted.
+        keys: By slot; "" for a slot that is free.
+    """
+
+    def __init__(self, plan: Plan, *, ahead_buckets: int, max_cells: int) -> None:
+        """Begin without rows.
+
+        Args:
+            plan: What is counted.
+            ahead_buckets: How far ahead of the clock a row may be.
+            max_cells: For how many pairs of a key and a bucket there is room.
+        """
+        self.plan = plan
+        self.keys: list[str] = []
+        self._max_cells = max_cells
+        self._slots: dict[str, int] = {}
+        self._free: list[int] = []
+        self._state = np.zeros(kernels.STATES, np.int64)
+        self._state[kernels.AHEAD], self._state[kernels.LONGEST] = max(1, ahead_buckets), plan.longest
+        self._refs = np.zeros(0, np.int32)
+        self._marks = np.zeros(0, np.int64)
+        self._totals = self._no_totals(0)
+        self._held = no_rows(plan, JUMP_ROWS)
+        self._opened = self._room_for(_FIRST_ROOM)
+        self._closed: dict[int, list[Cells]] = {}
+        self._closed_cells = 0
+        self._mark = 0
+
+    # ---- Rows ---------------------------------------------------------------------------------
+
+    def slots_of(self, keys: Sequence[str]) -> Array:
+        """The slots of keys, int32 ``[N]``; good until this is called again."""
+        missing = sum(key not in self._slots for key in keys)
+        if missing > len(self._free):
+            self._make_room(missing, keys)
+        known, found = self._slots, np.empty(len(keys), np.int32)
+        for place, key in enumerate(keys):
+            slot = known.get(key)
+            if slot is None:
+                slot = known[key] = self._free.pop()
+                self.keys[slot] = key
+            found[place] = slot
+        return found
+
+    def take(self, rows: Rows) -> Iterator[Changed]:
+        """Take rows in their order.
+
+        Args:
+            rows: The rows; their slots are of the last ``slots_of``.
+
+        Yields:
+            What has changed at each boundary that the clock passes, in order; the totals are those of that
+            boundary until the next one is asked for.
+
+        Raises:
+            FailedPrecondition: There is no room for so many keys and buckets.
+        """
+        at = 0
+        while True:
+            at, why = kernels.scan(rows, at, self._opened, self._refs, self._held, self._state)
+            if why == kernels.DONE:
+                return
+            if why == kernels.FULL:
+                self._widen()
+            elif why == kernels.MOVED:
+                yield from self._go_on(int(rows.buckets[at]))
+            else:
+                yield from self._follow()
+
+    def finish(self) -> Iterator[Changed]:
+        """The stream is over: close the bucket that is open. Rows may still come, late ones as well."""
+        if not self._state[kernels.KNOWN] and self._state[kernels.HELD]:
+            yield from self._follow()
+        if self._state[kernels.CELLS]:
+            yield from self._go_on(self.clock + 1)
+
+    def totals(self, slots: Array) -> tuple[Array, Array]:
+        """The totals of slots: counts, int64 ``[N, T]``, and sums, float64 ``[N, T]``."""
+        return self._totals.counts[slots], self._totals.high[slots]
+
+    @property
+    def clock(self) -> int:
+        """The bucket that is open; 0 while it is not known."""
+        return int(self._state[kernels.CLOCK])
+
+    @property
+    def told(self) -> Told:
+        """What became of rows that do not count as they came."""
+        state = self._state
+        return Told(
+            int(state[kernels.LATE]),
+            int(state[kernels.TOO_LATE]),
+            int(state[kernels.REFUSED]),
+            int(state[kernels.HELD]),
+        )
+
+    @property
+    def counted_slots(self) -> Array:
+        """The slots of keys with anything in memory, int32."""
+        return np.flatnonzero(self._refs > 0).astype(np.int32)
+
+    # ---- The clock ----------------------------------------------------------------------------
+
+    def _follow(self) -> Iterator[Changed]:
+        """Believe the rows that are held: the clock goes on to the first of their buckets."""
+        count = int(self._state[kernels.HELD])
+        held = Rows(*(part[:count].copy() for part in self._held))
+        self._state[kernels.HELD] = 0
+        earliest = int(held.buckets.min())
+        if not self._state[kernels.KNOWN]:
+            self._state[kernels.KNOWN], self._state[kernels.CLOCK] = 1, earliest
+        else:
+            yield from self._go_on(earliest)
+        yield from self.take(held)
+        np.subtract.at(self._refs, held.slots[held.slots >= 0], 1)
+
+    def _go_on(self, bucket: int) -> Iterator[Changed]:
+        """Let the clock pass all boundaries at which anything changes, up to the start of a bucket."""
+        while self.clock < bucket:
+            boundary = self._next_boundary()
+            if boundary > bucket:
+                self._state[kernels.CLOCK] = bucket
+                return
+            changed = self._close(boundary)
+            if len(changed.slots):
+                yield changed
+
+    def _next_boundary(self) -> int:
+        """The next one at which a bucket enters or leaves any window."""
+        if self._state[kernels.CELLS] or not self._closed:
+            return self.clock + 1 if self._state[kernels.CELLS] else 2**62
+        leaves = np.add.outer(np.fromiter(self._closed, np.int64), np.array(self.plan.lengths)) + 1
+        return int(leaves[leaves > self.clock].min())
+
+    def _close(self, boundary: int) -> Changed:
+        count = int(self._state[kernels.CELLS])
+        new = Cells(*(part[:count].copy() for part in self._opened.cells))
+        self._state[kernels.CELLS] = 0
+        self._opened.places.fill(-1)
+        leaving = [
+            cells for buckets in self.plan.lengths for cells in self._closed.get(boundary - 1 - buckets, ())
+        ]
+        self._mark += 1
+        touched = np.empty(sum(len(cells.slots) for cells in (new, *leaving)), np.int32)
+        count = 0
+        for cells in (new, *leaving):
+            count = kernels.touch(cells.slots, self._marks, self._mark, touched, count)
+        touched = touched[:count]
+        before = self.totals(touched)
+        kernels.enter(new, self._totals, self.plan.table, boundary)
+        for cells in leaving:
+            kernels.leave(cells, self._totals, self.plan.table, boundary)
+        self._keep(new)
+        self._let_go(boundary - 1 - self.plan.longest)
+        self._state[kernels.CLOCK] = boundary
+        changed = np.zeros(len(touched), bool)
+        for was, now in zip(before, self.totals(touched), strict=True):
+            changed |= (was != now).any(axis=1)
+        return Changed(boundary, touched[changed])
+
+    # ---- Memory -------------------------------------------------------------------------------
+
+    def _keep(self, cells: Cells) -> None:
+        """Keep cells until all windows have left them."""
+        if not len(cells.slots):
+            return
+        self._closed_cells += len(cells.slots)
+        self._check_room(self._closed_cells)
+        first = cells.buckets[0]
+        if (cells.buckets == first).all():
+            self._closed.setdefault(int(first), []).append(cells)
+            return
+        order = np.argsort(cells.buckets, kind="stable")
+        ordered = Cells(*(part[order] for part in cells))
+        starts = np.flatnonzero(np.diff(ordered.buckets, prepend=ordered.buckets[0] - 1))
+        for start, stop in zip(starts, [*starts[1:], len(order)], strict=True):
+            part = Cells(*(one[start:stop].copy() for one in ordered))
+            self._closed.setdefault(int(part.buckets[0]), []).append(part)
+
+    def _let_go(self, last: int) -> None:
+        """Drop the cells of a bucket; the clock skips none that has any."""
+        for cells in self._closed.pop(last, ()):
+            np.subtract.at(self._refs, cells.slots, 1)
+            self._closed_cells -= len(cells.slots)
+
+    def _widen(self) -> None:
+        """Make room for twice as many open cells."""
+        count = len(self._opened.cells.slots)
+        self._check_room(self._closed_cells + count + 1)
+        wider = self._room_for(2 * count)
+        for part, old in zip(wider.cells, self._opened.cells, strict=True):
+            part[:count] = old
+        kernels.put_back(*wider, count)
+        self._opened = wider
+
+    def _check_room(self, cells: int) -> None:
+        if cells > self._max_cells:
+            raise FailedPrecondition(
+                f"feed.max_cells: expected at most {self._max_cells} pairs of a key and a bucket, and more "
+                "have come: take larger buckets (feed.every_seconds), shorter windows, or allow more"
+            )
+
+    def _make_room(self, missing: int, wanted: Sequence[str]) -> None:
+        """Have free slots for new keys: those of keys that nothing is left of, then new ones."""
+        keep = {self._slots[key] for key in wanted if key in self._slots}
+        for slot in np.flatnonzero(self._refs == 0).tolist():
+            if self.keys[slot] and slot not in keep:
+                del self._slots[self.keys[slot]]
+                self.keys[slot] = ""
+                self._free.append(slot)
+        before = len(self.keys)
+        if 2 * (missing + before - len(self._free)) <= before:
+            return
+        after = max(_FIRST_ROOM, 2 * before, 2 * (missing + before))
+        more = after - before
+        self.keys += [""] * more
+        self._free = [*range(after - 1, before - 1, -1), *self._free]
+        self._refs = np.concatenate([self._refs, np.zeros(more, np.int32)])
+        self._marks = np.concatenate([self._marks, np.zeros(more, np.int64)])
+        more_totals = self._no_totals(more)
+        self._totals = Totals(*(np.concatenate(both) for both in zip(self._totals, more_totals, strict=True)))
+
+    def _room_for(self, cells: int) -> Opened:
+        return Opened(np.full(2 * cells, -1, np.int32), self._no_cells(cells))
+
+    def _no_cells(self, count: int) -> Cells:
+        measures, sums = len(self.plan.measures), self.plan.sums
+        return Cells(
+            np.zeros(count, np.int32),
+            np.zeros(count, np.int64),
+            np.zeros((count, measures), np.int64),
+            np.zeros((count, sums)),
+            np.zeros((count, sums)),
+        )
+
+    def _no_totals(self, count: int) -> Totals:
+        shape = count, len(self.plan.totals)
+        return Totals(np.zeros(shape, np.int64), np.zeros(shape), np.zeros(shape))
+
+
+def no_rows(plan: Plan, count: int) -> Rows:
+    """Room for rows."""
+    return Rows(
+        np.full(count, -1, np.int32),
+        np.zeros(count, np.int64),
+        np.zeros((count, len(plan.measures)), np.uint8),
+        np.zeros((count, plan.sums)),
+    )

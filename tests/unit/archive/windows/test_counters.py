@@ -1,0 +1,240 @@
+"""Counters against what they mean: for each boundary, all rows that came before it are looked at again."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.archive.windows.counters import Changed, Counters
+from headrace.archive.windows.kernels import JUMP_ROWS, Rows
+from headrace.archive.windows.plan import Plan
+from headrace.archive.windows.window import Window
+from headrace.errors import FailedPrecondition
+
+WINDOWS = {
+    "rows_4": Window(count=True, seconds=4),
+    "rows_1": Window(count=True, seconds=1),
+    "good_3": Window(count=True, seconds=3, where=("kind", "good")),
+    "sum_3": Window(sum="x", seconds=3),
+    "good_sum_7": Window(sum="x", seconds=7, where=("kind", "good")),
+    "mean_3": Window(mean="x", seconds=3),
+    "rate_4": Window(count=True, seconds=4, per_seconds=60),
+}
+PLAN = Plan.of(WINDOWS.values(), 1)
+AHEAD = 50
+
+
+class Row(NamedTuple):
+    key: str
+    bucket: int
+    x: float = 1.0
+    good: bool = True
+
+
+Written = tuple[int, str, dict[str, float]]
+
+
+def rows_of(counters: Counters, rows: Sequence[Row]) -> Rows:
+    slots = [int(counters.slots_of([row.key])[0]) if row.key else -1 for row in rows]
+    keys = sorted({row.key for row in rows} - {""})
+    by_key = dict(zip(keys, counters.slots_of(keys).tolist(), strict=True))
+    slots = [by_key.get(row.key, -1) for row in rows]
+    counted = [[measure.where is None or row.good for measure in PLAN.measures] for row in rows]
+    numbers = [
+        [row.x if one.where is None or row.good else 0.0 for one in PLAN.measures if one.column]
+        for row in rows
+    ]
+    return Rows(
+        np.array(slots, np.int32),
+        np.array([row.bucket for row in rows], np.int64),
+        np.array(counted, np.uint8).reshape(len(rows), len(PLAN.measures)),
+        np.array(numbers, np.float64).reshape(len(rows), PLAN.sums),
+    )
+
+
+def new() -> Counters:
+    return Counters(PLAN, ahead_buckets=AHEAD, max_cells=10_000)
+
+
+def written(counters: Counters, changes: Iterator[Changed]) -> list[Written]:
+    found = []
+    for changed in changes:
+        values = PLAN.values(WINDOWS, *counters.totals(changed.slots))
+        for place, slot in enumerate(changed.slots.tolist()):
+            line = {name: value[place].item() for name, value in values.items()}
+            found.append((changed.boundary, counters.keys[slot], line))
+    return found
+
+
+def take(counters: Counters, rows: Sequence[Row], cuts: Sequence[int] = ()) -> list[Written]:
+    found, places = [], [0, *sorted(min(cut, len(rows)) for cut in cuts), len(rows)]
+    for start, stop in itertools.pairwise(places):
+        found += written(counters, counters.take(rows_of(counters, rows[start:stop])))
+    return found
+
+
+def value_of(rows: Sequence[Row], key: str, boundary: int) -> dict[str, float]:
+    """The definition: of the rows that came before a boundary, those in the window before it."""
+
+    def some(name: str) -> list[Row]:
+        window = WINDOWS[name]
+        return [
+            row
+            for row in rows
+            if row.key == key
+            and boundary - window.seconds <= row.bucket < boundary
+            and (window.where is None or row.good)
+        ]
+
+    found: dict[str, float] = {}
+    for name, window in WINDOWS.items():
+        inside = some(name)
+        if window.count:
+            found[name] = len(inside) * (window.per_seconds / window.seconds or 1)
+        else:
+            found[name] = math.fsum(row.x for row in inside)
+            if window.mean:
+                found[name] /= max(1, len(inside))
+    return found
+
+
+def changes_of(lines: Sequence[Written]) -> list[Written]:
+    """The lines that say something new of their key: before the first, all is 0."""
+    last: dict[str, dict[str, float]] = {}
+    found = []
+    for boundary, key, value in sorted(lines, key=lambda line: line[:2]):
+        if value != last.get(key, value_of([], key, 0)):
+            found.append((boundary, key, value))
+            last[key] = value
+    return found
+
+
+def expected(rows: Sequence[Row]) -> list[Written]:
+    """All rows of the table that are written, by the definition, of rows that are never far ahead."""
+    lines: list[Written] = []
+    clock = min(row.bucket for row in rows[:JUMP_ROWS])
+    ends = max(row.bucket for row in rows) + 1
+    keys = sorted({row.key for row in rows} - {""})
+    for at in range(len(rows) + 1):
+        until = rows[at].bucket if at < len(rows) else ends
+        for boundary in range(clock + 1, until + 1):
+            for key in keys:
+                lines.append((boundary, key, value_of(rows[:at], key, boundary)))
+        clock = max(clock, until)
+    return lines
+
+
+steps = st.tuples(
+    st.integers(0, 3), st.integers(-9, 0), st.sampled_from("abc"), st.integers(-3, 3), st.booleans()
+)
+
+
+def stream(drawn: Sequence[tuple[int, int, str, int, bool]]) -> list[Row]:
+    clock, rows = 1000, []
+    for step, late, key, x, good in drawn:
+        clock += step * step * step  # mostly the next bucket, sometimes beyond all windows
+        rows.append(Row(key, clock + late, float(x), good))
+    return rows
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(steps, min_size=JUMP_ROWS, max_size=60), st.lists(st.integers(0, 60), max_size=4))
+def test_what_is_written_is_what_the_definition_says(drawn: list, cuts: list[int]) -> None:
+    rows, counters = stream(drawn), new()
+    found = take(counters, rows, cuts) + written(counters, counters.finish())
+    assert changes_of(found) == changes_of(expected(rows))
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(steps, min_size=1, max_size=60), st.lists(st.integers(0, 60), max_size=4))
+def test_how_rows_are_cut_into_blocks_changes_nothing(drawn: list, cuts: list[int]) -> None:
+    rows = stream(drawn)
+    whole, cut = new(), new()
+    one = take(whole, rows) + written(whole, whole.finish())
+    other = take(cut, rows, cuts) + written(cut, cut.finish())
+    assert sorted(one, key=lambda line: line[:2]) == sorted(other, key=lambda line: line[:2])
+    assert whole.told == cut.told
+
+
+def test_a_sum_is_what_it_was_when_a_large_number_has_left_it() -> None:
+    counters = new()
+    rows = [Row("a", 10)] * JUMP_ROWS + [
+        Row("a", 11, 1e16),
+        Row("a", 11, 0.5),
+        Row("a", 13, 3.0),
+        Row("a", 14),
+    ]
+    found = {boundary: value for boundary, _, value in take(counters, rows)}
+    assert found[14]["sum_3"] == 1e16 + 4  # rounded only here
+    last = written(counters, counters.finish())
+    assert last[0][2]["sum_3"] == 4.0
+    assert last[0][2]["mean_3"] == 2.0
+
+
+def test_a_key_whose_windows_are_empty_is_written_as_zeros_and_then_let_go() -> None:
+    counters = new()
+    take(counters, [Row("a", 10)] * JUMP_ROWS)
+    found = take(counters, [Row("b", 20)])
+    assert [(boundary, key) for boundary, key, _ in found if key == "a"][-1] == (18, "a")
+    assert found[-1][2] == value_of([], "a", 0)
+    assert [counters.keys[slot] for slot in counters.counted_slots] == ["b"]
+
+
+def test_keys_that_are_gone_make_room_for_new_ones() -> None:
+    counters, buckets = new(), 400
+    take(counters, [Row("first", 0)] * JUMP_ROWS)
+    for bucket in range(buckets):
+        take(counters, [Row(f"{bucket}-{one}", bucket) for one in range(100)])
+    assert len(counters.keys) <= 4096  # 8 buckets of 100 keys are in memory at a time
+
+
+def test_one_row_with_a_wrong_clock_neither_counts_nor_moves_the_clock() -> None:
+    counters = new()
+    take(counters, [Row("a", 10)] * JUMP_ROWS)
+    assert take(counters, [Row("b", 10**12), Row("c", 11), Row("d", -(10**12))])[0][0] == 11
+    assert counters.clock == 11
+    told = counters.told
+    assert (told.refused, told.too_late, told.held) == (1, 1, 0)
+    lines = written(counters, counters.finish())
+    assert {key for _, key, _ in lines} == {"a", "c"}
+
+
+def test_the_clock_follows_rows_that_agree_and_counts_them_all() -> None:
+    counters = new()
+    take(counters, [Row("a", 10)] * JUMP_ROWS)
+    assert take(counters, [Row("b", 1000)] * (JUMP_ROWS - 1)) == []
+    found = take(counters, [Row("b", 1001)])  # now there are enough
+    assert found[-1] == (1001, "b", {**value_of([Row("b", 1000)] * (JUMP_ROWS - 1), "b", 1001)})
+    assert counters.clock == 1001
+    assert (18, "a", value_of([], "a", 0)) in found  # the windows were left one by one
+    assert counters.told.refused == 0
+
+
+def test_a_first_row_with_a_wrong_clock_is_refused() -> None:
+    counters = new()
+    take(counters, [Row("z", 10**12), *[Row("a", 10)] * JUMP_ROWS])
+    assert counters.clock == 10
+    assert counters.told.refused == 1
+
+
+def test_a_row_without_a_key_moves_the_clock() -> None:
+    counters = new()
+    take(counters, [Row("a", 10)] * JUMP_ROWS)
+    assert {key for _, key, _ in take(counters, [Row("", 30)])} == {"a"}
+    assert counters.clock == 30
+    assert len(counters.counted_slots) == 0
+
+
+def test_more_keys_and_buckets_than_there_is_room_for_are_refused() -> None:
+    counters = Counters(PLAN, ahead_buckets=AHEAD, max_cells=50)
+    take(counters, [Row("a", 10)] * JUMP_ROWS)
+    rows = [Row(f"{one}", bucket) for bucket in range(10, 17) for one in range(20)]
+    with pytest.raises(FailedPrecondition, match=r"feed\.max_cells: expected at most 50 pairs"):
+        take(counters, rows)
