@@ -16,7 +16,7 @@ from headrace.archive.embedders.embedder import Embedder
 from headrace.archive.fill_counts import FillCounts
 from headrace.archive.forgotten import Forgotten
 from headrace.archive.given import check_out, checked_rows, checked_vectors, checked_written, size_of
-from headrace.archive.keys import all_stored, checked, is_digest, wrong_key
+from headrace.archive.keys import all_stored, checked, in_slices, is_digest, wrong_key
 from headrace.archive.looking import Counts, Lookup, SpaceReader
 from headrace.archive.publishing import Publisher, Wanted, message_key
 from headrace.archive.reading import Reads
@@ -177,9 +177,10 @@ class Archive:
     ) -> None:
         """Store checked values under keys, which are checked first."""
         texts = checked(keys, max(reader.settings.max_keys, len(keys)))
-        reader.cache.hashes(texts, reader.settings.max_key_bytes)  # checks them
-        for start in range(0, len(texts), _PUT_AT_ONCE):
-            some = slice(start, start + _PUT_AT_ONCE)
+        longest = reader.settings.max_key_bytes
+        for some in in_slices(texts, len(texts), longest):
+            reader.cache.hashes(texts[some], longest, some.start)  # checks them
+        for some in in_slices(texts, _PUT_AT_ONCE, longest):
             self.store_vectors(reader, texts[some], values[some], None if written is None else written[some])
 
     def store_vectors(
@@ -221,8 +222,9 @@ class Archive:
         texts = self._checked(space, keys)
         for version in self._spaces.versions(space):
             reader = self.reader(space, version.number)
-            self.store.delete_many(partition(space, version.number), all_stored(texts))
-            reader.forget(texts)
+            for some in in_slices(texts, _PUT_AT_ONCE, reader.settings.max_key_bytes):
+                self.store.delete_many(partition(space, version.number), all_stored(texts[some]))
+                reader.forget(texts[some])
         self._spaces.apply(space, self.catalog.change(space, with_forgotten))
 
     def forget(self, space: str, keys: Sequence[str]) -> None:
@@ -323,7 +325,7 @@ class Archive:
         """Keys that a space can have; nothing is done with any of them if one is wrong."""
         longest = self._spaces.settings(space).max_key_bytes
         for row, key in enumerate(texts := checked(keys, max(1, len(keys)))):
-            if not 0 < size_of(key) <= longest:
+            if not 0 < size_of(key, longest) <= longest:
                 raise wrong_key(key, row, longest)
         return texts
 

@@ -91,16 +91,17 @@ class Cache:
         """How many vectors there are."""
         return int(np.count_nonzero(self._table[0] >> np.uint64(33)))
 
-    def hashes(self, keys: list[str], longest: int) -> Array:
+    def hashes(self, keys: list[str], longest: int, first: int = 0) -> Array:
         """What keys go by here: uint64 ``[N, 2]``; see ``hashed``."""
-        return self.hashed(keys, longest)[0]
+        return self.hashed(keys, longest, first)[0]
 
-    def hashed(self, keys: list[str], longest: int) -> tuple[Array, int]:
+    def hashed(self, keys: list[str], longest: int, first: int = 0) -> tuple[Array, int]:
         """What keys go by here, uint64 ``[N, 2]``, and how many bytes of UTF-8 the longest has.
 
         Args:
             keys: Texts.
             longest: How many bytes one may have.
+            first: The place of the first of them among all that were asked for, for errors.
 
         Raises:
             InvalidRequest: One is no text, empty, or too long.
@@ -110,7 +111,7 @@ class Cache:
         if found < 0:
             wrong = -1 - found
             key = keys[wrong] if wrong < len(keys) else None  # somebody else changes the list
-            raise wrong_key(key, wrong, longest)
+            raise wrong_key(key, first + wrong, longest)
         return hashes, found
 
     def find(self, hashes: Array, since: tuple[int, int], now: int, out: Array | None = None) -> Found:

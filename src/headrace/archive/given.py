@@ -12,8 +12,10 @@ from headrace.errors import InvalidRequest
 from headrace.tensors import Array
 
 
-def size_of(key: object) -> int:
-    """How many bytes of UTF-8 a key has; 0 for what is no Unicode text."""
+def size_of(key: object, longest: int) -> int:
+    """How many bytes of UTF-8 a key has, or more than ``longest``; 0 for what is no Unicode text."""
+    if isinstance(key, str) and len(key) > longest:
+        return len(key)
     try:
         return len(key.encode()) if isinstance(key, str) else 0
     except UnicodeEncodeError:

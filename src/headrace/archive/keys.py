@@ -6,14 +6,19 @@ exactly that long, so that no short key can be mistaken for one; the key itself 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 
 from headrace.archive.objects import encode
 from headrace.errors import InvalidRequest, TooLarge, shown
 from headrace.stores.store import LONGEST_KEY_BYTES
 
+SLICE_BYTES = 256 * 1024
+"""How many bytes of keys are hashed in one step: some hundred microseconds' worth."""
+
 _DIGEST_BYTES = 32
+_COUNTED_LETTERS = 1024 * 1024
 
 
 def checked(keys: Sequence[str], most: int) -> list[str]:
@@ -30,6 +35,30 @@ def checked(keys: Sequence[str], most: int) -> list[str]:
     return list(keys)  # the caller's own may change meanwhile
 
 
+def in_slices(keys: Sequence[object], most: int, longest: int) -> Iterator[slice]:
+    """The parts of some keys that are worked on in one step, which holds all threads up.
+
+    Args:
+        keys: Texts, or what should be.
+        most: How many keys a part has at the most; it has about ``SLICE_BYTES`` at the most, too.
+        longest: How many bytes of UTF-8 one key may have.
+
+    Raises:
+        InvalidRequest: A key is far too long: to find out how many bytes it has would be a long step, too.
+    """
+    start = size = 0
+    for place, key in enumerate(keys):
+        if isinstance(key, str) and len(key) > longest:
+            raise wrong_key(key, place, longest)
+        taken = sys.getsizeof(key)
+        if place > start and (place - start >= most or size + taken > SLICE_BYTES):
+            yield slice(start, place)
+            start, size = place, 0
+        size += taken
+    if start < len(keys):
+        yield slice(start, len(keys))
+
+
 def wrong_key(key: object, row: int, longest: int) -> InvalidRequest:
     """The error for what cannot be a key.
 
@@ -41,6 +70,8 @@ def wrong_key(key: object, row: int, longest: int) -> InvalidRequest:
     field = f"keys[{row}]"
     if not isinstance(key, str):
         return InvalidRequest(f"expected a text, got {type(key).__name__}", field=field)
+    if len(key) > _COUNTED_LETTERS:
+        return InvalidRequest(f"expected 1 to {longest} bytes of UTF-8, got {len(key)} or more", field=field)
     try:
         size = len(key.encode())
     except UnicodeEncodeError:

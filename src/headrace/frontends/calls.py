@@ -196,7 +196,8 @@ class GrpcCall(Call):
     """What comes with a gRPC call besides its messages.
 
     Its account is what it holds beside its message. The budget is for messages of a call without an account:
-    a call may be many messages, and a small one's is made before anybody knows what it takes.
+    a call may be many messages, and a small one's is made before anybody knows what it takes; and for what
+    goes on when the call has had its answer.
     """
 
     __slots__ = ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headrace.archive.archive import DEFAULT_TIMEOUT_SECONDS, Archive
-from headrace.archive.keys import checked
+from headrace.archive.keys import SLICE_BYTES, checked, in_slices
 from headrace.archive.looking import Lookup, SpaceReader
 from headrace.batching.request import NO_DEADLINE
 from headrace.errors import (
@@ -26,7 +27,7 @@ from headrace.tensors import Array
 
 if TYPE_CHECKING:
     from headrace.config import Limits
-    from headrace.frontends.calls import Call
+    from headrace.frontends.calls import Budget, Call
     from headrace.frontends.wire.lane import Lane
 
 _AT_ONCE_KEYS = 256
@@ -49,6 +50,7 @@ class Door:
         lane: Where long lookups and large bodies are done in slices.
         is_admin: Whether clients may invalidate and forget.
         most_keys: The most keys that any space takes at once.
+        longest_key: How many bytes of UTF-8 the longest key of any space may have.
     """
 
     def __init__(self, archive: Archive, limits: Limits, lane: Lane, *, is_admin: bool) -> None:
@@ -62,6 +64,7 @@ class Door:
         """
         self.archive, self.limits, self.lane, self.is_admin = archive, limits, lane, is_admin
         self.most_keys = max(space.max_keys for space in archive.config.spaces.values())
+        self.longest_key = max(space.max_key_bytes for space in archive.config.spaces.values())
         self._threads = ThreadPoolExecutor(_THREADS, "archive-door")
         self._working = 0
 
@@ -107,18 +110,20 @@ class Door:
             TooLarge: The answer would be too large.
             Overloaded: All requests together would hold too many bytes.
         """
-        found = self.quick(reader, keys, call)
-        if found is not None:
-            return await self.finished(reader, found, call, timeout_seconds)
+        if len(keys) <= _AT_ONCE_KEYS and sum(map(sys.getsizeof, keys)) <= SLICE_BYTES:
+            found = self.quick(reader, keys, call)
+            if found is not None:
+                return await self.finished(reader, found, call, timeout_seconds)
         checked(keys, reader.settings.max_keys)
         form, caller = reader.version.form, _caller(reader, call)
         self._hold(len(keys) * form.dimension * form.answered.itemsize, allowance)
-        reader.cache.hashes(keys, reader.settings.max_key_bytes)  # so that an error names the key's own place
         vectors = np.empty((len(keys), form.dimension), form.answered)
-        parts, step = [], _slice_of(reader)
+        parts, longest = [], reader.settings.max_key_bytes
         async with self.lane as lane:
-            for start in range(0, len(keys), step):
-                rows = slice(start, start + step)
+            for rows in in_slices(keys, len(keys), longest):  # all are checked before any is asked for
+                reader.cache.hashes(keys[rows], longest, rows.start)
+                await lane.breathe()
+            for rows in in_slices(keys, _slice_of(reader), longest):
                 parts.append(reader.begin(keys[rows], caller, vectors[rows]))
                 await lane.breathe()
         await self._ended_all(reader, parts, call, timeout_seconds)
@@ -181,23 +186,26 @@ class Door:
             InvalidRequest: Keys or vectors are not what they should be.
             NotFound: There is no such space, or version.
             Unavailable: The store does not answer.
-            Overloaded: Too many such calls are under way.
+            Overloaded: Too many such calls are under way, or all calls together hold too many bytes.
             DeadlineExceeded: It takes too long; it may be done later.
         """
         checked(keys, self.archive.reader(space, version).settings.max_keys)
-        await self._done(lambda: self.archive.put(space, keys, vectors, version=version), call)
+        size = vectors.nbytes + sum(map(sys.getsizeof, keys))
+        await self._done(lambda: self.archive.put(space, keys, vectors, version=version), call, size)
 
     async def invalidate(self, space: str, keys: list[str], call: Call) -> None:
         """Remove the vectors of keys; as ``put``; FailedPrecondition where it is not allowed."""
         self._check_admin()
         checked(keys, self.archive.reader(space).settings.max_keys)
-        await self._done(lambda: self.archive.invalidate(space, keys), call)
+        size = sum(map(sys.getsizeof, keys))
+        await self._done(lambda: self.archive.invalidate(space, keys), call, size)
 
     async def forget(self, space: str, keys: list[str], call: Call) -> None:
         """Remove keys with everything; errors as for ``invalidate``."""
         self._check_admin()
         checked(keys, self.archive.reader(space).settings.max_keys)
-        await self._done(lambda: self.archive.forget(space, keys), call)
+        size = sum(map(sys.getsizeof, keys))
+        await self._done(lambda: self.archive.forget(space, keys), call, size)
 
     def _check_admin(self) -> None:
         if not self.is_admin:
@@ -205,21 +213,30 @@ class Door:
                 "invalidating and forgetting over the network is off; start the server with --admin"
             )
 
-    async def _done(self, work: Callable[[], None], call: Call) -> None:
-        """Have one of a few threads do something that blocks, and wait for it until the deadline."""
+    async def _done(self, work: Callable[[], None], call: Call, size: int) -> None:
+        """Have one of a few threads do something that blocks, and wait for it until the deadline.
+
+        What it works on is held in the byte budget of all calls until it is done: a call that has had its
+        answer, as its time was over, gives back only what it held itself.
+        """
         if self._working >= _MOST_WAITING:
             raise Overloaded(f"{self._working} calls that write are under way, which is the most; try again")
         seconds = min(_LONGEST_SECONDS, call.deadline - time.monotonic())
+        budget = call.budget if size > _UNCOUNTED_BYTES else None
+        if budget is not None:
+            budget.hold_of_stream(size)
         self._working += 1
         doing = asyncio.get_running_loop().run_in_executor(self._threads, work)
-        doing.add_done_callback(self._ended)
+        doing.add_done_callback(lambda doing: self._ended(doing, budget, size))
         done, _ = await asyncio.wait((doing,), timeout=max(0.0, seconds))
         if not done:
             raise DeadlineExceeded("it was not done in time, and may be done later; it may be asked again")
         doing.result()
 
-    def _ended(self, doing: asyncio.Future[None]) -> None:
+    def _ended(self, doing: asyncio.Future[None], budget: Budget | None, size: int) -> None:
         self._working -= 1
+        if budget is not None:
+            budget.release(size)
         if not doing.cancelled():
             doing.exception()  # where nobody waits any more, nobody misses it
 

@@ -87,7 +87,7 @@ async def _parsed_large(door: Door, message: bytes, allowance: Allowance) -> Ask
 async def _parsed(door: Door, message: bytes, kind: protos.MessageClass, allowance: Allowance) -> Asked:
     allowance.hold(len(message))  # for the texts, which are copied out of it
     async with door.lane as lane:
-        return await in_steps(parsing(message, kind, door.most_keys), lane)
+        return await in_steps(parsing(message, kind, door.most_keys, door.longest_key), lane)
 
 
 def _streaming(lookup: UnaryHandler, outcomes: Outcomes) -> StreamHandler:

@@ -122,11 +122,17 @@ def switch_of(document: dict[str, Any], name: str) -> bool:
     return value
 
 
-async def vectors_of(document: dict[str, Any], keys: int, door: Door) -> Array:
+async def vectors_of(document: dict[str, Any], keys: int, dimension: int, door: Door) -> Array:
     """The vectors of a body that is to be stored, float64 ``[N, dimension]``; the list is emptied.
 
+    Args:
+        document: The body.
+        keys: How many keys it has: no more than the space takes.
+        dimension: How many numbers a vector of the space has.
+        door: Whose lane this is done in.
+
     Raises:
-        InvalidRequest: They are no lists of numbers, or not one a key, or of different lengths.
+        InvalidRequest: They are no lists of so many numbers, one a key.
     """
     rows = document.get("vectors")
     if not isinstance(rows, list) or len(rows) != keys:
@@ -134,24 +140,30 @@ async def vectors_of(document: dict[str, Any], keys: int, door: Door) -> Array:
         raise InvalidRequest(f"expected a list of {keys} vectors, one a key, got {got}", field="vectors")
     if not keys:
         raise InvalidRequest("expected at least one key", field="keys")
-    dimension = len(rows[0]) if isinstance(rows[0], list) else 0
-    vectors = np.empty((keys, dimension))
-    step = max(1, long_lists.STEP // max(1, dimension))
+    step = max(1, long_lists.STEP // dimension)
     async with door.lane as lane:
+        for row in range(keys):  # before there is room for them, which few short rows would make large
+            _check_length(rows[row], dimension, row)
+            if row % long_lists.STEP == 0:
+                await lane.breathe()
+        vectors = np.empty((keys, dimension))
         for start in range(0, keys, step):
             for row in range(start, min(start + step, keys)):
-                vectors[row] = _vector(rows[row], dimension, row)
+                vectors[row] = _vector(rows[row], row)
                 rows[row] = None
             await lane.breathe()
     return vectors
 
 
-def _vector(numbers: object, dimension: int, row: int) -> list[float]:
-    field = f"vectors[{row}]"
+def _check_length(numbers: object, dimension: int, row: int) -> None:
     if not isinstance(numbers, list):
-        raise InvalidRequest(f"expected a list of numbers, got {_kind(numbers)}", field=field)
-    if len(numbers) != dimension or not dimension:
-        raise InvalidRequest(f"expected {dimension or 'some'} numbers, got {len(numbers)}", field=field)
+        raise InvalidRequest(f"expected a list of numbers, got {_kind(numbers)}", field=f"vectors[{row}]")
+    if len(numbers) != dimension:
+        raise InvalidRequest(f"expected {dimension} numbers, got {len(numbers)}", field=f"vectors[{row}]")
+
+
+def _vector(numbers: list[Any], row: int) -> list[float]:
+    field = f"vectors[{row}]"
     for place, number in enumerate(numbers):
         if type(number) not in (int, float):
             raise InvalidRequest(f"expected a number, got {_kind(number)}", field=f"{field}[{place}]")

@@ -10,6 +10,7 @@ import numpy as np
 from headrace.archive.looking import Lookup
 from headrace.errors import HeadraceError, InvalidRequest, TooLarge
 from headrace.frontends.wire import protos
+from headrace.frontends.wire.names import check_name
 from headrace.frontends.wire.protobuf_cost import AT_ONCE_BYTES, malformed
 from headrace.frontends.wire.protobuf_fields import (
     LENGTH_DELIMITED,
@@ -39,6 +40,7 @@ _VECTORS, _FOUND, _VERSION, _DTYPE, _DIMENSION, _WRITTEN = (
 )
 _RESPONSE = field_number(_StreamResponse, "response")
 _STEP_FIELDS = 512
+_STEP_BYTES = 256 * 1024
 _LIGHT_BYTES = 1024 * 1024
 _LIGHT_KEYS = 16_384
 _KEY = field_number(LookupRequest, "keys") << 3 | LENGTH_DELIMITED
@@ -115,33 +117,39 @@ def parsed(message: bytes, kind: protos.MessageClass) -> Asked:
     return asked
 
 
-def parsing(message: bytes, kind: protos.MessageClass, most_keys: int) -> Steps[Asked]:
+def parsing(message: bytes, kind: protos.MessageClass, most_keys: int, longest: int) -> Steps[Asked]:
     """Parse a large message in small steps.
 
     Args:
         message: The bytes.
         kind: Its class.
         most_keys: How many keys any space takes: more are refused before they are made.
+        longest: How many bytes the longest key of any space may have; the same.
 
     Raises:
-        InvalidRequest: It is no such message.
+        InvalidRequest: It is no such message, or has a longer key.
         TooLarge: It has more keys.
     """
-    asked = Asked()
+    asked, done = Asked(), 0
     names = {field.number: field.name for field in kind.DESCRIPTOR.fields}  # type: ignore[attr-defined]
     for number, field in enumerate(_fields(message)):
         name = names.get(field.number)
         if name == "keys" and field.wire_type == LENGTH_DELIMITED:
             if len(asked.keys) == most_keys:
                 raise TooLarge(f"expected at most {most_keys} keys, got more; ask in parts", field="keys")
+            if field.stop - field.start > longest:
+                got = f"expected 1 to {longest} bytes of UTF-8, got {field.stop - field.start}"
+                raise InvalidRequest(got, field=f"keys[{len(asked.keys)}]")
             asked.keys.append(_text(message, field.start, field.stop, f"keys[{len(asked.keys)}]"))
         elif name == "vectors" and field.wire_type == LENGTH_DELIMITED:
             asked.vectors = memoryview(message)[field.start : field.stop]
         elif name in ("space", "dtype") and field.wire_type == LENGTH_DELIMITED:
+            check_name(field.stop - field.start, name)
             setattr(asked, name, _text(message, field.start, field.stop, name))
         elif name in ("version", "written") and field.wire_type == VARINT:
             setattr(asked, name, read_varint(message, field.start)[0])
-        if number % _STEP_FIELDS == _STEP_FIELDS - 1:
+        if number % _STEP_FIELDS == _STEP_FIELDS - 1 or field.stop - done > _STEP_BYTES:
+            done = field.stop
             yield
     return asked
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from headrace.archive.keys import checked
 from headrace.errors import InvalidRequest
 from headrace.frontends.archive import describing, json_bodies
 from headrace.frontends.calls import HttpCall, HttpHandler, HttpReply, HttpRoute
@@ -35,7 +36,9 @@ def http_routes(door: Door) -> list[HttpRoute]:
     async def put(space: str, document: dict[str, Any], call: HttpCall) -> None:
         json_bodies.check_members(document, _PUT_MEMBERS)
         keys, version = json_bodies.keys_of(document), json_bodies.version_of(document)
-        vectors = await json_bodies.vectors_of(document, len(keys), door)
+        reader = door.archive.reader(space, version)
+        checked(keys, reader.settings.max_keys)
+        vectors = await json_bodies.vectors_of(document, len(keys), reader.version.dimension, door)
         await door.put(space, keys, vectors, version, call)
 
     async def invalidate(space: str, document: dict[str, Any], call: HttpCall) -> None:

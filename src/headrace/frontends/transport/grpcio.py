@@ -148,7 +148,7 @@ class _Unary:
         bodies = self._application.bodies
         account = Account(bodies.hold_of_stream)
         outcomes = self._application.outcomes
-        call = _call(context, outcomes, account)
+        call = _call(context, outcomes, account, bodies)
         bodies.open()
         failed: HeadraceError
         try:

@@ -65,7 +65,7 @@ def test_a_large_message_is_parsed_as_a_small_one_is() -> None:
     message = PutRequest(
         space="items", keys=["a", "ü", "b"], vectors=vectors(3).tobytes(), dtype="float32", version=3
     ).SerializeToString()
-    at_once, in_steps = parsed(message, PutRequest), run(parsing(message, PutRequest, 10))
+    at_once, in_steps = parsed(message, PutRequest), run(parsing(message, PutRequest, 10, 100))
     for name in ("space", "keys", "version", "dtype"):
         assert getattr(at_once, name) == getattr(in_steps, name)
     assert bytes(in_steps.vectors) == at_once.vectors
@@ -114,6 +114,17 @@ def test_text_that_is_none_is_named_in_large_messages() -> None:
     with a_door() as door:
         error = error_of(lambda: sent(door, "Lookup", message))
         assert error.message.startswith("keys[900]: expected UTF-8")
+
+
+def test_large_keys_are_taken_step_by_step_and_what_is_too_long_not_at_all() -> None:
+    message = Request(space="items", keys=["k" * 8000] * 200).SerializeToString()
+    assert sum(1 for _ in parsing(message, Request, 1000, 8192)) > 4
+    message = Request(keys=["a", "k" * 8193]).SerializeToString()
+    error = error_of(lambda: run(parsing(message, Request, 1000, 8192)))
+    assert error.message == "keys[1]: expected 1 to 8192 bytes of UTF-8, got 8193"
+    message = Request(space="s" * 100_000).SerializeToString()
+    error = error_of(lambda: run(parsing(message, Request, 1000, 8192)))
+    assert error.message.startswith("space: expected a name")
 
 
 def test_a_large_message_that_is_cut_is_refused() -> None:

@@ -107,7 +107,11 @@ WRONG_PUTS: dict[str, tuple[dict[str, object], str]] = {
     ),
     "no list": ({"keys": KEYS, "vectors": [1]}, "vectors[0]: expected a list of numbers, got 1"),
     "other lengths": ({"keys": ["a", "b"], "vectors": [ONE, [1]]}, "vectors[1]: expected 4 numbers, got 1"),
-    "the wrong length": ({"keys": KEYS, "vectors": [[1, 2]]}, "vectors: expected numbers [1, 4]"),
+    "the wrong length": ({"keys": KEYS, "vectors": [[1, 2]]}, "vectors[0]: expected 4 numbers, got 2"),
+    "a long first one": (
+        {"keys": KEYS * 10_000, "vectors": [[0] * 300_000, *[[]] * 9999]},
+        "vectors[0]: expected 4 numbers, got 300000",
+    ),
     "a text": ({"keys": KEYS, "vectors": [[1, 2, 3, "x"]]}, "vectors[0][3]: expected a number, got a text"),
     "true": ({"keys": KEYS, "vectors": [[1, 2, 3, True]]}, "vectors[0][3]: expected a number, got true"),
     "too large": ({"keys": KEYS, "vectors": [[1, 2, 3, 1e99]]}, "vectors[0]: expected finite numbers"),
@@ -141,6 +145,14 @@ def test_limits_of_a_space_and_of_the_server() -> None:
         error = error_of(lambda: post(door, "wide:lookup", {"keys": ["a"] * 9}))
         assert isinstance(error, TooLarge)
         assert "limits.max_expanded_bytes" in error.message
+
+
+def test_a_put_of_too_many_keys_is_refused_before_there_is_room_for_them() -> None:
+    with a_door() as door:
+        body = {"keys": ["k"] * 4, "vectors": [[0] * 300_000, [], [], []]}
+        error = error_of(lambda: post(door, "few:put", body))
+        assert isinstance(error, TooLarge)
+        assert error.message == "keys: expected at most 3 keys, got 4; ask in parts"
 
 
 def test_forgetting_wants_an_administrator() -> None:
