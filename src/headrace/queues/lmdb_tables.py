@@ -4,7 +4,7 @@
 ``keys``: digest of a key, 0, number → nothing: the messages of the key in their order; and
 digest of the key, 1, digest of a body → number: what is known already.
 ``ready``: number → nothing: what can be received: the oldest message of each key, unless somebody has it.
-``held``: number → who has it, and whether it is removed.
+``held``: number → who has it.
 ``receivers``: who → until when he may be silent, for how long at a time, and in which boot of the machine.
 ``state``: the last number.
 
@@ -38,7 +38,6 @@ _LEASE = Struct("<dd16s")
 _DIGEST_BYTES = 16
 _ORDER, _CONTENT = b"\0", b"\1"
 _LAST = b"last"
-_KEPT, _REMOVED = b"\0", b"\1"
 _OVERHEAD_BYTES = 160  # of one message, with its share of all tables
 
 
@@ -185,7 +184,7 @@ class Tables:
         found = []
         for number in numbers:
             transaction.delete(number, db=self._ready)
-            transaction.put(number, receiver + _KEPT, db=self._held)
+            transaction.put(number, receiver, db=self._held)
             queued, message = self._read(transaction, number)
             found.append(Delivery(message, queued, _NUMBER.unpack(number)[0]))
         if found:
@@ -213,15 +212,14 @@ class Tables:
         settled = []
         for number in numbers:
             packed = _NUMBER.pack(number)
-            held = transaction.get(packed, b"", db=self._held)
-            if not held.startswith(receiver):
+            if transaction.get(packed, db=self._held) != receiver:
                 continue
             settled.append(number)
             if is_done:
                 transaction.delete(packed, db=self._held)
                 self._forget_first(transaction, packed)
             else:
-                self._give_back(transaction, packed, held)
+                self._give_back(transaction, packed)
         return settled
 
     def leave(self, transaction: Transaction, receiver: bytes) -> None:
@@ -247,21 +245,18 @@ class Tables:
         for receiver in gone:
             transaction.delete(receiver, db=self._receivers)
         with transaction.cursor(self._held) as cursor:
-            given_back = [(number, held) for number, held in cursor if held[:-1] in gone]
-        for number, held in given_back:
-            self._give_back(transaction, number, held)
+            given_back = [number for number, held in cursor if held in gone]
+        for number in given_back:
+            self._give_back(transaction, number)
 
-    def _give_back(self, transaction: Transaction, number: bytes, held: bytes) -> None:
+    def _give_back(self, transaction: Transaction, number: bytes) -> None:
         transaction.delete(number, db=self._held)
-        if held.endswith(_REMOVED):
-            self._forget_first(transaction, number)
-        else:
-            transaction.put(number, b"", db=self._ready)
+        transaction.put(number, b"", db=self._ready)
 
     # ---- forgetting -------------------------------------------------------------------------------
 
     def remove(self, transaction: Transaction, keys: Collection[bytes]) -> None:
-        """Drop the messages of keys; those that somebody has once he is done with them."""
+        """Drop the messages of keys; those that somebody has stay with him, and are no longer known."""
         for key in keys:
             for number in self._numbers_of(transaction, _digest(key)):
                 held = transaction.get(number, db=self._held)
@@ -270,7 +265,6 @@ class Tables:
                     self._forget(transaction, number)
                 else:
                     _, message = self._read(transaction, number)
-                    transaction.put(number, held[:-1] + _REMOVED, db=self._held)
                     self._forget_content(transaction, number, message)
 
     def depth(self, transaction: Transaction) -> Depth:

@@ -25,7 +25,7 @@ class _Waiting:
         message: What was published.
         queued: When, in seconds of Unix time.
         holder: Who has received it, if somebody has.
-        is_removed: Whether it is delivered no more.
+        is_removed: Whether the same is new when it is published again.
     """
 
     message: Message
@@ -168,11 +168,7 @@ class MemoryMessages:
         return found
 
     def _give_back(self, number: int) -> None:
-        waiting = self._messages[number]
-        if waiting.is_removed:
-            self._forget(number)
-            return
-        waiting.holder = None
+        self._messages[number].holder = None
         heappush(self._ready, number)
         self._changed.notify()
 

@@ -136,7 +136,8 @@ class Queue(Protocol):
     def remove(self, keys: Collection[bytes]) -> bool:
         """Drop the messages of these keys.
 
-        One that somebody works on is with him until he acknowledges or loses it, and then delivered no more.
+        One that somebody works on stays with him. If he loses it, it is delivered again: he may be gone, and
+        have left something behind that another has to remove.
 
         Returns:
             Whether that was done; False where the engine cannot, and its readers must.

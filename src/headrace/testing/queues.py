@@ -338,9 +338,10 @@ class QueueSuite:
         queue.publish([Message(b"a", b"1")])
         assert other.receive(10, 0.1) == [], "the key is with somebody"
         receiver.release([delivery for _, delivery in found])
-        again = received([other], 1)
-        assert told(again) == [Message(b"a", b"1")]
-        assert acknowledge(again) == 1
+        for _ in range(2):  # he may have left something behind; then there is the new one
+            again = received([other], 1)
+            assert told(again) == [Message(b"a", b"1")]
+            assert acknowledge(again) == 1
         assert queue.depth().messages == 0
 
     # How much waits

@@ -11,7 +11,9 @@ import pytest
 
 from headrace.archive.archive import Archive
 from headrace.archive.backfilling import Backfill
+from headrace.archive.catalog import partition
 from headrace.archive.filling import Filler
+from headrace.archive.keys import all_stored
 from headrace.archive.oov import ENOUGH
 from headrace.archive.status import look
 from headrace.queues.queue import Message
@@ -109,6 +111,21 @@ def test_an_encoder_that_is_starting_is_waited_for(archive: Archive) -> None:
         assert archive.queue.depth().messages == 1
         embedder.busy.clear()
         until(lambda: all_found(archive, ["film"]))
+
+
+def test_what_a_dying_filler_stored_of_a_forgotten_key_is_removed_by_the_next_one(archive: Archive) -> None:
+    archive.want("texts", ["Heat"])
+    dying = archive.queue.receiver()
+    assert len(dying.receive(1, 5.0)) == 1
+    archive.forget("texts", ["Heat"])
+    archive.put("texts", ["Heat"], np.ones((1, 4)))  # what it stores in the midst of that
+    dying.close()
+    embedder = LengthEmbedder()
+    with Running(archive, embedder):
+        until(lambda: archive.queue.depth().messages == 0)
+    reader = archive.reader("texts")
+    assert archive.store.get_many(partition("texts", reader.version.number), all_stored(["Heat"])) == [b""]
+    assert not embedder.embedded
 
 
 def test_a_stopped_filler_gives_its_batch_back(archive: Archive) -> None:
