@@ -14,6 +14,7 @@ _VERBS = (
     "status",
     "lookup",
     "put",
+    "load",
     "invalidate",
     "forget",
     "versions",

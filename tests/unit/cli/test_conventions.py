@@ -183,6 +183,12 @@ def vectors_with_keys(place: Path) -> list[str]:
     return [str(place / "vectors.npy"), "--keys", str(place / "keys.txt")]
 
 
+def a_table_of_features(place: Path) -> list[str]:
+    (place / "archive.toml").write_text("[tables.users]\n")
+    (place / "users.csv").write_text("user_id,age,country\na,30,CH\nb,40,AT\n")
+    return ["users", str(place / "users.csv"), "--archive", str(place / "archive.toml")]
+
+
 def a_filled_archive(place: Path) -> str:
     file = an_archive(place)
     np.save(place / "vectors.npy", np.repeat(np.eye(3, dtype=np.float32), 2, axis=0))
@@ -209,6 +215,7 @@ RUNS: dict[str, Made] = {
     "archive versions": lambda place: ["--archive", an_archive(place)],
     "archive lookup": lambda place: ["items", "a", "--archive", an_archive(place)],
     "archive put": lambda place: ["items", *vectors_with_keys(place), "--archive", an_archive(place)],
+    "archive load": a_table_of_features,
     "archive invalidate": lambda place: ["items", "a", "--archive", an_archive(place)],
     "archive forget": lambda place: ["items", "a", "b", "--archive", an_archive(place)],
     "archive fill": lambda place: ["--until-empty", "--archive", an_archive_that_fills(place)],

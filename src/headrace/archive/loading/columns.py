@@ -1,0 +1,287 @@
+"""Columns of a file made into columns of a feature table: what they may become, and errors that name rows."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.archive.columns import LARGEST_ROW_BYTES, TEXT, Column
+from headrace.errors import InvalidRequest, shown
+from headrace.tensors import Array
+
+_MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "\\N")
+_NUMBER = r"^\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*$"
+_WHOLE = r"^\s*[-+]?(0|[1-9]\d*)\s*$"
+_CODE = r"^\s*[-+]?(0\d|\d{19})"  # no number: a leading 0 means something, and int64 holds no longer ones
+_LEAST_TEXT_BYTES = 16
+_NO_CAST = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError)
+
+
+def plain(values: pa.Array) -> pa.Array:
+    """Values without a dictionary."""
+    return values.dictionary_decode() if pa.types.is_dictionary(values.type) else values
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether a type is one of texts."""
+    if pa.types.is_dictionary(kind):
+        return is_text(kind.value_type)
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+def is_whole(kind: pa.DataType) -> bool:
+    """Whether a type is one of whole numbers."""
+    return bool(pa.types.is_integer(kind.value_type if pa.types.is_dictionary(kind) else kind))
+
+
+def is_time(kind: pa.DataType) -> bool:
+    """Whether a type is one of times; they become milliseconds of Unix time."""
+    return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind))
+
+
+def is_listed(kind: pa.DataType) -> bool:
+    """Whether a type is one of lists."""
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def keys_of(name: str, values: pa.Array, first_row: int, longest: int) -> list[str]:
+    """The keys of a batch.
+
+    Args:
+        name: What the column is called.
+        values: Texts or whole numbers, which become texts.
+        first_row: The number of the first row.
+        longest: How many bytes a key may have.
+
+    Raises:
+        InvalidRequest: One is not there, empty or too long; or the column is none of keys.
+    """
+    values = plain(values)
+    if not is_text(values.type) and not is_whole(values.type):
+        raise InvalidRequest(
+            f"expected texts or whole numbers as keys, got {values.type}", field=f"column {name!r}"
+        )
+    sizes = pc.binary_length(values.cast(pa.large_string()))
+    wrong = pc.fill_null(pc.or_(pc.equal(sizes, 0), pc.greater(sizes, longest)), True)
+    if pc.any(wrong).as_py():
+        row = wrong.index(True).as_py()
+        size = sizes[row].as_py()
+        got = "null" if size is None else f"{size} bytes"
+        refuse(name, first_row + row, f"expected a key of 1 to {longest} bytes of UTF-8, got {got}")
+    keys: list[str] = values.cast(pa.large_string()).to_pylist()
+    return keys
+
+
+def values_of(column: Column, values: pa.Array, first_row: int) -> Array:
+    """The values of a column as ``rows_of`` takes them, ``[N]``: the default where there is none.
+
+    Args:
+        column: What they are to be.
+        values: As they were read.
+        first_row: The number of the first row.
+
+    Raises:
+        InvalidRequest: A value is not what the column needs.
+    """
+    values = _as_read(plain(values), column.dtype)
+    made = _texts(column, values, first_row) if column.dtype == TEXT else _numbers(column, values, first_row)
+    if made.null_count:
+        if column.default is None:
+            row = made.is_null().index(True).as_py()
+            refuse(column.name, first_row + row, "expected a value, got null; give the column a default")
+        default = column.default.encode() if isinstance(column.default, str) else column.default
+        made = pc.fill_null(made, pa.scalar(default, made.type))
+    given: Array = made.to_numpy(zero_copy_only=False)
+    return given
+
+
+def _as_read(values: pa.Array, dtype: str) -> pa.Array:
+    """Values with null for what says that there is none, and times as whole numbers."""
+    if is_time(values.type):
+        return values.cast(pa.timestamp("ms"), safe=False).cast(pa.int64())
+    if pa.types.is_boolean(values.type):
+        return values.cast(pa.int8())
+    if pa.types.is_floating(values.type):
+        return pc.if_else(pc.is_nan(values), pa.scalar(None, values.type), values)
+    if is_text(values.type) and dtype != TEXT:
+        missing = pc.is_in(values, pa.array(_MISSING, values.type))
+        return pc.if_else(missing, pa.scalar(None, values.type), pc.utf8_trim_whitespace(values))
+    return values
+
+
+def _numbers(column: Column, values: pa.Array, first_row: int) -> pa.Array:
+    kind = pa.type_for_alias(column.dtype)
+    expected = "a whole number" if column.dtype.startswith("int") else "a finite number"
+    try:
+        made = (
+            values.cast(kind)
+            if pa.types.is_integer(kind)
+            else values.cast(pa.float64()).cast(kind, safe=False)
+        )
+    except _NO_CAST:
+        _refuse_first(column, values, kind, first_row, f"expected {expected} of {column.dtype}")
+    if pa.types.is_floating(kind):
+        finite = pc.fill_null(pc.is_finite(made), True)
+        if not pc.all(finite).as_py():
+            row = finite.index(False).as_py()
+            refuse(column.name, first_row + row, f"expected {expected} of {column.dtype}, got {values[row]}")
+    return made
+
+
+def _texts(column: Column, values: pa.Array, first_row: int) -> pa.Array:
+    if not is_text(values.type) and not is_whole(values.type):
+        problem = f"expected texts, got {values.type}"
+        raise InvalidRequest(problem, field=f"column {column.name!r}")
+    made = values.cast(pa.large_string())
+    too_long = pc.fill_null(pc.greater(pc.binary_length(made), column.bytes), False)
+    if pc.any(too_long).as_py():
+        row = too_long.index(True).as_py()
+        size = len(made[row].as_py().encode())
+        problem = f"expected a text of up to {column.bytes} bytes of UTF-8, got {size}; give the column more"
+        refuse(column.name, first_row + row, problem)
+    return made.cast(pa.large_binary())
+
+
+def _refuse_first(
+    column: Column, values: pa.Array, kind: pa.DataType, first_row: int, expected: str
+) -> NoReturn:
+    """Say which value no cast can make; they are tried one by one, as no other way tells."""
+    for row in range(len(values)):
+        try:
+            values.slice(row, 1).cast(kind)
+        except pa.ArrowNotImplementedError:
+            raise InvalidRequest(f"{expected}, got {values.type}", field=f"column {column.name!r}") from None
+        except _NO_CAST:
+            refuse(column.name, first_row + row, f"{expected}, got {_shown(values[row])}")
+    raise InvalidRequest(f"{expected}, got {values.type}", field=f"column {column.name!r}")
+
+
+def vectors_of(name: str, values: pa.Array, dimension: int, first_row: int) -> Array:
+    """The vectors of a batch, float32 ``[N, dimension]``.
+
+    Args:
+        name: What the column is called.
+        values: Lists of numbers.
+        dimension: How many numbers a list has.
+        first_row: The number of the first row.
+
+    Raises:
+        InvalidRequest: One is not there, of another length, or has a number that is none or not finite.
+    """
+    if not is_listed(values.type):
+        raise InvalidRequest(f"expected lists of numbers, got {values.type}", field=f"column {name!r}")
+    lengths = pc.list_value_length(values)
+    wrong = pc.fill_null(pc.not_equal(lengths, dimension), True)
+    if pc.any(wrong).as_py():
+        row = wrong.index(True).as_py()
+        got = "null" if not values[row].is_valid else f"{lengths[row]}"
+        refuse(name, first_row + row, f"expected {dimension} numbers, got {got}")
+    try:
+        flat = values.flatten().cast(pa.float64())
+    except _NO_CAST:
+        kind = values.type.value_type
+        raise InvalidRequest(
+            f"expected lists of numbers, got lists of {kind}", field=f"column {name!r}"
+        ) from None
+    with np.errstate(over="ignore"):
+        vectors = flat.to_numpy(zero_copy_only=False).astype(np.float32).reshape(-1, dimension)
+    finite = np.isfinite(vectors).all(axis=1)
+    if not finite.all():
+        refuse(name, first_row + int(np.argmin(finite)), "expected finite numbers of float32")
+    made: Array = vectors
+    return made
+
+
+class Guess:
+    """What a column of a file is to be, from all its values.
+
+    Attributes:
+        nulls: How many values are not there.
+    """
+
+    def __init__(self, field: pa.Field) -> None:
+        """Know its type only."""
+        self.name, self._type = field.name, field.type
+        self._is_number = self._is_whole = is_text(field.type)
+        self._any, self._longest, self.nulls, self._missing = False, 0, 0, 0
+
+    def look(self, values: pa.Array) -> None:
+        """Take a batch of values into account."""
+        values = plain(values)
+        self.nulls += values.null_count
+        if pa.types.is_floating(values.type):
+            self.nulls += pc.sum(pc.is_nan(values)).as_py() or 0
+        if not is_text(values.type) or not len(values):
+            return
+        self._longest = max(self._longest, pc.max(pc.binary_length(values)).as_py() or 0)
+        if self._is_number:
+            missing = pc.is_in(values, pa.array(_MISSING, values.type))
+            there = values.filter(pc.and_(pc.invert(missing), values.is_valid()))
+            self._missing += pc.sum(pc.and_(missing, values.is_valid())).as_py() or 0
+            self._any = self._any or len(there) > 0
+            is_number = pc.and_not(_all(there, _NUMBER), pc.match_substring_regex(there, _CODE))
+            self._is_number = bool(pc.all(is_number, min_count=0).as_py())
+            self._is_whole = self._is_whole and bool(pc.all(_all(there, _WHOLE), min_count=0).as_py())
+
+    def column(self) -> Column | None:
+        """What it is; None for a type that no column can be.
+
+        Raises:
+            InvalidRequest: It cannot be a column.
+        """
+        dtype = self._dtype()
+        if dtype is None:
+            return None
+        if dtype != TEXT:
+            self.nulls += self._missing
+            default = 0 if self.nulls else None
+            return Column(name=self.name, dtype=dtype, default=default)  # type: ignore[arg-type]
+        room = max(_LEAST_TEXT_BYTES, 1 << max(0, self._longest - 1).bit_length())
+        if self._longest > LARGEST_ROW_BYTES:
+            problem = f"expected texts of up to {LARGEST_ROW_BYTES} bytes, got {self._longest}; leave it out"
+            raise InvalidRequest(problem, field=f"column {self.name!r}")
+        return Column(
+            name=self.name,
+            dtype="text",
+            bytes=min(room, LARGEST_ROW_BYTES),
+            default="" if self.nulls else None,
+        )
+
+    def _dtype(self) -> str | None:
+        kind = self._type.value_type if pa.types.is_dictionary(self._type) else self._type
+        if is_text(kind):
+            return ("int64" if self._is_whole else "float64") if self._is_number and self._any else TEXT
+        if (
+            pa.types.is_boolean(kind)
+            or (pa.types.is_integer(kind) and kind.bit_width <= 16)
+            or kind == pa.int32()
+        ):
+            return "int32"
+        if pa.types.is_integer(kind) or is_time(kind):
+            return "int64"
+        if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+            return "float32" if pa.types.is_floating(kind) and kind.bit_width <= 32 else "float64"
+        return None
+
+
+def _all(texts: pa.Array, pattern: str) -> pa.Array:
+    return pc.match_substring_regex(texts, pattern)
+
+
+def refuse(name: str, row: int, problem: str) -> NoReturn:
+    """Say which value is wrong.
+
+    Args:
+        name: Its column.
+        row: Its row, from 1.
+        problem: What was expected, what came.
+    """
+    raise InvalidRequest(problem, field=f"row {row}, column {name!r}")
+
+
+def _shown(value: pa.Scalar) -> str:
+    text = value.as_py()
+    return shown(text) if isinstance(text, str) else str(text)

@@ -1,0 +1,190 @@
+"""Files of columns, read in batches: Parquet, Arrow's file and stream formats, CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal, get_args
+
+from headrace.errors import ConfigError, InvalidRequest, NotFound
+
+try:
+    import pyarrow as pa
+    import pyarrow.csv as arrow_csv
+    import pyarrow.parquet as pq
+except ImportError as error:  # as with every package that is not always needed
+    raise ConfigError(f"loading a file needs an extra ({error}): pip install 'headrace[train]'") from None
+
+Format = Literal["parquet", "arrow", "csv"]
+FORMATS: tuple[Format, ...] = get_args(Format)
+
+_SUFFIXES: dict[str, Format] = {
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    ".arrow": "arrow",
+    ".arrows": "arrow",
+    ".feather": "arrow",
+    ".ipc": "arrow",
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".txt": "csv",
+}
+_COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
+_CSV_BLOCK_BYTES = 4 * 1024 * 1024
+_ARROW_FILE = b"ARROW1"
+
+
+class ColumnFile:
+    """A file of columns, to be read from its beginning any number of times.
+
+    Attributes:
+        path: The file.
+        format: What it is.
+        schema: Its columns; all of a CSV file are texts.
+        rows: How many rows it has; None where only reading it tells.
+        share: How much of it has been read, from 0 to 1.
+    """
+
+    def __init__(self, path: Path, format_: Format | None = None, delimiter: str = "") -> None:
+        """Look what columns it has.
+
+        Args:
+            path: The file; CSV may be compressed (``.gz``, ``.bz2``, ``.zst``).
+            format_: What it is; None for what its name says.
+            delimiter: What stands between the columns of a CSV file; "" for a comma, or a tab in ``.tsv``.
+
+        Raises:
+            NotFound: There is no such file.
+            InvalidRequest: It is no such file, cannot be read, or has two columns of one name.
+        """
+        if not path.is_file():
+            raise NotFound(f"{path}: there is no such file")
+        self.path, self.format = path, format_ or _format_of(path)
+        names = path.suffixes[-2:]
+        self._delimiter = delimiter or ("\t" if ".tsv" in names else ",")
+        self.rows: int | None = None
+        self.share = 0.0
+        with self._reading():
+            self.schema = self._look()
+        twice = [name for name in self.schema.names if self.schema.names.count(name) > 1]
+        if twice:
+            raise InvalidRequest(f"{path}: expected each column once, got {twice[0]!r} twice")
+
+    def batches(self, columns: list[str], rows: int) -> Generator[pa.RecordBatch, None, None]:
+        """Its rows.
+
+        Args:
+            columns: Which columns.
+            rows: How many rows a batch has at the most.
+
+        Raises:
+            InvalidRequest: The file is damaged; the row is named where that is known.
+        """
+        readers = {"parquet": self._parquet, "arrow": self._arrow, "csv": self._csv}
+        self.share = 0.0
+        done = 0
+        with self._reading():
+            for large in readers[self.format](columns, rows):
+                if self.format != "csv":
+                    large.validate(full=True)  # what is damaged is not to be looked into
+                for start in range(0, large.num_rows, rows):
+                    batch = large.slice(start, rows)
+                    done += batch.num_rows
+                    if self.rows:
+                        self.share = done / self.rows
+                    yield batch
+
+    def _look(self) -> pa.Schema:
+        if self.format == "parquet":
+            with pq.ParquetFile(self.path) as file:
+                self.rows = file.metadata.num_rows
+                return file.schema_arrow
+        if self.format == "arrow":
+            with pa.memory_map(str(self.path)) as mapped, _opened_arrow(mapped) as file:
+                if isinstance(file, pa.ipc.RecordBatchFileReader):
+                    self.rows = sum(file.get_batch(at).num_rows for at in range(file.num_record_batches))
+                return file.schema
+        with (
+            self._bytes()[0] as content,
+            io.TextIOWrapper(content, "utf-8-sig", "replace", newline="") as text,
+        ):
+            names = next(csv.reader(text, delimiter=self._delimiter), [])
+        if not names:
+            raise InvalidRequest(f"{self.path}: expected a first line that names the columns, got none")
+        return pa.schema([(name, pa.string()) for name in names])
+
+    def _parquet(self, columns: list[str], rows: int) -> Iterator[pa.RecordBatch]:
+        with pq.ParquetFile(self.path) as file:
+            yield from file.iter_batches(rows, columns=columns)
+
+    def _arrow(self, columns: list[str], _rows: int) -> Iterator[pa.RecordBatch]:
+        with pa.memory_map(str(self.path)) as mapped, _opened_arrow(mapped) as file:
+            if isinstance(file, pa.ipc.RecordBatchStreamReader):
+                for batch in file:
+                    self.share = mapped.tell() / max(1, mapped.size())
+                    yield batch.select(columns)
+                return
+            for at in range(file.num_record_batches):
+                yield file.get_batch(at).select(columns)
+
+    def _csv(self, columns: list[str], _rows: int) -> Iterator[pa.RecordBatch]:
+        """Every column as text: what it is to be is its column's matter, and its errors name rows."""
+        names = self.schema.names
+        content, raw = self._bytes()
+        size = self.path.stat().st_size
+        # One thread, for which alone Arrow's errors say the row.
+        read = arrow_csv.ReadOptions(use_threads=False, block_size=_CSV_BLOCK_BYTES)
+        parse = arrow_csv.ParseOptions(delimiter=self._delimiter, newlines_in_values=True)
+        convert = arrow_csv.ConvertOptions(
+            include_columns=columns, column_types={name: pa.string() for name in names}
+        )
+        with content, arrow_csv.open_csv(content, read, parse, convert) as batches:
+            for batch in batches:
+                self.share = raw.tell() / max(1, size)
+                yield batch
+
+    def _bytes(self) -> tuple[pa.NativeFile, pa.NativeFile]:
+        """The file's bytes, unpacked; and as they lie, which says how far it is read."""
+        raw = pa.OSFile(str(self.path))
+        packed = _COMPRESSED.get(self.path.suffix)
+        return (pa.CompressedInputStream(raw, packed) if packed else raw), raw
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Say of what Arrow cannot read where it is, and what may be done."""
+        try:
+            yield
+        except (OSError, pa.ArrowException, UnicodeDecodeError, csv.Error) as error:
+            raise InvalidRequest(f"{self.path}: {self._told(error)}") from error
+
+    def _told(self, error: Exception) -> str:
+        said = re.search(r"(?:column #(\d+): )?.*?Row #(\d+): (.*)", str(error), re.DOTALL)
+        if said and self.format == "csv":
+            way_out = (
+                "save it as UTF-8" if "UTF8" in said[3] else f"is {self._delimiter!r} what stands between?"
+            )
+            return f"row {int(said[2]) - 1}: {said[3]}; {way_out}"
+        if "straddl" in str(error):
+            return f"expected values of up to {_CSV_BLOCK_BYTES} bytes; is a quotation mark left open?"
+        return f"expected {self.format}, which cannot be read: {error}"
+
+
+def _format_of(path: Path) -> Format:
+    suffixes = [suffix for suffix in path.suffixes if suffix not in _COMPRESSED]
+    found = _SUFFIXES.get(suffixes[-1]) if suffixes else None
+    if found is None:
+        known = ", ".join(_SUFFIXES)
+        raise InvalidRequest(f"{path}: expected a name that ends with {known}; or say --format")
+    return found
+
+
+def _opened_arrow(
+    mapped: pa.MemoryMappedFile,
+) -> pa.ipc.RecordBatchFileReader | pa.ipc.RecordBatchStreamReader:
+    is_file = mapped.read(len(_ARROW_FILE)) == _ARROW_FILE
+    mapped.seek(0)
+    return pa.ipc.open_file(mapped) if is_file else pa.ipc.open_stream(mapped)

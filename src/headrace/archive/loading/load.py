@@ -1,0 +1,258 @@
+"""Loads a file into an archive: which column is what, which version it goes to, batch by batch."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from headrace.archive.archive import Archive
+from headrace.archive.catalog import SpaceVersion, with_default
+from headrace.archive.columns import TEXT, Column, check_columns
+from headrace.archive.loading.columns import (
+    Guess,
+    is_listed,
+    is_text,
+    is_whole,
+    keys_of,
+    refuse,
+    values_of,
+    vectors_of,
+)
+from headrace.archive.loading.files import ColumnFile
+from headrace.errors import InvalidRequest, shown
+
+_MOST_ROWS, _FEWEST_ROWS = 8192, 64
+_BATCH_BYTES = 16 * 1024 * 1024
+_NAMES_SHOWN = 50
+_WIDER = {"int32": ("int64", "float64"), "int64": ("float64",), "float32": ("float64",)}
+
+Told = Callable[[int, float], object]
+"""Gets how many rows are done, and which share of the file that is."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where a file goes.
+
+    Attributes:
+        version: The version of the space.
+        key: The file's column of keys.
+        vectors: Its column of vectors; "" for a feature table.
+        columns: What is loaded as columns of a table.
+        is_new: Whether the version was made for this file.
+        left_out: Columns of the file that are not loaded.
+        nulls: By column, how many values that are not there are stored as its default; known only where the
+            file says the columns.
+    """
+
+    version: SpaceVersion
+    key: str
+    vectors: str = ""
+    columns: tuple[Column, ...] = ()
+    is_new: bool = False
+    left_out: Sequence[str] = ()
+    nulls: dict[str, int] = field(default_factory=dict)
+
+
+class Stopped(Exception):
+    """Somebody wants the load to end before it is done."""
+
+
+class Load:
+    """One file that is loaded into one space.
+
+    Attributes:
+        rows: How many rows are stored.
+    """
+
+    def __init__(self, archive: Archive, space: str, file: ColumnFile, stopping: threading.Event) -> None:
+        """Load nothing yet.
+
+        Args:
+            archive: Where to.
+            space: Its space, or table.
+            file: What is loaded.
+            stopping: Set when the load is to end.
+
+        Raises:
+            NotFound: There is no such space.
+        """
+        archive.record(space)  # knows it
+        self._archive, self._space, self._file, self._stopping = archive, space, file, stopping
+        self.rows = 0
+
+    def table(self, key: str, told: Told) -> Target:
+        """Find or make the version of a table that the file fits.
+
+        Args:
+            key: The column of keys; "" for the one that seems to be it.
+            told: Told how far it is: a file that says the columns is read once for that.
+
+        Raises:
+            InvalidRequest: The file does not have the columns that the settings say, or cannot be read.
+            Stopped: It is to end.
+        """
+        settings, names = self._archive.config.spaces[self._space], self._file.schema.names
+        declared = settings.columns or ()
+        key = self._key(key, {column.name for column in declared})
+        for column in declared:
+            if column.name not in names and column.default is None:
+                there = ", ".join(names[:_NAMES_SHOWN])
+                problem = f"the file does not have it, and it has no default; there are {there}"
+                raise InvalidRequest(problem, field=f"column {column.name!r}")
+        nulls: dict[str, int] = {}
+        columns = declared
+        if not declared:
+            guesses = self._guesses([name for name in names if name != key], told)
+            columns = tuple(one for one in (guess.column() for guess in guesses) if one is not None)
+            nulls = {guess.name: guess.nulls for guess in guesses if guess.nulls}
+        check_columns(columns)
+        version, is_new = self._version_of(columns, is_exact=bool(declared))
+        loaded = tuple(column for column in version.columns if column.name in names)
+        left_out = sorted(set(names) - {column.name for column in loaded} - {key})
+        return Target(version, key, "", loaded, is_new, left_out, nulls)
+
+    def vectors(self, key: str, vectors: str, number: int) -> Target:
+        """The version of a space of vectors that a file goes to.
+
+        Args:
+            key: The column of keys; "" for the one that seems to be it.
+            vectors: The column of vectors; "" for the only one with lists.
+            number: Which version of the space; 0 for its default.
+
+        Raises:
+            InvalidRequest: The file has no such columns.
+            NotFound: There is no such version.
+        """
+        version = self._archive.reader(self._space, number).version
+        lists = [one.name for one in self._file.schema if is_listed(one.type)]
+        if not vectors and len(lists) != 1:
+            got = f"there are {', '.join(lists[:_NAMES_SHOWN])}" if lists else "there is none"
+            raise InvalidRequest(f"expected one column of lists of numbers; {got}", field="--vectors")
+        vectors = vectors or lists[0]
+        self._check_there(vectors, "--vectors")
+        key = self._key(key, {vectors})
+        return Target(version, key, vectors, left_out=sorted(set(self._file.schema.names) - {key, vectors}))
+
+    def run(self, target: Target, told: Told) -> None:
+        """Store all rows; those that are there are replaced. What was stored before an error stays.
+
+        Args:
+            target: Where to.
+            told: Told how far it is.
+
+        Raises:
+            InvalidRequest: A row is wrong; the row, from 1, and its column are named.
+            Unavailable: The store does not answer; it may be run again.
+            Stopped: It is to end.
+        """
+        longest = self._archive.config.spaces[self._space].max_key_bytes
+        value_names = [target.vectors] if target.vectors else [column.name for column in target.columns]
+        names = list(dict.fromkeys([target.key, *value_names]))
+        for batch in self._batches(names, target.version.form.record_bytes, told):
+            first = self.rows + 1
+            keys = keys_of(target.key, batch.column(target.key), first, longest)
+            if target.vectors:
+                vectors = vectors_of(
+                    target.vectors, batch.column(target.vectors), target.version.dimension, first
+                )
+                self._archive.put(self._space, keys, vectors, version=target.version.number)
+            else:
+                self._put_rows(target, keys, batch, first)
+            self.rows += len(keys)
+
+    def make_default(self, target: Target) -> None:
+        """Have bare lookups answered from the version that was loaded.
+
+        Raises:
+            NotFound: The version is gone.
+            Unavailable: The store does not answer.
+        """
+        number = target.version.number
+        self._archive.catalog.change(
+            self._space, lambda record: record if record.default == number else with_default(record, number)
+        )
+
+    def _put_rows(self, target: Target, keys: list[str], batch: pa.RecordBatch, first: int) -> None:
+        values = {one.name: values_of(one, batch.column(one.name), first) for one in target.columns}
+        try:
+            self._archive.put_rows(self._space, keys, values, version=target.version.number)
+        except InvalidRequest as error:
+            said = re.fullmatch(r"columns\.(.*)\[(\d+)\]", error.field, re.DOTALL)
+            if said is None:
+                raise
+            refuse(said[1], first + int(said[2]), error.message[len(error.field) + 2 :])
+
+    def _batches(self, names: list[str], row_bytes: int, told: Told) -> Iterator[pa.RecordBatch]:
+        rows = max(_FEWEST_ROWS, min(_MOST_ROWS, _BATCH_BYTES // row_bytes))
+        done = 0
+        with closing(self._file.batches(names, rows)) as batches:
+            for batch in batches:
+                if self._stopping.is_set():
+                    raise Stopped
+                yield batch
+                done += batch.num_rows
+                told(done, self._file.share)
+
+    def _guesses(self, names: list[str], told: Told) -> list[Guess]:
+        """What columns are to be, from all their values."""
+        guesses = [Guess(self._file.schema.field(name)) for name in names]
+        for batch in self._batches(names, 1, told):
+            for guess in guesses:
+                guess.look(batch.column(guess.name))
+        return guesses
+
+    def _version_of(self, columns: tuple[Column, ...], *, is_exact: bool) -> tuple[SpaceVersion, bool]:
+        """The version that has these columns; the default, where columns that were guessed fit it.
+
+        Returns:
+            It, and whether it is new.
+        """
+        before = self._archive.record(self._space)
+        default = before.version(before.default)
+        if not is_exact and default is not None and _fit(columns, default.columns):
+            return default, False
+        version = self._archive.table_version(self._space, columns)
+        return version, before.version(version.number) is None
+
+    def _key(self, given: str, others: set[str]) -> str:
+        """The column of keys."""
+        if given:
+            self._check_there(given, "--key")
+            return given
+        may_be = [
+            one.name
+            for one in self._file.schema
+            if one.name not in others and (is_text(one.type) or is_whole(one.type))
+        ]
+        if not may_be:
+            raise InvalidRequest("expected a column of texts or whole numbers; say which", field="--key")
+        usual = ("key", "id", self._space, f"{self._space}_id", f"{self._space.removesuffix('s')}_id")
+        return next((name for name in usual if name in may_be), may_be[0])
+
+    def _check_there(self, name: str, option: str) -> None:
+        names = self._file.schema.names
+        if name not in names:
+            there = ", ".join(names[:_NAMES_SHOWN])
+            raise InvalidRequest(f"no column {shown(name)} in the file; there are {there}", field=option)
+
+
+def _fit(columns: Sequence[Column], there: Sequence[Column]) -> bool:
+    """Whether values of some columns can be stored as others, of the same names."""
+    by_name = {column.name: column for column in there}
+    if by_name.keys() != {column.name for column in columns}:
+        return False
+    return all(_fits(column, by_name[column.name]) for column in columns)
+
+
+def _fits(column: Column, there: Column) -> bool:
+    if column.default is not None and there.default is None:
+        return False
+    if TEXT in (column.dtype, there.dtype):
+        return column.dtype == there.dtype and column.bytes <= there.bytes
+    return there.dtype in (column.dtype, *_WIDER.get(column.dtype, ()))

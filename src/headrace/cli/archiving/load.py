@@ -1,0 +1,166 @@
+"""``headrace archive load SPACE FILE``: fill a feature table, or a space of vectors, from a file."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headrace.cli import verbs
+from headrace.cli.archiving import opened
+from headrace.cli.archiving.stopping import Stopping
+from headrace.errors import InvalidRequest
+from headrace.terminal import Line
+
+if TYPE_CHECKING:
+    from headrace.archive.archive import Archive
+    from headrace.archive.loading.load import Load, Target
+
+_FORMATS = ("parquet", "arrow", "csv")
+_BAR = 30
+_LISTED = 20
+_EXAMPLES = """examples:
+  headrace archive load users users.parquet
+  headrace archive load users users.csv --key user_id
+  headrace archive load images embeddings.arrow --vectors embedding
+
+The file is Parquet, Arrow (file or stream format) or CSV, which may be compressed; its name says which.
+It is read in batches, and may be larger than the memory. A row's key is a text or a whole number: that of
+the column --key, else of one called key, id, SPACE, SPACE_id (or without the last s), else of the first
+that may be one.
+
+A feature table gets the columns that archive.toml says. Where it says none, it gets all that the file
+has: numbers, texts, times (in milliseconds of Unix time); a null is then stored as 0 or the empty text.
+Columns that the table does not have yet make a new version of it; both answer until all is loaded, and
+then the new one is the default.
+
+Rows that are there are replaced. What is stopped, killed or wrong on the way is run again: it does no
+harm."""
+
+
+def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the verb to the command line."""
+    parser = verbs.add(
+        words,
+        verbs.Verb(
+            name="load",
+            help="fill a feature table, or a space, from a file",
+            description="Store the rows of a file: columns by name in a feature table, or a column of lists "
+            "of numbers in a space of vectors.",
+            examples=_EXAMPLES,
+            failure="the store does not answer, or it was told to end; some may be stored, run it again",
+            run=run,
+        ),
+    )
+    opened.add_space(parser)
+    parser.add_argument("file", metavar="FILE", type=Path, help="Parquet, Arrow or CSV")
+    opened.add_archive(parser)
+    parser.add_argument("--key", metavar="NAME", default="", help="the column of keys (default: see below)")
+    parser.add_argument(
+        "--vectors",
+        metavar="NAME",
+        default="",
+        help="the column of vectors, for a space (default: the only one with lists)",
+    )
+    opened.add_version(parser)
+    parser.add_argument("--format", choices=_FORMATS, help="what the file is (default: what its name says)")
+    parser.add_argument(
+        "--delimiter", metavar="C", default="", help="what separates columns of CSV (default: a comma)"
+    )
+    parser.add_argument("--keep-default", action="store_true", help="do not answer from a new version yet")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Load, and say how far it is."""
+    from headrace.archive.loading.files import ColumnFile  # noqa: PLC0415 - not for the list of verbs
+    from headrace.archive.loading.load import Load, Stopped  # noqa: PLC0415 - the same
+
+    if len(options.delimiter) > 1:
+        raise InvalidRequest(f"expected one character, got {options.delimiter!r}", field="--delimiter")
+    started, target = time.monotonic(), None
+    with Stopping() as stopping, opened.open_archive_of(options) as archive:
+        archive.record(options.space)  # which there is
+        file = ColumnFile(options.file, options.format, options.delimiter)
+        load = Load(archive, options.space, file, stopping.event)
+        progress = _Progress()
+        try:
+            target = _target(options, archive, load, progress)
+            load.run(target, progress.stage("loading"))
+            if not options.keep_default:
+                load.make_default(target)
+        except Stopped:
+            progress.line.clear()
+            print(f"stopped after {load.rows:,} rows; the same command again loads all", file=sys.stderr)
+            return verbs.INTERRUPTED if stopping.interrupted else verbs.FAILED
+        finally:
+            progress.line.clear()
+        is_default = archive.catalog.read(options.space).default == target.version.number
+    _finish(options, load.rows, target, is_default=is_default, seconds=time.monotonic() - started)
+    return verbs.DONE
+
+
+def _target(options: argparse.Namespace, archive: Archive, load: Load, progress: _Progress) -> Target:
+    if not archive.config.spaces[options.space].is_table:
+        return load.vectors(options.key, options.vectors, options.version)
+    for name in ("vectors", "version"):
+        if getattr(options, name):
+            problem = f"expected none, as {options.space!r} is a feature table"
+            raise InvalidRequest(problem, field=f"--{name}")
+    return load.table(options.key, progress.stage("looking at the columns"))
+
+
+class _Progress:
+    """A bar with the rate, and the time that is left."""
+
+    def __init__(self) -> None:
+        self.line = Line(sys.stderr)
+        self._stage, self._started = "", time.monotonic()
+
+    def stage(self, name: str) -> _Progress:
+        """Begin anew, with something else."""
+        self._stage, self._started = name, time.monotonic()
+        return self
+
+    def __call__(self, rows: int, share: float) -> None:
+        if not self.line.due:
+            return
+        seconds = time.monotonic() - self._started
+        left = f", {seconds * (1 - share) / share:,.0f} s left" if share else ""
+        bar = "#" * round(_BAR * min(1.0, share))
+        pace = f"{rows:,} rows, {rows / max(seconds, 1e-9):,.0f}/s"
+        self.line.show(f"{self._stage} [{bar:<{_BAR}}] {min(1.0, share):4.0%}  {pace}{left}")
+
+
+def _finish(
+    options: argparse.Namespace, rows: int, target: Target, *, is_default: bool, seconds: float
+) -> None:
+    version = target.version
+    if options.json:
+        verbs.print_json(
+            {
+                "space": options.space,
+                "version": version.number,
+                "is_new": target.is_new,
+                "is_default": is_default,
+                "rows": rows,
+                "key": target.key,
+                "columns": [column.name for column in target.columns] or [target.vectors],
+                "left_out": list(target.left_out),
+                "nulls": target.nulls,
+                "seconds": round(seconds, 3),
+            }
+        )
+        return
+    answers = "answers now" if is_default else "is not the default"
+    print(f"{options.space}: {rows:,} rows are in version {version.number}, which {answers}")
+    if target.is_new:
+        columns = ", ".join(f"{one.name} {one.dtype}" for one in version.columns[:_LISTED])
+        more = len(version.columns) - _LISTED
+        print(f"  it is new, with the columns {columns}{f' and {more} more' if more > 0 else ''}")
+    print(f"  keys: {target.key}")
+    if target.left_out:
+        print(f"  left out: {', '.join(target.left_out[:_LISTED])}")
+    for name, count in target.nulls.items():
+        print(f"  {name}: {count:,} values are not there, and stored as its default")

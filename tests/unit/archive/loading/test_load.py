@@ -1,0 +1,337 @@
+"""Files loaded into tables and spaces: what they become, what is refused and where, and running it again."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.feather
+import pyarrow.parquet
+import pytest
+
+from headrace.archive.archive import Archive
+from headrace.archive.loading.files import ColumnFile
+from headrace.archive.loading.load import Load, Stopped, Target
+from headrace.errors import HeadraceError, InvalidRequest, NotFound
+from tests.unit.archive.filling_parts import open_parts
+
+COLUMNS = {"age": "int64", "country": {"dtype": "text", "bytes": 8, "default": "??"}, "score": "float32"}
+USERS = pa.table(
+    {
+        "user_id": [f"u{row}" for row in range(20_000)],
+        "age": pa.array(np.arange(20_000) % 100, pa.int64()),
+        "country": ["CH" if row % 2 else "AT" for row in range(20_000)],
+        "score": pa.array(np.arange(20_000) / 4, pa.float32()),
+    }
+)
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Iterator[Archive]:
+    tables = {"users": {"columns": COLUMNS}, "films": {}}
+    with open_parts(tmp_path, "memory", {"dimension": 3}, tables=tables) as opened:
+        yield opened
+
+
+def loader(archive: Archive, space: str, file: Path) -> Load:
+    return Load(archive, space, ColumnFile(file), threading.Event())
+
+
+def load_table(archive: Archive, table: str, file: Path, key: str = "") -> Target:
+    load = loader(archive, table, file)
+    target = load.table(key, lambda rows, share: None)
+    load.run(target, lambda rows, share: None)
+    load.make_default(target)
+    archive._spaces.look(table)
+    return target
+
+
+def written(file: Path, table: pa.Table) -> Path:
+    if file.suffix == ".parquet":
+        pa.parquet.write_table(table, file, row_group_size=7000)
+    elif file.suffix in (".csv", ".gz", ".tsv"):
+        pa.csv.write_csv(
+            table,
+            pa.CompressedOutputStream(str(file), "gzip") if file.suffix == ".gz" else file,
+            pa.csv.WriteOptions(delimiter="\t" if file.suffix == ".tsv" else ","),
+        )
+    elif file.suffix == ".arrows":
+        with pa.ipc.new_stream(file, table.schema) as writer:
+            writer.write_table(table, 3000)
+    else:
+        pa.feather.write_feather(table, file, compression="uncompressed", chunksize=9000)
+    return file
+
+
+def of(archive: Archive, table: str, *keys: str) -> dict[str, list[object]]:
+    lookup = archive.lookup(table, keys)
+    return {"found": lookup.found.tolist()} | {name: one.tolist() for name, one in lookup.values().items()}
+
+
+@pytest.mark.parametrize(
+    "name", ["users.parquet", "users.arrow", "users.arrows", "users.csv", "users.csv.gz", "users.tsv"]
+)
+def test_a_file_of_any_format_fills_a_table_and_says_how_far_it_is(
+    archive: Archive, tmp_path: Path, name: str
+) -> None:
+    load = loader(archive, "users", written(tmp_path / name, USERS))
+    shares: list[float] = []
+    target = load.table("", lambda rows, share: None)
+    load.run(target, lambda rows, share: shares.append(share))
+    assert load.rows == 20_000
+    assert (target.key, target.is_new, target.version.number, target.left_out) == ("user_id", False, 1, [])
+    assert len(shares) > 1
+    assert shares == sorted(shares)
+    assert shares[-1] == pytest.approx(1, abs=0.05)
+    assert of(archive, "users", "u7", "u19999", "u20000") == {
+        "found": [True, True, False],
+        "age": [7, 99, 0],
+        "country": [b"CH", b"CH", b"??"],
+        "score": [1.75, 4999.75, 0.0],
+    }
+
+
+@pytest.mark.parametrize("name", ["films.parquet", "films.csv"])
+def test_a_table_without_columns_has_them_from_its_first_file(
+    archive: Archive, tmp_path: Path, name: str
+) -> None:
+    films = pa.table(
+        {
+            "id": pa.array([1, 2], pa.int32()),
+            "title": ["Heat", "Amélie"],
+            "year": [1995, None],
+            "rating": [8.25, 8.5],
+            "zip": ["01234", "8000"],
+        }
+    )
+    target = load_table(archive, "films", written(tmp_path / name, films))
+    assert (target.key, target.is_new, target.nulls) == ("id", True, {"year": 1})
+    there = {one.name: (one.dtype, one.bytes, one.default) for one in target.version.columns}
+    assert there == {
+        "title": ("text", 16, None),
+        "year": ("int64", 64, 0),
+        "rating": ("float64", 64, None),
+        "zip": ("text", 16, None),
+    }
+    assert of(archive, "films", "1", "2", "3") == {
+        "found": [True, True, False],
+        "title": [b"Heat", "Amélie".encode(), b""],
+        "year": [1995, 0, 0],
+        "rating": [8.25, 8.5, 0.0],
+        "zip": [b"01234", b"8000", b""],
+    }
+
+
+def test_what_arrow_has_more_types_for_becomes_what_a_column_can_be(archive: Archive, tmp_path: Path) -> None:
+    when = datetime(2026, 1, 2, tzinfo=UTC)
+    rows = pa.table(
+        {
+            "id": pa.array(["a", "b"]).dictionary_encode(),
+            "kind": pa.array(["x", None]).dictionary_encode(),
+            "seen": [when, None],
+            "is_new": [True, False],
+            "ratio": pa.array([0.5, float("nan")], pa.float32()),
+            "small": pa.array([1, 2], pa.uint16()),
+            "tags": [["a"], []],
+        }
+    )
+    target = load_table(archive, "films", written(tmp_path / "films.parquet", rows))
+    assert target.left_out == ["tags"]
+    assert target.nulls == {"kind": 1, "seen": 1, "ratio": 1}
+    assert of(archive, "films", "a", "b") == {
+        "found": [True, True],
+        "kind": [b"x", b""],
+        "seen": [int(when.timestamp() * 1000), 0],
+        "is_new": [1, 0],
+        "ratio": [0.5, 0.0],
+        "small": [1, 2],
+    }
+
+
+def test_a_changed_schema_is_a_new_version_and_what_fits_is_none(archive: Archive, tmp_path: Path) -> None:
+    file = tmp_path / "films.csv"
+    file.write_text("id,title,rating\na,Heat,8.5\n")
+    assert load_table(archive, "films", file).version.number == 1
+    file.write_text("id,rating,title\nb,8,Ran\n")  # another order, and whole numbers: they fit
+    assert load_table(archive, "films", file).version.number == 1
+    file.write_text("id,title,rating,year\na,Heat,8.5,1995\n")
+    target = load_table(archive, "films", file)
+    assert (target.version.number, target.is_new) == (2, True)
+    lookup = archive.lookup("films", ["a", "b"])
+    assert (lookup.version, lookup.found.tolist()) == (2, [True, False])
+    assert archive.lookup("films", ["b"], version=1).found.all()
+    assert load_table(archive, "films", file).is_new is False
+
+
+def test_a_default_moves_only_when_all_is_loaded_and_running_it_again_ends_it(
+    archive: Archive, tmp_path: Path
+) -> None:
+    load_table(archive, "films", written(tmp_path / "films.parquet", USERS.select(["user_id", "age"])))
+    file = written(tmp_path / "more.parquet", USERS)
+    stopping = threading.Event()
+    load = Load(archive, "films", ColumnFile(file), stopping)
+    target = load.table("", lambda rows, share: None)
+
+    def stop(rows: int, share: float) -> None:
+        stopping.set()
+
+    with pytest.raises(Stopped):
+        load.run(target, stop)
+    assert 0 < load.rows < 20_000
+    archive._spaces.look("films")
+    assert archive.lookup("films", ["u1"]).version == 1
+    assert load_table(archive, "films", file).version.number == 2
+    assert archive.lookup("films", ["u1", "u19999"]).found.all()
+    assert archive.lookup("films", ["u1"]).version == 2
+
+
+def test_vectors_are_loaded_into_a_space(archive: Archive, tmp_path: Path) -> None:
+    given = np.random.default_rng(1).normal(size=(5000, 3)).astype(np.float32)
+    kinds = {
+        "a.parquet": pa.FixedSizeListArray.from_arrays(given.reshape(-1), 3),
+        "b.parquet": pa.array(list(given.astype(np.float64))),
+        "c.arrow": pa.array(list(given.astype(np.float16))),
+    }
+    for name, vectors in kinds.items():
+        rows = pa.table({"key": [f"{name}{row}" for row in range(5000)], "other": [0] * 5000, "v": vectors})
+        load = loader(archive, "texts", written(tmp_path / name, rows))
+        target = load.vectors("", "", 0)
+        assert (target.key, target.vectors, target.left_out) == ("key", "v", ["other"])
+        load.run(target, lambda rows, share: None)
+        found = archive.lookup("texts", [f"{name}{row}" for row in range(5000)])
+        assert found.found.all()
+        np.testing.assert_allclose(found.vectors, given, atol=2e-3 if name == "c.arrow" else 0)
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("rows", "problem"),
+    [
+        ({"user_id": ["a", None]}, r"row 2, column 'user_id': expected a key of 1 to 8192 .*, got null"),
+        ({"user_id": ["a", ""]}, r"row 2, column 'user_id': expected a key of 1 to 8192 .*, got 0 bytes"),
+        ({"user_id": ["a", "x" * 9000]}, r"row 2, column 'user_id': .*, got 9000 bytes"),
+        ({"user_id": [0.5, 1.5]}, r"--key: expected a column of texts or whole numbers"),
+        ({"age": [1, None]}, r"row 2, column 'age': expected a value, got null; give the column a default"),
+        ({"age": [1, 2.5]}, r"row 2, column 'age': expected a whole number of int64, got 2.5"),
+        ({"age": ["1", "old"]}, r"row 2, column 'age': expected a whole number of int64, got 'old'"),
+        ({"age": [[1], [2]]}, r"column 'age': expected a whole number of int64, got list"),
+        (
+            {"score": [1, float("inf")]},
+            r"row 2, column 'score': expected a finite number of float32, got inf",
+        ),
+        ({"score": [1, 1e300]}, r"row 2, column 'score': expected a finite number of float32, got 1e\+300"),
+        (
+            {"country": ["a", "ä" * 5]},
+            r"row 2, column 'country': expected a text of up to 8 bytes .*, got 10",
+        ),
+        ({"country": ["a", "b\0"]}, r"row 2, column 'country': expected a text that does not end with NUL"),
+        ({"country": [0.5, 1]}, r"column 'country': expected texts, got double"),
+    ],
+)
+def test_what_is_wrong_is_named_by_its_row_and_column(
+    archive: Archive, tmp_path: Path, rows: dict[str, list[object]], problem: str
+) -> None:
+    good = {"user_id": ["a", "b"], "age": [1, 2], "country": ["CH", "AT"], "score": [1.0, 2.0]}
+    file = written(tmp_path / "users.parquet", pa.table(good | rows))
+    with pytest.raises(InvalidRequest, match=problem):
+        load_table(archive, "users", file)
+
+
+def test_a_row_is_counted_over_all_batches(archive: Archive, tmp_path: Path) -> None:
+    ages = [str(row) for row in range(20_000)]
+    ages[12_345] = "old"
+    file = written(tmp_path / "users.parquet", USERS.set_column(1, "age", pa.array(ages)))
+    with pytest.raises(InvalidRequest, match="row 12346, column 'age'"):
+        load_table(archive, "users", file)
+    assert archive.lookup("users", ["u0"]).found.all()  # what came before is stored
+
+
+@pytest.mark.parametrize(
+    ("vectors", "problem"),
+    [
+        ([[1.0, 2, 3], None], r"row 2, column 'v': expected 3 numbers, got null"),
+        ([[1.0, 2, 3], [1.0]], r"row 2, column 'v': expected 3 numbers, got 1"),
+        ([[1.0, 2, 3], [1.0, NAN, 0]], r"row 2, column 'v': expected finite numbers of float32"),
+        ([[1.0, 2, 3], [1.0, None, 0]], r"row 2, column 'v': expected finite numbers of float32"),
+        ([[1.0, 2, 3], [1.0, 1e300, 0]], r"row 2, column 'v': expected finite numbers of float32"),
+        ([["a", "b", "c"], ["a", "b", "c"]], r"column 'v': expected lists of numbers, got lists of string"),
+        ([1.0, 2.0], r"--vectors: expected one column of lists of numbers; there is none"),
+    ],
+)
+def test_vectors_that_are_none_are_named(
+    archive: Archive, tmp_path: Path, vectors: list[object], problem: str
+) -> None:
+    load = loader(
+        archive, "texts", written(tmp_path / "v.parquet", pa.table({"id": ["a", "b"], "v": vectors}))
+    )
+    with pytest.raises(InvalidRequest, match=problem):
+        load.run(load.vectors("", "", 0), lambda rows, share: None)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("u.csv", b"", "expected a first line that names the columns"),
+        (
+            "u.csv",
+            b"user_id,age,country\na,1,CH\n",
+            "column 'score': the file does not have it, and it has no de",
+        ),
+        ("u.csv", b"a,a\n1,2\n", "expected each column once, got 'a' twice"),
+        ("u.csv", b"user_id,age,score\na,1,2\nb,1\n", "row 2: Expected 3 columns, got 2: b,1; is ',' what"),
+        ("u.csv", b"user_id,age,score\na,1,2\n\xff,1,2\n", "row 2: .*invalid UTF8.*save it as UTF-8"),
+        ("u.parquet", b"user_id,age\n", "expected parquet, which cannot be read"),
+        ("u.arrow", b"user_id,age\n", "expected arrow, which cannot be read"),
+        ("users", b"", r"expected a name that ends with .parquet"),
+    ],
+)
+def test_files_that_are_none_are_refused(
+    archive: Archive, tmp_path: Path, name: str, content: bytes, problem: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InvalidRequest, match=problem):
+        load_table(archive, "users", tmp_path / name)
+
+
+def test_a_file_without_rows_loads_none(archive: Archive, tmp_path: Path) -> None:
+    (tmp_path / "u.csv").write_text("user_id,age,score\n")
+    assert load_table(archive, "users", tmp_path / "u.csv").version.number == 1
+
+
+def test_what_is_not_there_is_said(archive: Archive, tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="there is no such file"):
+        load_table(archive, "users", tmp_path / "none.csv")
+    file = written(tmp_path / "users.parquet", USERS.slice(0, 5))
+    with pytest.raises(InvalidRequest, match="--key: no column 'name' in the file; there are user_id, age"):
+        load_table(archive, "users", file, "name")
+    with pytest.raises(InvalidRequest, match="--vectors: no column 'v' in the file"):
+        loader(archive, "texts", file).vectors("", "v", 0)
+    with pytest.raises(HeadraceError, match="no space 'none'"):
+        loader(archive, "none", file)
+
+
+@pytest.mark.parametrize(
+    ("names", "key"),
+    [
+        (["age", "user_id"], "user_id"),
+        (["name", "id", "key"], "key"),
+        (["score", "name", "other"], "name"),
+        (["films", "name"], "films"),
+        (["name", "film_id"], "film_id"),
+    ],
+)
+def test_the_key_is_the_column_that_is_called_so(
+    archive: Archive, tmp_path: Path, names: list[str], key: str
+) -> None:
+    table = "users" if "user_id" in names else "films"
+    rows = {name: [0.5] if name in ("score", "age") else ["a"] for name in names}
+    file = written(
+        tmp_path / "some.parquet", pa.table(rows | ({"age": [1], "score": [1]} if table == "users" else {}))
+    )
+    assert loader(archive, table, file).table("", lambda rows, share: None).key == key
