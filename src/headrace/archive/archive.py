@@ -7,8 +7,9 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
+from typing import TYPE_CHECKING
 
-from headrace.archive.catalog import SpaceRecord, SpaceVersion, partition, with_forgotten
+from headrace.archive.catalog import SpaceRecord, SpaceVersion, with_forgotten
 from headrace.archive.columns import Column
 from headrace.archive.config import ArchiveConfig
 from headrace.archive.dead_letters import DeadLetters
@@ -16,16 +17,20 @@ from headrace.archive.embedders.embedder import Embedder
 from headrace.archive.fill_counts import FillCounts
 from headrace.archive.forgotten import Forgotten
 from headrace.archive.given import check_out, checked_rows, checked_vectors, checked_written, size_of
-from headrace.archive.keys import all_stored, checked, in_slices, is_digest, wrong_key
+from headrace.archive.keys import checked, in_slices, wrong_key
 from headrace.archive.looking import Counts, Lookup, SpaceReader
 from headrace.archive.publishing import Publisher, Wanted, message_key
 from headrace.archive.reading import Reads
 from headrace.archive.reports import Reporter
 from headrace.archive.spaces import OpenEmbedder, Shared, Spaces
+from headrace.archive.writing import Writes
 from headrace.errors import HeadraceError
 from headrace.queues.queue import Queue
-from headrace.stores.store import Item, Store
+from headrace.stores.store import Store
 from headrace.tensors import Array
+
+if TYPE_CHECKING:
+    from headrace.archive.replaying import PastLookup
 
 _log = logging.getLogger(__name__)
 
@@ -64,6 +69,7 @@ class Archive:
         """
         self.config, self.store, self.queue = config, store, queue
         self.dead_letters = DeadLetters(store)
+        self.writes = Writes(store)
         self.forgotten = Forgotten(store)
         self.counts = {name: Counts() for name in config.spaces}
         self.fills: dict[str, FillCounts] = {}
@@ -116,6 +122,36 @@ class Archive:
         if out is not None:
             check_out(out, len(keys), reader.version)
         return reader.lookup(keys, timeout_seconds, caller, out)
+
+    def as_of(
+        self,
+        space: str,
+        keys: Sequence[str],
+        times: Array,
+        *,
+        version: int = 0,
+        written: Array | None = None,
+    ) -> PastLookup:
+        """What lookups answered at some times, as far as ``history_seconds`` reach.
+
+        Args:
+            space: Which space.
+            keys: Texts, any number.
+            times: When, in milliseconds of Unix time, uint64 ``[N]``: a value counts that was written until
+                then.
+            version: Which version of the space; 0 for its default.
+            written: When the values that were answered had been written, uint64 ``[N]``, 0 for there was
+                none; exactly those then, whatever the times.
+
+        Raises:
+            NotFound: There is no such space, or version.
+            InvalidRequest: A key is none, or there are not as many times.
+            Unavailable: The store does not answer.
+        """
+        from headrace.archive.replaying import look_back  # noqa: PLC0415 - not where lookups are served
+
+        reader = self.reader(space, version)
+        return look_back(reader, self.writes.past(reader), keys, times, written)
 
     def reader(self, space: str, version: int = 0) -> SpaceReader:
         """A space version to look up in; for those who do so often, or must not wait.
@@ -192,7 +228,8 @@ class Archive:
             reader: Of the space version.
             keys: Checked texts.
             vectors: float32 ``[N, dimension]``, finite; or rows, uint8 ``[N, row bytes]``.
-            written: When, in milliseconds of Unix time, uint64 ``[N]``; None for now.
+            written: When, in milliseconds of Unix time, uint64 ``[N]``; None for now. Where the space keeps
+                its past, a value does not replace one that was written later.
 
         Raises:
             InvalidRequest: A number is larger than the space's dtype can be.
@@ -200,14 +237,7 @@ class Archive:
         """
         when = time.time_ns() // 1_000_000 if written is None else written
         records = reader.version.form.encode(vectors, when)
-        lines = [record.tobytes() for record in records]
-        items = [
-            Item(key, line + text.encode() if is_digest(key) else line)
-            for key, line, text in zip(all_stored(keys), lines, keys, strict=True)
-        ]
-        where, epoch = partition(reader.space, reader.version.number), reader.epoch
-        self.store.put_many(where, items, reader.settings.ttl_seconds)
-        reader.took(keys, records, epoch)
+        self.writes.store(reader, keys, records, is_told=written is not None)
 
     def invalidate(self, space: str, keys: Sequence[str]) -> None:
         """Remove the vectors of keys from all versions of a space; the next lookup has them made anew.
@@ -219,13 +249,7 @@ class Archive:
             InvalidRequest: A key is none.
             Unavailable: The store does not answer.
         """
-        texts = self._checked(space, keys)
-        for version in self._spaces.versions(space):
-            reader = self.reader(space, version.number)
-            for some in in_slices(texts, _PUT_AT_ONCE, reader.settings.max_key_bytes):
-                self.store.delete_many(partition(space, version.number), all_stored(texts[some]))
-                reader.forget(texts[some])
-        self._spaces.apply(space, self.catalog.change(space, with_forgotten))
+        self._remove(space, keys, is_forgotten=False)
 
     def forget(self, space: str, keys: Sequence[str]) -> None:
         """Remove keys with everything that was kept of them: vectors, messages that wait, dead letters.
@@ -250,7 +274,7 @@ class Archive:
         """
         numbers = [version.number for version in self._spaces.versions(space)]
         self.dead_letters.drop(space, keys, numbers)
-        self.invalidate(space, keys)
+        self._remove(space, keys, is_forgotten=True)
 
     def want(self, space: str, keys: Sequence[str], version: int = 0) -> None:
         """Have keys queued, whether or not anybody has looked them up.
@@ -320,6 +344,14 @@ class Archive:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _remove(self, space: str, keys: Sequence[str], *, is_forgotten: bool) -> None:
+        texts = self._checked(space, keys)
+        for version in self._spaces.versions(space):
+            reader = self.reader(space, version.number)
+            for some in in_slices(texts, _PUT_AT_ONCE, reader.settings.max_key_bytes):
+                self.writes.remove(reader, texts[some], is_forgotten=is_forgotten)
+        self._spaces.apply(space, self.catalog.change(space, with_forgotten))
 
     def _checked(self, space: str, keys: Sequence[str]) -> list[str]:
         """Keys that a space can have; nothing is done with any of them if one is wrong."""

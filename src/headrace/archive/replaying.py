@@ -1,0 +1,71 @@
+"""Lookups as of a time in the past: what rows were served with, to be learnt with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from headrace.archive.keys import all_stored, checked
+from headrace.archive.looking import Lookup, SpaceReader
+from headrace.archive.past import Past
+from headrace.errors import InvalidRequest
+from headrace.tensors import Array
+
+_MOST_AT_ONCE = 10_000
+
+
+@dataclass(slots=True, eq=False)
+class PastLookup(Lookup):
+    """What lookups answered at some times.
+
+    Attributes:
+        lost: Where there was a value, or may have been one, that is not kept any more, bool ``[N]``; the
+            out-of-vocabulary vector stands there.
+    """
+
+    lost: Array = field(kw_only=True)
+
+
+def look_back(
+    reader: SpaceReader, past: Past, keys: Sequence[str], times: Array, exact: Array | None
+) -> PastLookup:
+    """What lookups of keys answered.
+
+    Args:
+        reader: Of the space version.
+        past: Its replaced values.
+        keys: Texts, any number.
+        times: When they were looked up, in milliseconds of Unix time, uint64 ``[N]``.
+        exact: When the values were written that were answered, uint64 ``[N]``, 0 for there was none; None
+            where nobody knows.
+
+    Raises:
+        InvalidRequest: A key is no text, empty, or too long; or there are not as many times.
+        Unavailable: The store does not answer.
+    """
+    texts = checked(keys, max(1, len(keys)))
+    reader.cache.hashes(texts, reader.settings.max_key_bytes)  # checks them
+    times = _as_times(times, len(texts), "times")
+    exact = None if exact is None else _as_times(exact, len(texts), "written")
+    form, oov = reader.version.form, reader.cache.oov
+    vectors = np.empty((len(texts), form.dimension), form.answered)
+    written, lost = np.zeros(len(texts), np.uint64), np.zeros(len(texts), np.bool_)
+    vectors[:] = oov
+    for start in range(0, len(texts), _MOST_AT_ONCE):
+        some = slice(start, start + _MOST_AT_ONCE)
+        found = past.at(all_stored(texts[some]), times[some], None if exact is None else exact[some])
+        there = start + np.flatnonzero(found.written)
+        vectors[there] = form.decode(found.records[found.written != 0])
+        written[some], lost[some] = found.written, found.lost
+    version = reader.version
+    return PastLookup(vectors, written, version.number, version.columns, oov=oov, lost=lost)
+
+
+def _as_times(times: Array, rows: int, field_name: str) -> Array:
+    times = np.asarray(times)
+    if times.shape != (rows,) or times.dtype.kind not in "ui":
+        expected = f"{rows} whole numbers, milliseconds of Unix time"
+        raise InvalidRequest(f"expected {expected}, got {times.dtype}, {list(times.shape)}", field=field_name)
+    return times.astype(np.uint64)

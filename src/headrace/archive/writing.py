@@ -1,0 +1,85 @@
+"""Writing what lookups find, and keeping what it replaces where a space says so."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from headrace.archive.catalog import partition
+from headrace.archive.keys import all_stored, is_digest
+from headrace.archive.looking import SpaceReader
+from headrace.stores.store import Item, Store
+from headrace.tensors import Array
+
+if TYPE_CHECKING:
+    from headrace.archive.past import Past
+
+
+class Writes:
+    """Those of one process."""
+
+    def __init__(self, store: Store) -> None:
+        """Write to a store."""
+        self._store = store
+        self._turn = threading.Lock()  # so that one writer sees what another one replaces
+
+    def past(self, reader: SpaceReader) -> Past:
+        """The replaced values of a space version."""
+        from headrace.archive.past import Past  # noqa: PLC0415 - only where a space keeps its past
+
+        return Past(self._store, reader.space, reader.version, reader.settings)
+
+    def store(self, reader: SpaceReader, keys: Sequence[str], records: Array, *, is_told: bool) -> None:
+        """Store records, a few at once.
+
+        Args:
+            reader: Of the space version.
+            keys: Checked texts.
+            records: uint8 ``[N, record bytes]``.
+            is_told: Whether they were written when somebody else says; where the space keeps its past, such a
+                one does not replace what was written later.
+
+        Raises:
+            Unavailable: The store does not answer.
+        """
+        if not reader.settings.history_seconds:
+            self._put(reader, keys, records)
+            return
+        past = self.past(reader)
+        with self._turn:
+            rows, heads = past.keep(all_stored(keys), records, is_told=is_told)
+            if rows:
+                self._put(reader, [keys[row] for row in rows], records[rows])
+            past.point(heads)
+
+    def remove(self, reader: SpaceReader, keys: Sequence[str], *, is_forgotten: bool) -> None:
+        """Remove keys.
+
+        Args:
+            reader: Of the space version.
+            keys: Checked texts.
+            is_forgotten: Whether nothing is to be known of them any more, not even what they were.
+
+        Raises:
+            Unavailable: The store does not answer.
+        """
+        stored = all_stored(keys)
+        with self._turn:
+            if is_forgotten:
+                self.past(reader).forget(stored)
+            elif reader.settings.history_seconds:
+                past = self.past(reader)
+                past.point(past.end(stored))
+            self._store.delete_many(partition(reader.space, reader.version.number), stored)
+        reader.forget(keys)
+
+    def _put(self, reader: SpaceReader, keys: Sequence[str], records: Array) -> None:
+        lines = [record.tobytes() for record in records]
+        items = [
+            Item(key, line + text.encode() if is_digest(key) else line)
+            for key, line, text in zip(all_stored(keys), lines, keys, strict=True)
+        ]
+        where, epoch = partition(reader.space, reader.version.number), reader.epoch
+        self._store.put_many(where, items, reader.settings.ttl_seconds)
+        reader.took(keys, records, epoch)
