@@ -17,7 +17,7 @@ import grpc
 from grpc import aio
 
 from headrace.batching.request import Settlement
-from headrace.config import BatchingPolicy, ServerConfig
+from headrace.config import BatchingPolicy, CachePolicy, ModelConfig, ServerConfig
 from headrace.engine import Engine
 from headrace.errors import HeadraceError
 from headrace.frontends.service import Service
@@ -169,13 +169,18 @@ DOORS: Mapping[str, Door] = {
 
 
 @asynccontextmanager
-async def world(*, by_grpcio: bool = False, is_observed: bool = True) -> AsyncIterator[World]:
+async def world(
+    *, by_grpcio: bool = False, is_observed: bool = True, cache: CachePolicy | None = None
+) -> AsyncIterator[World]:
     """Two models, and all doors to them."""
     gate = threading.Event()
     models = {"m": Doubling(), "slow": Doubling(gate.wait)}
     policy = BatchingPolicy(max_batch_rows=1, max_queue_rows=1, instances=1, inline_seconds=0.0)
     gate.set()  # for the warm-up
-    async with Engine.from_objects(models, batching=policy) as engine:
+    engine = Engine.from_objects(models, batching=policy)
+    if cache is not None:
+        engine._object_config = ModelConfig(batching=policy, cache=cache)
+    async with engine:
         gate.clear()
         made = World(engine, gate)
         if is_observed:

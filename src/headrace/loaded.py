@@ -21,6 +21,7 @@ from headrace.config import MODEL_CONFIG_FILE, BatchingPolicy, ModelConfig
 from headrace.errors import NotLoadable
 from headrace.lifecycle.background import LoaderThreads
 from headrace.lifecycle.idle import stop_if_dropped
+from headrace.predictors.cached import Cached
 from headrace.predictors.default_model import DefaultModel
 from headrace.predictors.default_values import DefaultValues, default_rows
 from headrace.predictors.predictor import Predictor
@@ -58,15 +59,16 @@ class LoadedVersion:
         callers: Answers threads that wait; None where only the serving thread can, because something stands
             around the Batcher, requests are held back for others, or a model's own code (an object given in
             process, too) wants one call at a time.
+        cache: Repeats what it has answered; None where it has no prediction cache.
         codec_cache: What codecs have learnt about requests to this very version; dies with it.
         published: When it was published, as its manifest says; None without one.
         origin: What its answers say who gave them.
     """
 
     __slots__ = (
-        "__weakref__", "_clock", "_leases", "_on_idle", "at_once", "batcher", "callers", "codec_cache",
-        "config", "name", "origin", "path", "platform", "predictor", "published", "servable", "signatures",
-        "version",
+        "__weakref__", "_clock", "_leases", "_on_idle", "at_once", "batcher", "cache", "callers",
+        "codec_cache", "config", "name", "origin", "path", "platform", "predictor", "published",
+        "servable", "signatures", "version",
     )  # fmt: skip
 
     def __init__(
@@ -110,6 +112,7 @@ class LoadedVersion:
         self.predictor: Predictor = self.batcher
         self.at_once: AtOnce | None = AtOnce(self.batcher, clock)
         self.callers: Callers | None = None
+        self.cache: Cached | None = None
         # Of a model's own code, or an object given in process, one instance means one call at a time: then
         # there is one Batcher only.
         one_at_a_time = policy.instances == 1 and (path is None or getattr(servable, "may_block", False))
@@ -275,7 +278,7 @@ class VersionLoader:
         """
         given = self.objects.get((model, version))
         if given is not None:
-            return self._with_default(LoadedVersion(model, version, given, config, self.clock))
+            return self._surrounded(LoadedVersion(model, version, given, config, self.clock))
         if (path / MODEL_CONFIG_FILE).exists():
             _log.warning(
                 "%s version %d: the %s in the version's directory is not read; its place is %s/%s",
@@ -290,16 +293,25 @@ class VersionLoader:
             servable = self.threads.at_serving_priority(registry.load, path, options)
         else:
             servable = registry.load(path, options)
-        return self._with_default(LoadedVersion(model, version, servable, config, self.clock, path))
+        return self._surrounded(LoadedVersion(model, version, servable, config, self.clock, path))
 
-    def _with_default(self, loaded: LoadedVersion) -> LoadedVersion:
-        """Put what answers in a version's place around it, if its settings say so."""
+    def _surrounded(self, loaded: LoadedVersion) -> LoadedVersion:
+        """Put around a version what its settings say: a cache, and around that what answers in its place."""
         policy = loaded.config.default
-        if policy.values or policy.model:
+        if policy.values or policy.model or loaded.config.cache.size_bytes:
             loaded.callers = loaded.at_once = None
+        if loaded.config.cache.size_bytes:
+            loaded.predictor = loaded.cache = Cached(
+                loaded.batcher,
+                loaded.config.cache,
+                origin=loaded.origin,
+                statistics=loaded.batcher.statistics,
+                clock=self.clock,
+                most_waiting_rows=loaded.config.batching.max_queue_rows,
+            )
         if policy.values:
             loaded.predictor = DefaultValues(
-                loaded.batcher,
+                loaded.predictor,
                 default_rows(policy.values, loaded.signatures),
                 origin=Origin(loaded.name, 0, is_default=True),
                 statistics=loaded.batcher.statistics,
@@ -310,7 +322,7 @@ class VersionLoader:
             if policy.model == loaded.name or self.find is None:
                 raise NotLoadable(f"default.model: expected another model's name, got {policy.model!r}")
             loaded.predictor = DefaultModel(
-                loaded.batcher,
+                loaded.predictor,
                 loaded.signatures,
                 policy,
                 self.find,
@@ -353,5 +365,11 @@ class VersionLoader:
 
     def close(self, loaded: LoadedVersion) -> None:
         """Free a version that nobody uses any more, in a loader thread."""
+        if loaded.cache is not None and (share := loaded.statistics.cached_share) is not None:
+            _log.info(
+                "its prediction cache answered %.1f %% of the requests without the model",
+                share * 100,
+                extra={"model": loaded.name, "version": loaded.version},
+            )
         self.clock.call_soon_threadsafe(loaded.batcher.close)
         loaded.servable.close()

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import pytest
 
 from headrace.batching.request import Origin
+from headrace.config import CachePolicy
 from headrace.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -31,6 +32,7 @@ from tests.outcome_doors import ASGI_DOORS, CLIENT, DOORS, Ask, World, world
 from tests.unit.frontends.transport.wire import GRPC, LEFT, body, message, part, until
 
 BROKEN = Ask(is_broken=True)
+CACHE = CachePolicy(size_bytes=2**20)
 
 
 class Way(NamedTuple):
@@ -61,9 +63,11 @@ def run(
     *,
     by_grpcio: bool = False,
     is_observed: bool = True,
+    cache: CachePolicy | None = None,
 ) -> None:
     async def within() -> None:
-        async with asyncio.timeout(20), world(by_grpcio=by_grpcio, is_observed=is_observed) as made:
+        made_so = world(by_grpcio=by_grpcio, is_observed=is_observed, cache=cache)
+        async with asyncio.timeout(20), made_so as made:
             await scenario(made)
             assert made.codes() == (made.tally() if is_observed else Counter())
             assert len({one.id for one in made.given}) == len(made.given)
@@ -83,9 +87,10 @@ def expected(how: str, *ends: HeadraceError | None) -> Counter[tuple[Door, str]]
     return found
 
 
+@pytest.mark.parametrize("cache", [None, CACHE], ids=["", "cached"])
 @pytest.mark.parametrize("name", WAYS)
 @pytest.mark.parametrize("how", DOORS)
-def test_each_way_to_end_is_one_outcome(how: str, name: str) -> None:
+def test_each_way_to_end_is_one_outcome(how: str, name: str, cache: CachePolicy | None) -> None:
     way = WAYS[name]
     if how == "callback" and way.asked is None:
         pytest.skip("what is not submitted is no call")
@@ -93,7 +98,7 @@ def test_each_way_to_end_is_one_outcome(how: str, name: str) -> None:
     async def scenario(made: World) -> None:
         began = time.monotonic()
         # A thread computes its own batch: it is late only if it was when it came.
-        is_late = (how, name) == ("thread", "too late")
+        is_late = (how, name, cache) == ("thread", "too late", None)
         await made.ask(how, way.ask._replace(seconds=0.0) if is_late else way.ask)
         await until(lambda: made.given)
         ends = [expected(how, way.error)]
@@ -112,7 +117,25 @@ def test_each_way_to_end_is_one_outcome(how: str, name: str) -> None:
         host = outcome.caller.rpartition(":")[0]
         assert host == {"grpcio": "127.0.0.1"}.get(how, CLIENT[0] if how in ASGI_DOORS else "")
 
-    run(scenario, by_grpcio=how == "grpcio")
+    run(scenario, by_grpcio=how == "grpcio", cache=cache)
+
+
+@pytest.mark.parametrize("how", DOORS)
+def test_an_answer_that_is_repeated_is_one_outcome(how: str) -> None:
+    async def scenario(made: World) -> None:
+        for _ in range(3):
+            await made.ask(how, Ask())
+        await until(lambda: made.codes() == expected(how, None, None, None))
+        calls = [one for one in made.given if one.asked is not None]
+        assert [one.source for one in calls] == [
+            Origin("m", 1),
+            *[Origin("m", 1, is_cached=True)] * 2,
+        ]
+        for one in calls:
+            assert one.timings is not None
+            assert one.arrived <= one.timings.formed <= one.ended
+
+    run(scenario, by_grpcio=how == "grpcio", cache=CACHE)
 
 
 @pytest.mark.parametrize("how", [how for how in DOORS if how != "thread"])

@@ -76,6 +76,10 @@ key_dtype = "int64"
 max_age_seconds = 3600
 default = 0.5
 answer = true
+
+[cache]
+size_bytes = 1000000
+seconds = 60
 """
 
 
@@ -110,7 +114,8 @@ WRONG_MODELS = {
     "x = ": "headrace.toml: not TOML: ",
     "[batch]": "headrace.toml: batch: unknown setting; did you mean batching?",
     "[zzz]": (
-        "headrace.toml: zzz: unknown setting; known: versions, batching, warm_up, runtime, signature, default"
+        "headrace.toml: zzz: unknown setting; known: versions, batching, warm_up, runtime, signature, "
+        "default, inputs, cache"
     ),
     '[default]\nmodel = "m"\nvalues = { y = 1 }': (
         "headrace.toml: default.model: expected either values or a model's name, got 'both'"

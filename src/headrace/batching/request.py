@@ -56,11 +56,13 @@ class Origin(NamedTuple):
         version: Its version.
         is_default: Whether it stands in for a model that did not answer; ``version`` 0 then means that no
             model was asked.
+        is_cached: Whether it was given before, to an equal request, and is repeated.
     """
 
     model: str
     version: int
     is_default: bool = False
+    is_cached: bool = False
 
 
 NOBODY = Origin("", 0)

@@ -25,6 +25,9 @@ class VersionStatistics:
         refused: Requests refused at once.
         cancelled: Requests whose caller left before they were computed.
         defaults: Requests that were answered with a default; they are refused or failed ones, too.
+        cache_hits: Requests that were answered from the prediction cache.
+        cache_joined: Requests that waited for the answer to an equal one.
+        cache_misses: Requests that went to the model although it has a cache.
         queue_seconds: Time from a request's arrival to its batch's start, over all answered requests.
         compute_seconds: Time in the Servable.
         request_seconds: Time from arrival to answer, over all answered requests.
@@ -36,15 +39,16 @@ class VersionStatistics:
     """
 
     __slots__ = (
-        "batch_rows", "batches", "cancelled", "compute_seconds", "defaults", "failure_seconds", "failures",
-        "last_request_unix_seconds", "latency_counts", "queue_seconds", "refused", "releases",
-        "request_seconds", "requests", "rows",
+        "batch_rows", "batches", "cache_hits", "cache_joined", "cache_misses", "cancelled",
+        "compute_seconds", "defaults", "failure_seconds", "failures", "last_request_unix_seconds",
+        "latency_counts", "queue_seconds", "refused", "releases", "request_seconds", "requests", "rows",
     )  # fmt: skip
 
     def __init__(self) -> None:
         """Start at nothing."""
         self.requests = self.rows = self.batches = 0
         self.failures = self.refused = self.cancelled = self.defaults = 0
+        self.cache_hits = self.cache_joined = self.cache_misses = 0
         self.queue_seconds = self.compute_seconds = 0.0
         self.request_seconds = self.failure_seconds = 0.0
         self.last_request_unix_seconds = 0.0
@@ -104,6 +108,23 @@ class VersionStatistics:
         self.request_seconds += finished - arrived
         self.last_request_unix_seconds = time.time()  # noqa: TID251 - as above
 
+    def count_repeated(self, request: Request, now: float) -> None:
+        """Count a request that was answered without being computed itself."""
+        seconds = now - request.enqueued
+        self.latency_counts[bisect_left(LATENCY_BUCKETS_SECONDS, seconds)] += 1
+        self.requests += 1
+        self.rows += request.rows
+        self.queue_seconds += seconds
+        self.request_seconds += seconds
+        self.last_request_unix_seconds = time.time()  # noqa: TID251 - as above
+
+    @property
+    def cached_share(self) -> float | None:
+        """The share of requests that a prediction cache spared the model; None without any."""
+        spared = self.cache_hits + self.cache_joined
+        asked = spared + self.cache_misses
+        return spared / asked if asked else None
+
     @classmethod
     def together(cls, parts: Iterable[VersionStatistics]) -> VersionStatistics:
         """What several Batchers of one version have done; some of them may be counting at this moment."""
@@ -127,6 +148,9 @@ class VersionStatistics:
         self.refused += other.refused
         self.cancelled += other.cancelled
         self.defaults += other.defaults
+        self.cache_hits += other.cache_hits
+        self.cache_joined += other.cache_joined
+        self.cache_misses += other.cache_misses
         self.queue_seconds += other.queue_seconds
         self.compute_seconds += other.compute_seconds
         self.request_seconds += other.request_seconds

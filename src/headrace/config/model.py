@@ -37,6 +37,8 @@ It is read while all models' directories are looked at, and TOML takes up to 2 s
 
 _MOST_COUNTED = 1_000_000
 
+_LEAST_CACHE_BYTES, _MOST_CACHE_BYTES = 2**16, 2**42
+
 Option = str | int | float | bool
 
 
@@ -262,6 +264,26 @@ class InputSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise wrong("key", "the name of the request's input that holds the key", self.key)
 
 
+class CachePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How much of what a version has answered is kept, to be answered again without the model.
+
+    Attributes:
+        size_bytes: What the answers may take, with what was asked; 0 for no cache.
+        seconds: For how long an answer may be repeated; 0 for as long as its version is loaded.
+    """
+
+    size_bytes: int = 0
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check that they fit together."""
+        if self.size_bytes != 0:
+            whole("cache.size_bytes", self.size_bytes, least=_LEAST_CACHE_BYTES, most=_MOST_CACHE_BYTES)
+        seconds("cache.seconds", self.seconds, most=YEAR)
+        if self.seconds and not self.size_bytes:
+            raise wrong("cache.size_bytes", "bytes beside seconds", self.size_bytes)
+
+
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that can be set for one model: one field a section of ``headrace.toml``.
 
@@ -273,6 +295,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         signature: What Classify and Regress make of it.
         default: What is answered in its place when it does not answer in time.
         inputs: Which of its inputs come from the archive, by their names.
+        cache: Which answers are repeated.
     """
 
     versions: VersionPolicy = msgspec.field(default_factory=VersionPolicy)
@@ -282,6 +305,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     signature: SignatureConfig = msgspec.field(default_factory=SignatureConfig)
     default: DefaultPolicy = msgspec.field(default_factory=DefaultPolicy)
     inputs: dict[str, InputSource] = {}
+    cache: CachePolicy = msgspec.field(default_factory=CachePolicy)
 
 
 def read_model_config(model_directory: Path) -> str:

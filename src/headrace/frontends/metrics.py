@@ -54,6 +54,15 @@ DEFAULT_ANSWERS = Metric(
     "counter",
     "Requests answered with the model's default: refused, or too late for the model itself.",
 )
+CACHE_REQUESTS = Metric(
+    "headrace_cache_requests",
+    "counter",
+    "Requests to a version with a prediction cache: hit, joined (an equal one was being computed), or miss.",
+    ("model", "version", "result"),
+)
+CACHE_BYTES = Metric(
+    "headrace_cache_bytes", "gauge", "What a prediction cache holds, requests and answers together."
+)
 REQUEST_SECONDS = Metric(
     "headrace_request_seconds", "histogram", "Time from a request's arrival to its answer."
 )
@@ -113,6 +122,12 @@ MODEL_CANCELLED = Metric(
 MODEL_DEFAULT_ANSWERS = Metric(
     "headrace_model_default_answers", "counter", "Requests answered with the model's default.", ("model",)
 )
+MODEL_CACHE_REQUESTS = Metric(
+    "headrace_model_cache_requests",
+    "counter",
+    "Requests to the versions of a model that have a prediction cache, by what came of them.",
+    ("model", "result"),
+)
 MODEL_REQUEST_SECONDS = Metric(
     "headrace_model_request_seconds",
     "histogram",
@@ -134,10 +149,11 @@ ERRORS = Metric(
 READY = Metric("headrace_ready", "gauge", "1 when the server says that it is ready.", ())
 
 METRICS = (
-    REQUESTS, ROWS, FAILURES, REFUSED, CANCELLED, DEFAULT_ANSWERS, REQUEST_SECONDS, QUEUE_SECONDS,
-    COMPUTE_SECONDS, BATCHES, BATCH_ROWS, QUEUED_ROWS, OUTSTANDING, VERSION_STATE, LOAD_ATTEMPTS,
-    DEFAULT_VERSION, AGE, MAX_AGE, STALE, MODEL_REQUESTS, MODEL_ROWS, MODEL_FAILURES, MODEL_REFUSED,
-    MODEL_CANCELLED, MODEL_DEFAULT_ANSWERS, MODEL_REQUEST_SECONDS, CALLS, ERRORS, READY,
+    REQUESTS, ROWS, FAILURES, REFUSED, CANCELLED, DEFAULT_ANSWERS, CACHE_REQUESTS, CACHE_BYTES,
+    REQUEST_SECONDS, QUEUE_SECONDS, COMPUTE_SECONDS, BATCHES, BATCH_ROWS, QUEUED_ROWS, OUTSTANDING,
+    VERSION_STATE, LOAD_ATTEMPTS, DEFAULT_VERSION, AGE, MAX_AGE, STALE, MODEL_REQUESTS, MODEL_ROWS,
+    MODEL_FAILURES, MODEL_REFUSED, MODEL_CANCELLED, MODEL_DEFAULT_ANSWERS, MODEL_CACHE_REQUESTS,
+    MODEL_REQUEST_SECONDS, CALLS, ERRORS, READY,
 )  # fmt: skip
 
 _BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -172,6 +188,7 @@ class _Snapshot:
     def collect(self) -> Iterator[Family]:
         loaded = self._engine.manager.all_loaded()
         yield from _counters(loaded)
+        yield from _caches(loaded)
         yield from _histograms(loaded)
         yield from _model_totals(self._engine.totals.of_models())
         yield from self._versions()
@@ -268,10 +285,36 @@ def _model_totals(models: Mapping[str, VersionStatistics]) -> Iterator[Family]:
         for model, total in models.items():
             made.add_metric([model], value(total))
         yield made
+    cached = family(MODEL_CACHE_REQUESTS)
+    for model, total in models.items():
+        for result, count in _cache_results(total).items():
+            cached.add_metric([model, result], count)
+    yield cached
     latency = family(MODEL_REQUEST_SECONDS)
     for model, total in models.items():
         latency.add_metric([model], _latency_buckets(total), total.request_seconds)
     yield latency
+
+
+def _cache_results(statistics: VersionStatistics) -> dict[str, int]:
+    """What came of requests to a prediction cache; nothing where there is none."""
+    found = {
+        "hit": statistics.cache_hits,
+        "joined": statistics.cache_joined,
+        "miss": statistics.cache_misses,
+    }
+    return found if any(found.values()) else {}
+
+
+def _caches(versions: Iterable[LoadedVersion]) -> Iterator[Family]:
+    requests, held = family(CACHE_REQUESTS), family(CACHE_BYTES)
+    for loaded in versions:
+        if loaded.cache is None:
+            continue
+        held.add_metric(_labels(loaded), loaded.cache.held_bytes)
+        for result, count in _cache_results(loaded.statistics).items():
+            requests.add_metric([*_labels(loaded), result], count)
+    yield from (requests, held)
 
 
 def _histograms(versions: Iterable[LoadedVersion]) -> Iterator[Family]:

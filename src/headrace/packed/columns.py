@@ -96,6 +96,15 @@ class PackedColumns(Sequence[Buffer]):
         places = np.concatenate([head, *cut])
         return PackedColumns(self.message, places, tuple(inputs[one] for one in self.inputs), text_bytes)
 
+    def joined_texts(self, index: int) -> tuple[bytes, bytes]:
+        """An input of texts without an array of them: how long each is, as places say it, and all joined."""
+        packed = self.inputs[index]
+        places = self.places[packed.first : packed.first + 2 * packed.size]
+        times = packed.shape[0] // packed.came
+        pairs = places.reshape(-1, 2).tolist()
+        joined = b"".join([self.message[start : start + size] for start, size in pairs])
+        return places[1::2].tobytes() * times, joined * times
+
     def _part_of(self, one: PackedInput, start: int, stop: int) -> tuple[Array, int, bool]:
         """Where some rows of an input lie, how many texts or bytes that is, and whether each has its own."""
         whole = one.came == one.shape[0]

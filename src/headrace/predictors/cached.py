@@ -1,0 +1,273 @@
+"""A prediction cache: what a version has been asked already is answered again without the model.
+
+It stands directly around the version's Batcher, so it sees what the model takes and gives and nothing else: a
+default's answer is never kept, and inputs that are looked up for a request are part of what is asked.
+
+Equal requests that come while the first is computed wait for its answer. What is computed for them is one
+request to the Batcher, which is wanted as long as one of them waits and whose deadline is the latest of
+theirs; each is held to its own. An error is not kept: all who waited get it, as they asked the same, and who
+asks next has it computed anew. Only where time was up for what was computed, but not for all who wait, it is
+asked once more for those.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from headrace.batching.computing import EXPIRED
+from headrace.batching.request import Answer, BatchOutputs, Origin, Request, Settlement, Timings
+from headrace.batching.statistics import VersionStatistics
+from headrace.clock import Clock, Timer
+from headrace.config import CachePolicy
+from headrace.errors import DeadlineExceeded, HeadraceError, Refused
+from headrace.predictors.answers import Answers, Kept, Key, copied, key_of, own_columns, size_of
+from headrace.predictors.predictor import Predictor
+
+_MOST_AT_ONCE = 8
+"""So many are answered before they await anything, in one turn of the loop; then others have their turn."""
+
+
+class Cached:
+    """Answers again what the Predictor that it stands around has answered."""
+
+    def __init__(
+        self,
+        around: Predictor,
+        policy: CachePolicy,
+        *,
+        origin: Origin,
+        statistics: VersionStatistics,
+        clock: Clock,
+        most_waiting_rows: int,
+    ) -> None:
+        """Stand around a Predictor.
+
+        Args:
+            around: What answers the first time.
+            policy: How much is kept, and for how long.
+            origin: Who gives the answers; of those that are repeated it says so.
+            statistics: Counts what is answered without the Predictor.
+            clock: The serving thread's.
+            most_waiting_rows: How many rows may wait for answers to equal ones; more go their own way.
+        """
+        self._around = around
+        self._answers = Answers(policy.size_bytes)
+        self._seconds = policy.seconds or math.inf
+        self._origin = origin._replace(is_cached=True)
+        self._statistics = statistics
+        self._clock = clock
+        self._most_waiting_rows = most_waiting_rows
+        self._waiting_rows = 0
+        self._asked: dict[Key, _Shared] = {}
+        self._answered_in_turn = 0
+        self._due: list[tuple[Request, Answer]] = []
+
+    @property
+    def held_bytes(self) -> int:
+        """What the answers that are kept take, with what was asked."""
+        return self._answers.held_bytes
+
+    def submit(self, request: Request) -> None:
+        """Take a request, or refuse it at once; see ``Predictor``."""
+        now = self._clock.now()
+        if request.deadline <= now:
+            self._around.submit(request)  # which refuses it
+            return
+        statistics = self._statistics
+        key = key_of(request, self._answers.most_key_bytes)
+        if key is None:
+            statistics.cache_misses += 1
+            self._around.submit(request)
+            return
+        request.enqueued = now
+        kept = self._answers.find(key, now)
+        if kept is not None:
+            statistics.cache_hits += 1
+            self._repeat(request, kept, now)
+            return
+        shared = self._asked.get(key)
+        if shared is None:
+            statistics.cache_misses += 1
+            self._ask(key, [request])
+        elif self._waiting_rows + request.rows > self._most_waiting_rows:
+            statistics.cache_misses += 1
+            self._around.submit(request)
+        else:
+            statistics.cache_joined += 1
+            self._waiting_rows += request.rows
+            shared.join(request)
+
+    def _ask(self, key: Key, waiting: Sequence[Request]) -> None:
+        shared = self._asked[key] = _Shared(self, key, waiting)
+        self._around.submit(shared)
+
+    # --- answers that are there ---
+
+    def _repeat(self, request: Request, kept: Kept, now: float) -> None:
+        outputs = BatchOutputs(kept.tensors, self._origin)
+        answer = Answer(outputs, 0, request.rows, Timings(now, request.rows, 1))
+        if self._answered_in_turn >= _MOST_AT_ONCE:
+            self._due.append((request, answer))
+            return
+        if not self._answered_in_turn:
+            self._clock.call_soon(self._begin_turn)
+        self._answered_in_turn += 1
+        self._give(request, answer, now)
+
+    def _begin_turn(self) -> None:
+        due, self._due, self._answered_in_turn = self._due, [], 0
+        now = self._clock.now()
+        for request, answer in due:
+            self._give(request, answer, now)
+
+    # --- answers that are waited for ---
+
+    def answered(self, key: Key, answer: Answer, waiting: int) -> Answer:
+        """Keep an answer.
+
+        Args:
+            key: What was asked.
+            answer: The answer, as the Predictor gave it.
+            waiting: How many wait for it.
+
+        Returns:
+            What they get: rows that keep no batch alive, and that none of them can change for the others.
+        """
+        views = answer.tensors()
+        size_bytes = size_of(key, views)
+        is_kept = self._answers.takes(size_bytes)
+        if not is_kept and waiting <= 1:
+            return answer
+        tensors = copied(answer)
+        if is_kept:
+            self._answers.keep(key, Kept(tensors, size_bytes, self._clock.now() + self._seconds))
+        return Answer(BatchOutputs(tensors, answer.origin), 0, answer.rows, answer.timings)
+
+    def settle(self, waiting: Sequence[Request], settlement: Settlement) -> bool:
+        """Give all who waited what they waited for; the Predictor itself counts one of them.
+
+        Returns:
+            Whether somebody was answered.
+        """
+        wanted = [request for request in waiting if request.wanted]
+        for request in waiting:
+            if not request.wanted:
+                request.settle(settlement)  # it hears that it is over
+        self._statistics.cancelled += max(0, len(waiting) - max(1, len(wanted)))
+        now = self._clock.now()
+        for place, request in enumerate(wanted):
+            if not place:
+                request.settle(settlement)
+            elif isinstance(settlement, Answer):
+                self._give(request, settlement, now)
+            else:
+                self._refuse(request, settlement, now)
+        return bool(wanted)
+
+    def _give(self, request: Request, answer: Answer, now: float) -> None:
+        """Answer a request that the Predictor does not count."""
+        if request.settle(answer):
+            self._statistics.count_repeated(request, now)
+        else:
+            self._statistics.cancelled += 1
+
+    def _refuse(self, request: Request, error: HeadraceError, now: float) -> None:
+        """Tell a request that the Predictor does not count why there is no answer."""
+        if not request.settle(error):
+            self._statistics.cancelled += 1
+        elif isinstance(error, Refused):
+            self._statistics.refused += 1
+        else:
+            self._statistics.count_failed(request, now)
+
+    def at(self, deadline: float, callback: Callable[[Request], object], request: Request) -> Timer:
+        """Call back with a request when its time is up."""
+        return self._clock.call_later(max(deadline - self._clock.now(), 0.0), callback, request)
+
+    def expire(self, request: Request) -> None:
+        """A request's own time is up, and what it waits for is computed for others."""
+        self._refuse(request, DeadlineExceeded(EXPIRED), self._clock.now())
+
+    def ended(self, shared: _Shared, settlement: Settlement) -> bool:
+        """What several wait for is there, or will not come.
+
+        Returns:
+            Whether somebody was answered.
+        """
+        key, waiting = shared.key, list(shared.waiting)
+        if self._asked.get(key) is shared:
+            del self._asked[key]
+        self._waiting_rows -= shared.rows * shared.joined
+        if isinstance(settlement, Answer):
+            return self.settle(waiting, self.answered(key, settlement, len(waiting)))
+        if not isinstance(settlement, DeadlineExceeded):
+            return self.settle(waiting, settlement)
+        now = self._clock.now()
+        in_time = [request for request in waiting if request.deadline > now and request.wanted]
+        is_over = self.settle([one for one in waiting if one.deadline <= now or not one.wanted], settlement)
+        if in_time:
+            self._ask(key, in_time)
+        return is_over
+
+
+class _Shared(Request):
+    """What is computed for all who ask the same."""
+
+    __slots__ = ("_around", "_held", "joined", "key", "waiting")
+
+    def __init__(self, around: Cached, key: Key, waiting: Sequence[Request]) -> None:
+        latest = max(waiting, key=lambda request: request.deadline)
+        self.layout, self.rows = latest.layout, latest.rows
+        self.columns = own_columns(key, latest.columns)
+        self.deadline = latest.deadline
+        self.settled = False
+        self.text_bytes = 0
+        self.call = None
+        self.key = key
+        self.joined = 0
+        self._around = around
+        # Who waits, with the timer of those whose deadline is not held by this one's.
+        self.waiting: dict[Request, Timer | None] = {}
+        self._held: list[Request] = []
+        for request in waiting:
+            self._wait(request)
+
+    @property
+    def wanted(self) -> bool:
+        """Whether somebody still waits for the answer."""
+        return not self.settled and any(request.wanted for request in self.waiting)
+
+    def join(self, request: Request) -> None:
+        """Let one more wait."""
+        self.joined += 1
+        if request.deadline > self.deadline:
+            self.deadline, held, self._held = request.deadline, self._held, []
+            for other in held:
+                if other in self.waiting:
+                    self._wait(other)
+        self._wait(request)
+
+    def _wait(self, request: Request) -> None:
+        if request.deadline < self.deadline:
+            self.waiting[request] = self._around.at(request.deadline, self._expire, request)
+        else:
+            self.waiting[request] = None
+            self._held.append(request)
+
+    def _expire(self, request: Request) -> None:
+        del self.waiting[request]
+        self._around.expire(request)
+
+    def settle(self, settlement: Settlement) -> bool:
+        """Answer all, once; see ``Request.settle``."""
+        if self.settled:  # its time was up while it was computed: nobody waits, but the next may ask
+            if isinstance(settlement, Answer):
+                self._around.answered(self.key, settlement, 0)
+            return False
+        self.settled = True
+        self.columns = ()
+        for timer in self.waiting.values():
+            if timer is not None:
+                timer.cancel()
+        return self._around.ended(self, settlement)
