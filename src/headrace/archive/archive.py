@@ -218,6 +218,14 @@ class Archive:
             reader.cache.hashes(texts[some], longest, some.start)  # checks them
         for some in in_slices(texts, _PUT_AT_ONCE, longest):
             self.store_vectors(reader, texts[some], values[some], None if written is None else written[some])
+            if reader.version.embedder:
+                self._mended(reader, texts[some])
+
+    def _mended(self, reader: SpaceReader, keys: Sequence[str]) -> None:
+        """Remove the dead letters of keys that have a vector now."""
+        number = reader.version.number
+        if dead := self.dead_letters.among(reader.space, keys, number):
+            self.dead_letters.drop(reader.space, list(dead), [number])
 
     def store_vectors(
         self, reader: SpaceReader, keys: Sequence[str], vectors: Array, written: Array | None = None
@@ -242,7 +250,8 @@ class Archive:
     def invalidate(self, space: str, keys: Sequence[str]) -> None:
         """Remove the vectors of keys from all versions of a space; the next lookup has them made anew.
 
-        Other processes may answer the old ones for ``cache.poll_seconds`` more.
+        Their dead letters go, too: what could not be embedded may have changed. Other processes may answer
+        the old ones for ``cache.poll_seconds`` more.
 
         Raises:
             NotFound: There is no such space.
@@ -272,8 +281,6 @@ class Archive:
         Raises:
             Unavailable: The store does not answer.
         """
-        numbers = [version.number for version in self._spaces.versions(space)]
-        self.dead_letters.drop(space, keys, numbers)
         self._remove(space, keys, is_forgotten=True)
 
     def want(self, space: str, keys: Sequence[str], version: int = 0) -> None:
@@ -347,7 +354,9 @@ class Archive:
 
     def _remove(self, space: str, keys: Sequence[str], *, is_forgotten: bool) -> None:
         texts = self._checked(space, keys)
-        for version in self._spaces.versions(space):
+        versions = list(self._spaces.versions(space))
+        self.dead_letters.drop(space, texts, [version.number for version in versions])
+        for version in versions:
             reader = self.reader(space, version.number)
             for some in in_slices(texts, _PUT_AT_ONCE, reader.settings.max_key_bytes):
                 self.writes.remove(reader, texts[some], is_forgotten=is_forgotten)

@@ -22,7 +22,7 @@ from headrace.archive.keys import all_stored, is_digest
 from headrace.archive.looking import SpaceReader
 from headrace.archive.records import joined
 from headrace.errors import Conflict, FailedPrecondition, HeadraceError
-from headrace.stores.store import START
+from headrace.stores.store import pages
 
 PAGE = 500
 """How many keys are asked for at once."""
@@ -93,13 +93,8 @@ class Backfill:
 
     def count(self) -> int:
         """How many keys there are, by a look at all of them."""
-        where, total, cursor = partition(self._space, self._source.version.number), 0, START
-        while True:
-            page = self._archive.store.scan(where, cursor, 10_000)
-            total += len(page.keys)
-            cursor = page.cursor
-            if cursor == START:
-                return total
+        where = partition(self._space, self._source.version.number)
+        return sum(len(page.keys) for page in pages(self._archive.store, where, limit=10_000))
 
     def run(
         self, told: Callable[[int], object], stopping: threading.Event, keys_per_second: float = 0.0
@@ -152,16 +147,10 @@ class Backfill:
 
     def _pages(self) -> Iterator[_Page]:
         """The keys that are still to be done, a page at a time."""
-        store = self._archive.store
         where = partition(self._space, self._source.version.number)
         cursor = bytes.fromhex(self.position.cursor)
-        while True:
-            page = store.scan(where, cursor, PAGE)
-            cursor = page.cursor
-            texts = self._texts(where, page.keys)
-            yield _Page(texts, len(page.keys), cursor)
-            if cursor == START:
-                return
+        for page in pages(self._archive.store, where, cursor, PAGE):
+            yield _Page(self._texts(where, page.keys), len(page.keys), page.cursor)
 
     def _texts(self, where: str, keys: list[bytes]) -> list[str]:
         """The keys as callers have them; a long one stands behind its vector."""

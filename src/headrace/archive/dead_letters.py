@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from headrace.archive.keys import stored
-from headrace.errors import HeadraceError
-from headrace.stores.store import START, Item, Store
+from headrace.stores.store import Item, Store, pages
 
 PARTITION = "dead_letters"
 """Where they are in the store."""
@@ -25,6 +24,7 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
         reason: Why, for people.
         attempts: How often it was tried.
         died: When it was given up, in seconds of Unix time.
+        is_final: Whether trying again could not help: then it is not tried when it is asked for again.
     """
 
     space: str
@@ -33,14 +33,20 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     attempts: int
     died: float
+    is_final: bool = False
 
 
 class DeadLetters:
-    """Those of an archive."""
+    """Those of an archive.
+
+    Attributes:
+        damaged: How many values were passed over that are no letters; to forget their keys removes them.
+    """
 
     def __init__(self, store: Store) -> None:
         """Keep them in a store."""
         self._store = store
+        self.damaged = 0
 
     def add(self, letters: Sequence[DeadLetter]) -> None:
         """Keep some; one of the same key and space version is replaced.
@@ -58,16 +64,21 @@ class DeadLetters:
         Raises:
             Unavailable: The store does not answer.
         """
-        cursor = START
-        while True:
-            page = self._store.scan(PARTITION, cursor)
+        for page in pages(self._store, PARTITION):
             for value in self._store.get_many(PARTITION, page.keys):
-                letter = _decoded(value) if value else None
+                letter = self._decoded(value)
                 if letter is not None and space in ("", letter.space):
                     yield letter
-            cursor = page.cursor
-            if cursor == START:
-                return
+
+    def of(self, space: str, keys: Sequence[str], version: int) -> dict[str, DeadLetter]:
+        """Those of some keys of a space version, by key.
+
+        Raises:
+            Unavailable: The store does not answer.
+        """
+        values = self._store.get_many(PARTITION, [_name(space, version, key) for key in keys])
+        letters = {key: self._decoded(value) for key, value in zip(keys, values, strict=True)}
+        return {key: letter for key, letter in letters.items() if letter is not None}
 
     def among(self, space: str, keys: Sequence[str], version: int) -> set[str]:
         """Which of some keys are dead letters of a space version.
@@ -99,16 +110,17 @@ class DeadLetters:
         old = [
             name
             for name, value, letter in zip(names, values, letters, strict=True)
-            if value and _decoded(value) == letter
+            if self._decoded(value) == letter
         ]
         self._store.delete_many(PARTITION, old)
 
-
-def _decoded(value: bytes) -> DeadLetter:
-    try:
-        return msgspec.json.decode(value, type=DeadLetter)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise HeadraceError(f"a dead letter in the store is damaged: {error}") from error
+    def _decoded(self, value: bytes) -> DeadLetter | None:
+        """A letter; None where there is none, or nobody can read it: that keeps no other from being read."""
+        try:
+            return msgspec.json.decode(value, type=DeadLetter) if value else None
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            self.damaged += 1
+            return None
 
 
 def now() -> float:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import tenacity
@@ -45,6 +46,11 @@ _JITTER_SECONDS = 0.2
 _LONGEST_REASON = 2000
 
 
+@dataclass(frozen=True, slots=True)
+class _EncoderFailed(Failure):
+    """The encoder failed, which may be no fault of the content: who asks for it again has it tried again."""
+
+
 class Stopped(Exception):
     """The filler is to end before its batch is done."""
 
@@ -57,13 +63,32 @@ class Encoder:
     version: int
 
 
+class Task(NamedTuple):
+    """A message with what has been tried of it.
+
+    Attributes:
+        delivery: The message.
+        attempts: How often its content could not be had.
+        due: When it is to be tried again, on the monotonic clock.
+    """
+
+    delivery: Delivery
+    attempts: int = 0
+    due: float = 0.0
+
+
+Asked = Sequence[tuple[Wanted, Task]]
+"""What messages ask for."""
+
+
 @dataclass(eq=False)
 class _Group:
-    """The keys of one space version, each once."""
+    """The keys of one space version, each once, with the first message that asks for it."""
 
     reader: SpaceReader
     embedder: Embedder
-    keys: dict[str, float] = field(default_factory=dict)
+    keys: dict[str, Task] = field(default_factory=dict)
+    dead: set[str] = field(default_factory=set)  # those with a dead letter
 
 
 class BatchFiller:
@@ -92,40 +117,48 @@ class BatchFiller:
         self._encoders = encoders
         self.counts = counts
         self._stopping = stopping
-        self._mean_at = 0  # how many must be filled before a mean is tried again
+        # How many of a space version must be filled before its mean is tried again.
+        self._mean_at: dict[tuple[str, int], int] = {}
 
-    def fill(self, deliveries: Sequence[Delivery]) -> None:
-        """Do all that the messages ask for; when it returns they may be acknowledged.
+    def fill(self, tasks: Sequence[Task]) -> list[Task]:
+        """Do what messages ask for; when it returns, those that it does not give may be acknowledged.
+
+        Returns:
+            Those whose content may be had later, to be given again when they are due: nobody waits for them
+            meanwhile.
 
         Raises:
             Stopped: Not all was done.
         """
-        wanted = list(self._wanted(deliveries))
+        wanted = list(self._wanted(tasks))
         forgotten = self._persist(lambda: self._forgotten(wanted))
+        later: set[tuple[str, str]] = set()
         for group in self._groups(wanted, forgotten):
-            self._fill_group(group)
+            later.update((group.reader.space, key) for key in self._fill_group(group))
         # What was forgotten while its vector was being made, now or by a filler that was killed, is stored.
         gone = self._persist(lambda: self._forgotten(wanted))
         for (one, _), is_gone in zip(wanted, gone, strict=True):
             if is_gone and one.space in self._archive.config.spaces:
                 self._persist(partial(self._archive.forget_made, one.space, [one.key]))
+        return [_again(task) for one, task in wanted if (one.space, one.key) in later]
 
-    def _wanted(self, deliveries: Sequence[Delivery]) -> list[tuple[Wanted, float]]:
+    def _wanted(self, tasks: Sequence[Task]) -> Asked:
         found = []
-        for delivery in deliveries:
+        for task in tasks:
             try:
-                found.append((wanted_of(delivery.message), delivery.queued))
+                found.append((wanted_of(task.delivery.message), task))
             except HeadraceError as error:  # nobody can do anything with it, nor ever will
                 _log.warning("dropped: %s", error.message)
         return found
 
-    def _forgotten(self, wanted: Sequence[tuple[Wanted, float]]) -> list[bool]:
-        return self._archive.forgotten.since([(one.space, one.key, queued) for one, queued in wanted])
+    def _forgotten(self, wanted: Asked) -> list[bool]:
+        queued = [(one.space, one.key, task.delivery.queued) for one, task in wanted]
+        return self._archive.forgotten.since(queued)
 
-    def _groups(self, wanted: Sequence[tuple[Wanted, float]], forgotten: Sequence[bool]) -> list[_Group]:
+    def _groups(self, wanted: Asked, forgotten: Sequence[bool]) -> list[_Group]:
         """The keys to embed, by space version; those of a version that nobody can fill go to the newest."""
         groups: dict[tuple[str, int], _Group] = {}
-        for (one, queued), is_forgotten in zip(wanted, forgotten, strict=True):
+        for (one, task), is_forgotten in zip(wanted, forgotten, strict=True):
             encoders = self._encoders.get(one.space, ())
             if is_forgotten:
                 continue
@@ -138,7 +171,7 @@ class BatchFiller:
                 where = one.space, encoder.version
                 if where not in groups:
                     groups[where] = _Group(self._archive.reader(*where), encoder.embedder)
-                groups[where].keys.setdefault(one.key, queued)
+                groups[where].keys.setdefault(one.key, task)
         return list(groups.values())
 
     def _leave(self, wanted: Wanted, encoders: Sequence[Encoder]) -> None:
@@ -148,30 +181,45 @@ class BatchFiller:
             f"the filler that got it cannot make version {wanted.version}: {made}; start fillers anew with "
             "the archive.toml of now, and replay"
         )
-        letter = _letter(wanted.space, wanted.version, wanted.key, reason, 0)
+        letter = _letter(wanted, reason, 0, is_final=False)
         self._persist(lambda: self._archive.dead_letters.add([letter]))
 
-    def _fill_group(self, group: _Group) -> None:
+    def _fill_group(self, group: _Group) -> set[str]:
+        """Fill what is not there; give the keys whose content may be had later."""
         reader, counts = group.reader, self.counts[group.reader.space]
         there = self._persist(lambda: self._stored(reader, list(group.keys)))
         counts.there += sum(there)
         keys = [key for key, is_there in zip(group.keys, there, strict=True) if not is_there]
-        attempts = 0
-        while keys:
-            attempts += 1
-            if attempts > 1:
-                counts.retried += 1
-                self._pause(attempts)
-            embedded = self._embed(group.embedder, reader, keys)
-            done = [place for place in range(len(keys)) if place not in embedded.failures]
-            self._store(group, [keys[place] for place in done], embedded.vectors[done])
-            final = {
-                place: failure
-                for place, failure in embedded.failures.items()
-                if failure.is_final or attempts >= ATTEMPTS
-            }
-            self._bury(group, {keys[place]: failure for place, failure in final.items()}, attempts)
-            keys = [keys[place] for place in embedded.failures if place not in final]
+        keys = self._without_poison(group, keys)
+        if not keys:
+            return set()
+        counts.retried += any(group.keys[key].attempts for key in keys)
+        embedded = self._embed(group.embedder, reader, keys)
+        done = [place for place in range(len(keys)) if place not in embedded.failures]
+        self._store(group, [keys[place] for place in done], embedded.vectors[done])
+        failed = {keys[place]: failure for place, failure in embedded.failures.items()}
+        final = {
+            key: failure
+            for key, failure in failed.items()
+            if failure.is_final or group.keys[key].attempts + 1 >= ATTEMPTS
+        }
+        self._bury(group, final)
+        return failed.keys() - final.keys()
+
+    def _without_poison(self, group: _Group, keys: list[str]) -> list[str]:
+        """Keys but for those that are known to have no vector: asking for them again does not help.
+
+        They are tried when they are replayed, or invalidated, or a vector would have lost its worth by now.
+        """
+        if not keys:
+            return keys
+        reader = group.reader
+        number, ttl_seconds = reader.version.number, reader.settings.ttl_seconds
+        letters = self._persist(lambda: self._archive.dead_letters.of(reader.space, keys, number))
+        group.dead = set(letters)
+        since = now() - ttl_seconds if ttl_seconds else 0.0
+        poison = {key for key, letter in letters.items() if letter.is_final and letter.died >= since}
+        return [key for key in keys if key not in poison]
 
     def _stored(self, reader: SpaceReader, keys: list[str]) -> list[bool]:
         """Which keys have a vector already."""
@@ -191,9 +239,8 @@ class BatchFiller:
             if len(keys) > 1:  # one of them may be what it cannot stand
                 return self._one_by_one(embedder, reader, keys)
             reason = error.message if isinstance(error, HeadraceError) else repr(error)
-            embedded = Embedded(
-                np.zeros((1, embedder.dimension)), {0: Failure(f"the encoder failed: {reason}", True)}
-            )
+            failed = _EncoderFailed(f"the encoder failed: {reason}", is_final=True)
+            embedded = Embedded(np.zeros((1, embedder.dimension)), {0: failed})
         return _checked(embedded, len(keys), reader.version.form)
 
     def _one_by_one(self, embedder: Embedder, reader: SpaceReader, keys: Sequence[str]) -> Embedded:
@@ -216,26 +263,35 @@ class BatchFiller:
                 for place, key in enumerate(keys):
                     self._store(group, [key], vectors[place : place + 1])
                 return
-            self._bury(group, {keys[0]: Failure(f"it cannot be stored: {error.message}", is_final=True)}, 1)
+            self._bury(group, {keys[0]: Failure(f"it cannot be stored: {error.message}", is_final=True)})
             return
+        if mended := [key for key in keys if key in group.dead]:
+            number = group.reader.version.number
+            self._persist(lambda: self._archive.dead_letters.drop(group.reader.space, mended, [number]))
         counts.filled += len(keys)
-        counts.late_seconds += sum(max(0.0, time - group.keys[key]) for key in keys)
+        counts.late_seconds += sum(max(0.0, time - group.keys[key].delivery.queued) for key in keys)
         self._keep_mean(group.reader, counts.filled)
 
     def _keep_mean(self, reader: SpaceReader, filled: int) -> None:
         """Have the mean of a space be its out-of-vocabulary vector, as soon as there are enough vectors."""
-        if reader.settings.oov != MEAN or reader.version.mean or filled < self._mean_at:
+        where = reader.space, reader.version.number
+        if reader.settings.oov != MEAN or reader.version.mean or filled < self._mean_at.get(where, 0):
             return
-        self._mean_at = filled + ENOUGH // 4
+        self._mean_at[where] = filled + ENOUGH // 4
         archive = self._archive
         self._persist(lambda: keep_mean(archive.store, archive.catalog, reader.space, reader.version))
 
-    def _bury(self, group: _Group, failures: Mapping[str, Failure], attempts: int) -> None:
+    def _bury(self, group: _Group, failures: Mapping[str, Failure]) -> None:
         if not failures:
             return
         reader = group.reader
         letters = [
-            _letter(reader.space, reader.version.number, key, failure.reason, attempts)
+            _letter(
+                Wanted(reader.space, reader.version.number, key),
+                failure.reason,
+                group.keys[key].attempts + 1,
+                is_final=failure.is_final and not isinstance(failure, _EncoderFailed),
+            )
             for key, failure in failures.items()
         ]
         self._persist(lambda: self._archive.dead_letters.add(letters))
@@ -269,15 +325,24 @@ class BatchFiller:
         if state.attempt_number == 1:
             _log.warning("filling waits: %s", error)
 
-    def _pause(self, attempts: int) -> None:
-        """Wait before the contents that may be had later are tried again."""
-        if self._stopping.wait(min(_LONGEST_WAIT_SECONDS, _FIRST_WAIT_SECONDS * 2**attempts)):
-            raise Stopped
+
+def _again(task: Task) -> Task:
+    """A task whose content may be had later: when to try it again."""
+    attempts = task.attempts + 1
+    seconds = min(_LONGEST_WAIT_SECONDS, 2 * _FIRST_WAIT_SECONDS * 2**attempts)
+    return Task(task.delivery, attempts, time.monotonic() + seconds)
 
 
-def _letter(space: str, version: int, key: str, reason: str, attempts: int) -> DeadLetter:
-    reason = reason if len(reason) <= _LONGEST_REASON else f"{reason[:_LONGEST_REASON]} …"
-    return DeadLetter(space=space, version=version, key=key, reason=reason, attempts=attempts, died=now())
+def _letter(wanted: Wanted, reason: str, attempts: int, *, is_final: bool) -> DeadLetter:
+    return DeadLetter(
+        space=wanted.space,
+        version=wanted.version,
+        key=wanted.key,
+        reason=reason if len(reason) <= _LONGEST_REASON else f"{reason[:_LONGEST_REASON]} …",
+        attempts=attempts,
+        died=now(),
+        is_final=is_final,
+    )
 
 
 def _checked(embedded: Embedded, contents: int, form: Form) -> Embedded:
@@ -287,7 +352,7 @@ def _checked(embedded: Embedded, contents: int, form: Form) -> Embedded:
         got = f"the encoder gave {list(vectors.shape)}, and not {[contents, dimension]}"
         return Embedded(
             np.zeros((contents, dimension), np.float32),
-            {place: Failure(got, True) for place in range(contents)},
+            {place: _EncoderFailed(got, is_final=True) for place in range(contents)},
         )
     failures = dict(embedded.failures)
     for place in np.flatnonzero(~form.fits(vectors)).tolist():

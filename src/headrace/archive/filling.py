@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Mapping, Sequence
 
 from headrace.archive.archive import Archive
 from headrace.archive.embedders.embedder import Embedder
-from headrace.archive.fill_batch import BatchFiller, Encoder, Stopped
+from headrace.archive.fill_batch import BatchFiller, Encoder, Stopped, Task
 from headrace.archive.fill_counts import FillCounts
 from headrace.errors import HeadraceError
 from headrace.queues.queue import Delivery, Receiver
@@ -19,14 +20,16 @@ BATCH = 64
 """How many keys are embedded together, unless a setting says otherwise."""
 
 _WAIT_SECONDS = 0.5
+_MOST_LATER = 4  # batches of contents that are tried again later, which are held meanwhile
 _LONGEST_PAUSE_SECONDS = 5.0
 
 
 class Filler:
     """Fills an archive until it is stopped.
 
-    Of its threads one can embed while another one stores. A batch is acknowledged when all of it is stored or
-    among the dead letters: a filler that is killed has at most one batch a thread done again.
+    Of its threads one can embed while another one stores. A message is acknowledged when its batch is stored
+    or among the dead letters: a filler that is killed has at most one batch a thread done again. A content
+    that may be had later holds nobody up: its message is kept until then, and a few batches of them at most.
 
     Attributes:
         counts: What came of it, by space.
@@ -97,22 +100,41 @@ class Filler:
     def _receive(self, filler: BatchFiller) -> None:
         """Fill batch after batch, as long as nothing fails."""
         receiver = self._archive.queue.receiver()
+        later: list[Task] = []
         try:
             while not self._stopping.is_set():
-                deliveries = receiver.receive(self._batch, _WAIT_SECONDS)
+                tasks = self._next(receiver, later)
                 self._archive.troubles.pop(filler, None)
-                if deliveries:
-                    self._fill(filler, receiver, deliveries)
+                if tasks:
+                    later += self._fill(filler, receiver, tasks)
         except Stopped:
             pass
         finally:
             receiver.close()  # gives back what was not acknowledged
 
-    def _fill(self, filler: BatchFiller, receiver: Receiver, deliveries: Sequence[Delivery]) -> None:
+    def _next(self, receiver: Receiver, later: list[Task]) -> list[Task]:
+        """What is to be done next: what is due of that which is tried again later, and new messages."""
+        first = min((task.due for task in later), default=float("inf"))
+        wait = min(_WAIT_SECONDS, max(0.0, first - time.monotonic()))
+        deliveries: Sequence[Delivery] = ()
+        if len(later) < _MOST_LATER * self._batch:
+            deliveries = receiver.receive(self._batch, wait)
+        else:
+            self._stopping.wait(wait)
+            receiver.keep()
+        now = time.monotonic()
+        due = [task for task in later if task.due <= now]
+        later[:] = [task for task in later if task.due > now]
+        return due + [Task(delivery) for delivery in deliveries]
+
+    def _fill(self, filler: BatchFiller, receiver: Receiver, tasks: Sequence[Task]) -> list[Task]:
+        """Fill what can be; give what is to be tried again later."""
         with _Kept(receiver, self._archive.config.queue.visibility_seconds) as kept:
-            filler.fill(deliveries)
+            later = filler.fill(tasks)
         kept.check()
-        receiver.acknowledge(deliveries)
+        held = {id(task.delivery) for task in later}
+        receiver.acknowledge([task.delivery for task in tasks if id(task.delivery) not in held])
+        return later
 
 
 class _Kept:

@@ -13,7 +13,7 @@ from headrace.archive.columns import default_row
 from headrace.archive.config import MEAN, ZEROS
 from headrace.archive.records import joined
 from headrace.errors import ConfigError
-from headrace.stores.store import START, Store
+from headrace.stores.store import Store, pages
 from headrace.tensors import Array
 
 ENOUGH = 1000
@@ -74,12 +74,9 @@ def keep_mean(store: Store, catalog: Catalog, space: str, version: SpaceVersion)
     """
     where, form = partition(space, version.number), version.form
     keys: list[bytes] = []
-    cursor = START
-    while len(keys) < ENOUGH:
-        page = store.scan(where, cursor, ENOUGH)
+    for page in pages(store, where, limit=ENOUGH):
         keys += page.keys
-        cursor = page.cursor
-        if cursor == START:
+        if len(keys) >= ENOUGH:
             break
     keys = keys[:ENOUGH]
     records = joined(store.get_many(where, keys, form.missing), form)

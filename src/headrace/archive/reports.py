@@ -16,7 +16,7 @@ import msgspec
 from headrace.archive.fill_counts import FillCounts
 from headrace.archive.looking import Counts
 from headrace.errors import Unavailable
-from headrace.stores.store import START, Item, Store
+from headrace.stores.store import Item, Store, pages
 
 PARTITION = "reports"
 """Where they are in the store."""
@@ -143,10 +143,9 @@ def reports(store: Store) -> Iterator[Report]:
     Raises:
         Unavailable: The store does not answer.
     """
-    cursor, oldest = START, time.time_ns() / 1e9 - RECENT_SECONDS
+    oldest = time.time_ns() / 1e9 - RECENT_SECONDS
     seen: set[bytes] = set()
-    while True:
-        page = store.scan(PARTITION, cursor)
+    for page in pages(store, PARTITION):
         keys = [key for key in page.keys if key not in seen]
         seen.update(keys)
         for value in store.get_many(PARTITION, keys):
@@ -156,6 +155,3 @@ def reports(store: Store) -> Iterator[Report]:
                 continue
             if report.written >= oldest:
                 yield report
-        cursor = page.cursor
-        if cursor == START:
-            return

@@ -12,7 +12,7 @@ from headrace.archive.catalog import partition
 from headrace.archive.keys import is_digest
 from headrace.archive.records import HEAD, Form, joined
 from headrace.errors import TooLarge
-from headrace.stores.store import START, Store
+from headrace.stores.store import Store, pages
 from headrace.tensors import Array
 
 MOST_BYTES = 16 * 1024**3
@@ -65,10 +65,10 @@ def read_whole(
     reader = archive.reader(space, version)
     form, number = reader.version.form, reader.version.number
     keys: list[str] = []
-    pages: list[Array] = []
+    read: list[Array] = []
     for texts, records in _pages(archive.store, partition(space, number), form):
         keys += texts
-        pages.append(records)
+        read.append(records)
         if len(keys) * form.record_bytes > most_bytes:
             raise TooLarge(
                 f"expected at most {most_bytes} bytes of vectors, but the first {len(keys)} keys of "
@@ -79,26 +79,21 @@ def read_whole(
             told(len(keys))
     scales = None
     if form.dtype == "int8":
-        scales = np.concatenate([_heads(page)["scale"] for page in pages] or [np.zeros(0, np.float32)])
-    return Whole(space, number, keys, _vectors(pages, form), scales)
+        scales = np.concatenate([_heads(page)["scale"] for page in read] or [np.zeros(0, np.float32)])
+    return Whole(space, number, keys, _vectors(read, form), scales)
 
 
 def _pages(store: Store, where: str, form: Form) -> Iterator[tuple[list[str], Array]]:
     """The keys that have a vector, and their records, a page at a time; none twice."""
     seen: set[bytes] = set()
     limit = max(1, min(_MOST_KEYS_A_PAGE, _PAGE_BYTES // form.record_bytes))
-    cursor = START
-    while True:
-        page = store.scan(where, cursor, limit)
+    for page in pages(store, where, limit=limit):
         new = [key for key in dict.fromkeys(page.keys) if key not in seen]
         seen.update(new)
         values = store.get_many(where, new, form.missing)
         records = joined(values, form)
         there = np.flatnonzero(form.are_records(records))
         yield [_text(new[row], values[row], form) for row in there.tolist()], records[there]
-        cursor = page.cursor
-        if cursor == START:
-            return
 
 
 def _text(key: bytes, value: bytes, form: Form) -> str:

@@ -10,7 +10,7 @@ opened with, by its result or by ``Unavailable``; a call that failed may be made
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 LONGEST_KEY_BYTES = 480
@@ -142,3 +142,24 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Let go of files and connections; no call is under way or comes after it."""
+
+
+def pages(store: Store, partition: str, cursor: bytes = START, limit: int = 1000) -> Iterator[Page]:
+    """All pages of a partition; the cursor of each says where to go on after it.
+
+    Args:
+        store: Where it is.
+        partition: Which it is.
+        cursor: Where to begin.
+        limit: About how many keys a page has.
+
+    Raises:
+        Unavailable: The store does not answer.
+        InvalidRequest: The cursor is none of this store's.
+    """
+    while True:
+        page = store.scan(partition, cursor, limit)
+        yield page
+        cursor = page.cursor
+        if cursor == START:
+            return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -78,8 +79,12 @@ def run_list(options: argparse.Namespace) -> int:
     """Print a line a key."""
     with opened.open_archive_of(options) as archive:
         letters = list(_meant(archive, options))
+        damaged = archive.dead_letters.damaged
+    if damaged:
+        way_out = "to forget or invalidate its key removes it"
+        print(f"{damaged} of them cannot be read, and {way_out}", file=sys.stderr)
     if options.json:
-        verbs.print_json({"dead_letters": msgspec.to_builtins(letters)})
+        verbs.print_json({"dead_letters": msgspec.to_builtins(letters), "damaged": damaged})
     elif letters:
         print(table([_HEAD, *(_row(one) for one in letters)], right=(1, 4)))
     else:
@@ -94,6 +99,9 @@ def run_replay(options: argparse.Namespace) -> int:
         for letters in _in_parts(_meant(archive, options)):
             for space, version in {(one.space, one.version) for one in letters}:
                 those = [one for one in letters if (one.space, one.version) == (space, version)]
+                # Until the queue has them they stay, as letters that keep nobody from trying.
+                those = [msgspec.structs.replace(one, is_final=False) for one in those]
+                archive.dead_letters.add(those)
                 archive.want(space, [one.key for one in those], version)
                 archive.dead_letters.remove(those)
                 replayed += len(those)
