@@ -13,15 +13,16 @@ The first rows of all are held in the same way.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from headrace.archive.windows import kernels
 from headrace.archive.windows.kernels import JUMP_ROWS, Cells, Opened, Rows, Totals
-from headrace.archive.windows.plan import Plan
-from headrace.errors import FailedPrecondition
+from headrace.archive.windows.plan import Measure, Plan
+from headrace.errors import ConfigError, FailedPrecondition
 from headrace.tensors import Array
 
 _FIRST_ROOM = 1024
@@ -162,6 +163,114 @@ class Counters:
         """The slots of keys with anything in memory, int32."""
         return np.flatnonzero(self._refs > 0).astype(np.int32)
 
+    # ---- State --------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Array]:
+        """Everything that counting goes on from, but for the plan; keys without anything are left out."""
+        slots = self.counted_slots
+        places = np.full(len(self.keys), -1, np.int32)
+        places[slots] = np.arange(len(slots), dtype=np.int32)
+        texts = [self.keys[slot].encode() for slot in slots.tolist()]
+        arrays = {
+            "state": self._state.copy(),
+            "keys": np.frombuffer(b"".join(texts), np.uint8),
+            "key_bytes": np.array([len(text) for text in texts], np.int64),
+        }
+        chunks = [one for _, cells in sorted(self._closed.items()) for one in cells] or [self._no_cells(0)]
+        closed = Cells(*(np.concatenate(parts) for parts in zip(*chunks, strict=True)))
+        cells = int(self._state[kernels.CELLS])
+        opened = Cells(*(part[:cells] for part in self._opened.cells))
+        held = Rows(*(part[: self._state[kernels.HELD]] for part in self._held))
+        for prefix, part in (("closed", closed), ("opened", opened), ("held", held)):
+            named = dict(part._asdict())
+            named["slots"] = np.where(part.slots >= 0, places[part.slots], -1).astype(np.int32)
+            arrays |= {f"{prefix}.{name}": array.copy() for name, array in named.items()}
+        return arrays | {f"totals.{name}": one[slots] for name, one in self._totals._asdict().items()}
+
+    def restore(self, arrays: Mapping[str, Array], before: Plan) -> None:
+        """Go on from a state; what is new in the plan begins with what is known of it.
+
+        A window that no plan had before begins with the buckets that are kept: it is complete after its own
+        length at the latest. So does what was not measured before, with nothing.
+
+        Args:
+            arrays: The state.
+            before: The plan that it was made with, of buckets of the same length.
+
+        Raises:
+            ConfigError: It is no state of these counters.
+        """
+        try:
+            self._restore(arrays, before)
+        except (KeyError, ValueError, IndexError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                f"checkpoint: it holds no counters; is it one of this feed? ({error!r})"
+            ) from error
+
+    def _restore(self, arrays: Mapping[str, Array], before: Plan) -> None:
+        ends = np.cumsum(arrays["key_bytes"]).tolist()
+        blob = arrays["keys"].tobytes()
+        keys = [blob[start:stop].decode() for start, stop in itertools.pairwise([0, *ends])]
+        slots = self.slots_of(keys)
+        held, opened, closed = (
+            {name.partition(".")[2]: one for name, one in arrays.items() if name.startswith(prefix)}
+            for prefix in ("held.", "opened.", "closed.")
+        )
+        for part in (held, opened, closed):
+            part["slots"] = np.where(part["slots"] >= 0, slots[part["slots"]], -1).astype(np.int32)
+            np.add.at(self._refs, part["slots"][part["slots"] >= 0], 1)
+        of_measure = [_place(before.measures, one) for one in self.plan.measures]
+        had_sum = [
+            _place([m for m in before.measures if m.column], m) for m in self.plan.measures if m.column
+        ]
+        count = len(held["slots"])
+        self._held.slots[:count], self._held.buckets[:count] = held["slots"], held["buckets"]
+        self._held.counted[:count] = _chosen(held["counted"], of_measure)
+        self._held.numbers[:count] = _chosen(held["numbers"], had_sum)
+        ahead, longest = self._state[kernels.AHEAD], self._state[kernels.LONGEST]
+        self._state[:] = arrays["state"]
+        self._state[kernels.AHEAD], self._state[kernels.LONGEST] = ahead, longest
+        self._state[kernels.CELLS] = 0
+        for part, is_open in ((closed, False), (opened, True)):
+            cells = Cells(
+                part["slots"],
+                part["buckets"],
+                _chosen(part["counts"], of_measure),
+                _chosen(part["high"], had_sum),
+                _chosen(part["low"], had_sum),
+            )
+            if is_open:
+                self._reopen(cells)
+            else:
+                self._keep(cells)
+        self._bring_back(arrays, slots, before)
+
+    def _reopen(self, cells: Cells) -> None:
+        while len(self._opened.cells.slots) < len(cells.slots):
+            self._widen()
+        for part, given in zip(self._opened.cells, cells, strict=True):
+            part[: len(given)] = given
+        kernels.put_back(*self._opened, len(cells.slots))
+        self._state[kernels.CELLS] = len(cells.slots)
+
+    def _bring_back(self, arrays: Mapping[str, Array], slots: Array, before: Plan) -> None:
+        """Restore totals that were kept, and add up those that were not from the cells that are there."""
+        new, known = [], {before.key_of(one): place for place, one in enumerate(before.totals)}
+        for place, total in enumerate(self.plan.totals):
+            at = known.get(self.plan.key_of(total))
+            if at is None:
+                new.append(place)
+                continue
+            for name, one in self._totals._asdict().items():
+                one[slots, place] = arrays[f"totals.{name}"][:, at]
+        table = self.plan.table.copy()
+        table[[place for place in range(len(table)) if place not in new], 2] = 0  # in no window of no length
+        for _, chunks in sorted(self._closed.items()):
+            for cells in chunks:
+                kernels.enter(cells, self._totals, table, self.clock)
+        for bucket in [one for one in self._closed if one < self.clock - self.plan.longest]:
+            self._let_go(bucket)
+
     # ---- The clock ----------------------------------------------------------------------------
 
     def _follow(self) -> Iterator[Changed]:
@@ -299,6 +408,20 @@ class Counters:
     def _no_totals(self, count: int) -> Totals:
         shape = count, len(self.plan.totals)
         return Totals(np.zeros(shape, np.int64), np.zeros(shape), np.zeros(shape))
+
+
+def _place(known: Sequence[Measure], wanted: Measure) -> int:
+    """Where a measure stands; -1 if it does not."""
+    return known.index(wanted) if wanted in known else -1
+
+
+def _chosen(columns: Array, places: Sequence[int]) -> Array:
+    """Columns in another order; zeros where there was none."""
+    made = np.zeros((len(columns), len(places)), columns.dtype)
+    for to, place in enumerate(places):
+        if place >= 0:
+            made[:, to] = columns[:, place]
+    return made
 
 
 def no_rows(plan: Plan, count: int) -> Rows:

@@ -63,6 +63,10 @@ class Plan:
         )
         return cls(measures, totals, every_seconds)
 
+    def key_of(self, total: Total) -> tuple[Measure, int]:
+        """What a total is, whatever else a plan has."""
+        return self.measures[total.measure], total.buckets
+
     @cached_property
     def longest(self) -> int:
         """How many buckets the longest window has."""

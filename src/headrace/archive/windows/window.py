@@ -17,9 +17,6 @@ MOST_WINDOWS = 256
 _MOST_CELLS = 2**31
 _LONGEST_SECONDS = int(YEAR)
 
-UNITS = {"s": 1_000_000, "ms": 1_000, "us": 1}
-"""Microseconds of the units that times may be whole numbers of."""
-
 
 class Window(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A number by key, over the rows of the past so many seconds; exactly one of the first three is given.
@@ -71,9 +68,7 @@ class FeedSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     Attributes:
         key: The stream's column with the keys.
-        time: Its column that says when a row happened.
-        unit: What the times are whole numbers of, since 1970: ``us``, ``ms`` or ``s``. Times that say
-            themselves what they are need none.
+        time: Its column that says when a row happened: times, or microseconds since 1970.
         every_seconds: How long a bucket is. At the end of each, the rows that have changed are written: a
             value is of the events before that moment.
         ahead_seconds: How far beyond all before it the time of a row may lie. One further ahead is a clock
@@ -83,7 +78,6 @@ class FeedSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     key: str
     time: str = "timestamp"
-    unit: Literal["us", "ms", "s"] = "us"
     every_seconds: int = 60
     ahead_seconds: int = 86_400
     max_cells: int = 20_000_000

@@ -16,7 +16,7 @@ from headrace.archive.windows.counters import Changed, Counters
 from headrace.archive.windows.kernels import JUMP_ROWS, Rows
 from headrace.archive.windows.plan import Plan
 from headrace.archive.windows.window import Window
-from headrace.errors import FailedPrecondition
+from headrace.errors import ConfigError, FailedPrecondition
 
 WINDOWS = {
     "rows_4": Window(count=True, seconds=4),
@@ -238,3 +238,41 @@ def test_more_keys_and_buckets_than_there_is_room_for_are_refused() -> None:
     rows = [Row(f"{one}", bucket) for bucket in range(10, 17) for one in range(20)]
     with pytest.raises(FailedPrecondition, match=r"feed\.max_cells: expected at most 50 pairs"):
         take(counters, rows)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(steps, min_size=1, max_size=60), st.integers(0, 60))
+def test_what_goes_on_from_a_state_goes_on_as_if_nothing_had_been(drawn: list, cut: int) -> None:
+    rows = stream(drawn)
+    whole, first, second = new(), new(), new()
+    wanted = take(whole, rows) + written(whole, whole.finish())
+    found = take(first, rows[:cut])
+    second.restore(first.state(), PLAN)
+    found += take(second, rows[cut:]) + written(second, second.finish())
+    assert sorted(found, key=lambda line: line[:2]) == sorted(wanted, key=lambda line: line[:2])
+    assert second.told == whole.told
+    for name, array in whole.state().items():
+        if name.startswith("totals") or name == "state":
+            np.testing.assert_array_equal(np.sort(array, axis=0), np.sort(second.state()[name], axis=0))
+
+
+def test_a_window_that_is_new_begins_with_the_buckets_that_are_kept() -> None:
+    first = Counters(Plan.of([Window(count=True, seconds=4)], 1), ahead_buckets=AHEAD, max_cells=1000)
+    plan = Plan.of(
+        [Window(count=True, seconds=2), Window(sum="x", seconds=9), Window(count=True, seconds=4)], 1
+    )
+    counted = np.ones((JUMP_ROWS + 3, 1), np.uint8)
+    buckets = np.array([10] * JUMP_ROWS + [11, 12, 13])
+    slots = np.repeat(first.slots_of(["a"]), len(buckets))
+    list(first.take(Rows(slots, buckets, counted, np.zeros((len(buckets), 0)))))
+    second = Counters(plan, ahead_buckets=AHEAD, max_cells=1000)
+    second.restore(first.state(), first.plan)
+    list(second.finish())
+    counts, sums = second.totals(second.slots_of(["a"]))
+    assert counts.tolist() == [[2, 0, JUMP_ROWS + 3]]
+    assert sums.tolist() == [[0.0, 0.0, 0.0]]
+
+
+def test_what_is_no_state_of_counters_is_refused() -> None:
+    with pytest.raises(ConfigError, match="checkpoint: it holds no counters"):
+        new().restore({"weights": np.zeros(3)}, PLAN)

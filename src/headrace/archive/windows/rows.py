@@ -1,0 +1,151 @@
+"""Rows of a stream made into what is counted: slots, buckets, and numbers by measure."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from headrace.archive.windows.counters import Counters
+from headrace.archive.windows.kernels import Rows
+from headrace.archive.windows.plan import Measure, Plan
+from headrace.archive.windows.window import FeedSettings
+from headrace.errors import ConfigError, StreamError, shown
+from headrace.stream.schema import Field
+from headrace.tensors import Array
+
+try:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    from headrace.stream.converting import is_text, stream_column
+except ImportError as error:  # as with every package that is not always needed
+    raise ConfigError(f"feeding a table needs an extra ({error}): pip install 'headrace[train]'") from None
+
+_MICROSECONDS = 1_000_000
+_NAMES_SHOWN = 50
+_NO_CAST = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError)
+
+
+class RowMaker:
+    """Makes rows of record batches.
+
+    Attributes:
+        keyless: How many rows had no key: those only move the clock.
+    """
+
+    def __init__(self, plan: Plan, settings: FeedSettings, longest_key: int) -> None:
+        """Begin.
+
+        Args:
+            plan: What is counted.
+            settings: Which columns are what.
+            longest_key: How many bytes of UTF-8 a key may have.
+        """
+        self.keyless = 0
+        self._plan, self._settings, self._longest_key = plan, settings, longest_key
+        self._time = Field(name=settings.time, role="timestamp")
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns that are read, each once."""
+        named = [self._settings.key, self._settings.time]
+        for one in self._plan.measures:
+            named += [name for name in (one.column, one.where[0] if one.where else "") if name]
+        return list(dict.fromkeys(named))
+
+    def check(self, names: list[str]) -> None:
+        """Refuse a stream without the columns that are read.
+
+        Raises:
+            ConfigError: One is missing, or is there twice.
+        """
+        for name in self.columns:
+            if names.count(name) != 1:
+                problem = "is there twice" if name in names else "is missing"
+                there = ", ".join(names[:_NAMES_SHOWN])
+                raise ConfigError(f"the stream's column {shown(name)} {problem}; there are {there}")
+
+    def make(self, batch: pa.RecordBatch, first_row: int, counters: Counters) -> Rows:
+        """Make rows of a batch.
+
+        Args:
+            batch: With the columns that are read.
+            first_row: The number of its first row, for errors.
+            counters: Whose slots are to be in it.
+
+        Raises:
+            StreamError: A key, a time or a number is none, or cannot be.
+        """
+        times = stream_column(self._time, batch.column(self._settings.time), first_row)
+        every = self._plan.every_seconds * _MICROSECONDS
+        buckets = np.floor_divide(times.cast(pa.int64()).to_numpy(zero_copy_only=False), every)
+        counted = np.ones((batch.num_rows, len(self._plan.measures)), np.uint8)
+        numbers = np.zeros((batch.num_rows, self._plan.sums))
+        for place, one in enumerate(self._plan.measures):
+            if one.where is not None:
+                counted[:, place] = _equal(batch.column(one.where[0]), one.where[1])
+            if one.column:
+                self._measure(batch, one, first_row, (counted[:, place], numbers[:, self._plan.sum_at[place]]))
+        return Rows(self._slots(batch.column(self._settings.key), first_row, counters), buckets, counted, numbers)
+
+    def _measure(
+        self, batch: pa.RecordBatch, one: Measure, first_row: int, into: tuple[Array, Array]
+    ) -> None:
+        counted, numbers = into
+        values, there = _numbers(one.column, batch.column(one.column), first_row)
+        counted &= there
+        np.multiply(values, counted, out=numbers)
+
+    def _slots(self, values: pa.Array, first_row: int, counters: Counters) -> Array:
+        name = self._settings.key
+        plain = values.dictionary_decode() if pa.types.is_dictionary(values.type) else values
+        if not is_text(plain.type) and not pa.types.is_integer(plain.type):
+            raise StreamError(
+                f"expected texts or whole numbers as keys, got {plain.type}", row=first_row, field=name
+            )
+        encoded = plain.dictionary_encode()
+        texts = encoded.dictionary.cast(pa.large_string())
+        codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+        sizes = pc.binary_length(texts).to_numpy(zero_copy_only=False)
+        too_long = sizes > self._longest_key
+        if too_long.any():
+            row = int(np.flatnonzero(codes == np.argmax(too_long))[0])
+            problem = f"expected a key of up to {self._longest_key} bytes of UTF-8, got {sizes.max()}"
+            raise StreamError(problem, row=first_row + row, field=name)
+        # The last one stands for rows without a key, which have the code -1.
+        slots = np.append(np.full(len(sizes), -1, np.int32), np.int32(-1))
+        there = sizes > 0
+        slots[:-1][there] = counters.slots_of(texts.filter(pa.array(there)).to_pylist())
+        found: Array = slots[codes]
+        self.keyless += int((found < 0).sum())
+        return found
+
+
+def _numbers(name: str, values: pa.Array, first_row: int) -> tuple[Array, Array]:
+    """A column's numbers, float64, 0 where there is none; and where there is one."""
+    if pa.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    if is_text(values.type):
+        values = pc.if_else(pc.equal(values, ""), pa.scalar(None, values.type), values)
+    try:
+        numbers = values.cast(pa.float64())
+    except _NO_CAST as error:
+        problem = f"expected numbers: {str(error).splitlines()[0]}"
+        raise StreamError(problem, row=first_row, field=name) from error
+    there = numbers.is_valid().to_numpy(zero_copy_only=False)
+    found = numbers.fill_null(0.0).to_numpy(zero_copy_only=False)
+    finite = np.isfinite(found)
+    if not finite.all():
+        there, found = there & finite, np.where(finite, found, 0.0)
+    return found, there
+
+
+def _equal(values: pa.Array, wanted: int | str) -> Array:
+    """Where a column has a value, whether as a number or as a text."""
+    if pa.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    if pa.types.is_boolean(values.type):
+        values = values.cast(pa.int8())
+    if isinstance(wanted, str) or is_text(values.type):
+        values, wanted = values.cast(pa.large_string()), str(wanted)
+    equal: Array = pc.fill_null(pc.equal(values, wanted), False).to_numpy(zero_copy_only=False)
+    return equal
