@@ -14,6 +14,7 @@ from typing import Any, Literal, NoReturn
 import msgspec
 import numpy as np
 
+from headrace.archive.windows.window import Window
 from headrace.config.checks import whole, wrong
 from headrace.errors import ConfigError, InvalidRequest, shown
 from headrace.tensors import STRING, Array
@@ -41,12 +42,14 @@ class Column(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
         bytes: The room of a text, in bytes of UTF-8; a longer text is an error.
         default: What stands for the value of a key that is not there, or for one that is not given; None for
             0 or the empty text, and then every row must give one.
+        window: What it counts, where ``headrace archive feed`` writes it; None where others do.
     """
 
     name: str
     dtype: Literal["float32", "float64", "int32", "int64", "text"]
     bytes: int = 64
     default: int | float | str | None = None
+    window: Window | None = None
 
     def __post_init__(self) -> None:
         """Check it.

@@ -10,6 +10,7 @@ import msgspec
 
 from headrace.archive.columns import Column, ColumnSettings, columns_of
 from headrace.archive.contents import check_template
+from headrace.archive.windows.window import FeedSettings, Window, check_windows
 from headrace.config.checks import DAY, YEAR, seconds, whole, wrong
 from headrace.config.reading import Table, convert, read_table
 from headrace.errors import ConfigError
@@ -128,6 +129,8 @@ class TableSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     Attributes:
         columns: The dtype of each column by its name, or a table with its ``dtype``, ``bytes`` and
             ``default``; where they are left out, the first file that is loaded says them.
+        windows: Columns that ``headrace archive feed`` counts, by name; a table has these or ``columns``.
+        feed: How a stream's rows are read for them.
         ttl_seconds: How long a row is worth having; 0 for ever.
         cache_seconds: For how long a row may be answered from memory after another process has replaced it;
             0 for ever.
@@ -138,6 +141,8 @@ class TableSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """
 
     columns: dict[str, str | ColumnSettings] = {}
+    windows: dict[str, Window] = {}
+    feed: FeedSettings | None = None
     ttl_seconds: float = 0.0
     cache_seconds: float = 1.0
     history_seconds: float = 0.0
@@ -156,11 +161,29 @@ class TableSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             history_seconds=self.history_seconds,
             max_key_bytes=self.max_key_bytes,
             max_keys=self.max_keys,
-            columns=columns_of(self.columns) if self.columns else (),
+            columns=columns_of(self.columns) if self.columns else self._windowed(),
         )
+
+    def _windowed(self) -> tuple[Column, ...]:
+        return tuple(Column(name=name, dtype=one.stored_as, window=one) for name, one in self.windows.items())
+
+    def _check_windows(self) -> None:
+        if self.columns:
+            raise wrong("windows", "a table of their own, without columns", list(self.windows))
+        if self.feed is None:
+            raise wrong("feed", "what the stream's columns are, as windows need it: key = COLUMN", None)
+        check_windows(self.windows, self.feed.every_seconds)
+        longest = max(one.seconds for one in self.windows.values())
+        if 0 < self.ttl_seconds <= longest:
+            expected = f"0, or more than the longest window, {longest}: a row is written when it changes"
+            raise wrong("ttl_seconds", expected, self.ttl_seconds)
 
     def __post_init__(self) -> None:
         """Check the settings."""
+        if self.windows:
+            self._check_windows()
+        elif self.feed is not None:
+            raise wrong("windows", "what to count of the stream that feed names", self.windows)
         self.space()
 
 

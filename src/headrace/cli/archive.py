@@ -15,6 +15,7 @@ _VERBS = (
     "lookup",
     "put",
     "load",
+    "feed",
     "invalidate",
     "forget",
     "versions",

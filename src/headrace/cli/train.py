@@ -126,7 +126,7 @@ def _add_stream(parser: argparse.ArgumentParser) -> None:
     add_kafka_config(group)
     group.add_argument(
         "--skip-message",
-        type=_message,
+        type=message,
         metavar="N:N",
         action="append",
         default=[],
@@ -360,7 +360,12 @@ def _optimizer(kind: str | None, rate: float | None, model: str) -> dict[str, ob
     return changes
 
 
-def _message(text: str) -> tuple[int, int]:
+def message(text: str) -> tuple[int, int]:
+    """Read which message of a topic is meant.
+
+    Raises:
+        ConfigError: It says none.
+    """
     partition, _, offset = text.partition(":")
     if not (partition.isdecimal() and offset.isdecimal()):
         raise checks.wrong("skip-message", "PARTITION:OFFSET, such as 3:1712", numbers.cut(text))

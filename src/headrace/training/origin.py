@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
 from headrace.errors import ConfigError
 from headrace.stream.kafka.address import SCHEME, parse_topic, read_settings
 from headrace.stream.kafka.source import Asked, KafkaSource, Position
-from headrace.training.options import TrainOptions
 from headrace.training.running.checkpoint import Checkpoint
 from headrace.training.running.resumption import rows_before
 
@@ -47,8 +48,32 @@ class TopicOrigin:
             self.source.saved(self._position)
 
 
+class Asking(Protocol):
+    """What says which topic is read, and how; see ``TrainOptions``."""
+
+    @property
+    def input(self) -> str:
+        """The input as it was given."""
+
+    @property
+    def kafka_config(self) -> Path | None:
+        """Settings of Kafka's client."""
+
+    @property
+    def skip_messages(self) -> Collection[tuple[int, int]]:
+        """Messages to pass over, as partition and offset."""
+
+    @property
+    def checkpoint(self) -> Path | None:
+        """Where checkpoints are."""
+
+    @property
+    def continued(self) -> bool:
+        """Whether the input begins with the rows after the checkpoint."""
+
+
 @contextmanager
-def open_origin(options: TrainOptions, checkpoint: Checkpoint | None) -> Iterator[TopicOrigin | None]:
+def open_origin(options: Asking, checkpoint: Checkpoint | None) -> Iterator[TopicOrigin | None]:
     """Find the topic that the input names; None if it names none.
 
     Args:

@@ -171,7 +171,7 @@ class Counters:
         places = np.full(len(self.keys), -1, np.int32)
         places[slots] = np.arange(len(slots), dtype=np.int32)
         texts = [self.keys[slot].encode() for slot in slots.tolist()]
-        arrays = {
+        arrays: dict[str, Array] = {
             "state": self._state.copy(),
             "keys": np.frombuffer(b"".join(texts), np.uint8),
             "key_bytes": np.array([len(text) for text in texts], np.int64),
@@ -182,10 +182,11 @@ class Counters:
         opened = Cells(*(part[:cells] for part in self._opened.cells))
         held = Rows(*(part[: self._state[kernels.HELD]] for part in self._held))
         for prefix, part in (("closed", closed), ("opened", opened), ("held", held)):
-            named = dict(part._asdict())
-            named["slots"] = np.where(part.slots >= 0, places[part.slots], -1).astype(np.int32)
-            arrays |= {f"{prefix}.{name}": array.copy() for name, array in named.items()}
-        return arrays | {f"totals.{name}": one[slots] for name, one in self._totals._asdict().items()}
+            arrays |= {f"{prefix}.{name}": array.copy() for name, array in part._asdict().items()}
+            arrays[f"{prefix}.slots"] = np.where(part.slots >= 0, places[part.slots], -1).astype(np.int32)
+        for name, array in self._totals._asdict().items():
+            arrays[f"totals.{name}"] = array[slots]
+        return arrays
 
     def restore(self, arrays: Mapping[str, Array], before: Plan) -> None:
         """Go on from a state; what is new in the plan begins with what is known of it.

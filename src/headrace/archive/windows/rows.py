@@ -84,8 +84,12 @@ class RowMaker:
             if one.where is not None:
                 counted[:, place] = _equal(batch.column(one.where[0]), one.where[1])
             if one.column:
-                self._measure(batch, one, first_row, (counted[:, place], numbers[:, self._plan.sum_at[place]]))
-        return Rows(self._slots(batch.column(self._settings.key), first_row, counters), buckets, counted, numbers)
+                self._measure(
+                    batch, one, first_row, (counted[:, place], numbers[:, self._plan.sum_at[place]])
+                )
+        return Rows(
+            self._slots(batch.column(self._settings.key), first_row, counters), buckets, counted, numbers
+        )
 
     def _measure(
         self, batch: pa.RecordBatch, one: Measure, first_row: int, into: tuple[Array, Array]

@@ -14,6 +14,9 @@ LONGEST_BUCKETS = 10_000
 MOST_WINDOWS = 256
 """How many windowed columns a table may have."""
 
+Stored = Literal["float32", "float64", "int32", "int64"]
+"""What a windowed column may be stored as."""
+
 _MOST_CELLS = 2**31
 _LONGEST_SECONDS = int(YEAR)
 
@@ -37,7 +40,7 @@ class Window(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     mean: str = ""
     per_seconds: int = 0
     where: tuple[str, int | str] | None = None
-    dtype: Literal["", "float32", "float64", "int32", "int64"] = ""
+    dtype: Stored | Literal[""] = ""
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -58,7 +61,7 @@ class Window(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return self.sum or self.mean
 
     @property
-    def stored_as(self) -> str:
+    def stored_as(self) -> Stored:
         """The dtype of the table's column."""
         return self.dtype or ("int64" if self.count and not self.per_seconds else "float64")
 

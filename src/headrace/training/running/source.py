@@ -36,7 +36,7 @@ def open_stream(name: str | Pieces, schema_file: Path | None, settings: ReadSett
         except OSError as error:
             raise ConfigError(f"schema: {schema_file} cannot be read: {error.strerror}") from error
         settings = replace(settings, schema=schema)
-    with _opened(name) as file, BackgroundReader(file, settings) as reader:
+    with opened(name) as file, BackgroundReader(file, settings) as reader:
         if reader.features.schema.one("label") is None:
             raise ConfigError("schema: no field is the label; there is nothing to learn from")
         yield reader
@@ -74,7 +74,12 @@ class Continued:
 
 
 @contextmanager
-def _opened(name: str | Pieces) -> Iterator[BufferedReader | Pieces]:
+def opened(name: str | Pieces) -> Iterator[BufferedReader | Pieces]:
+    """Open a file by its name, ``-`` for standard input; what gives the bytes of a topic stays what it is.
+
+    Raises:
+        ConfigError: It cannot be opened, or is a terminal.
+    """
     if not isinstance(name, str):
         yield name
         return

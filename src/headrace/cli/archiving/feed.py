@@ -1,0 +1,265 @@
+"""``headrace archive feed TABLE [FILE]``: count a stream's rows by key over past minutes or hours."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headrace import logs
+from headrace.cli import numbers, verbs
+from headrace.cli.archiving import opened
+from headrace.cli.topics import add_kafka_config
+from headrace.cli.train import message
+from headrace.config import checks
+from headrace.errors import ConfigError, StreamError
+from headrace.terminal import Line
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from headrace.archive.windows.feed import Feed
+    from headrace.archive.windows.reading import Batches
+    from headrace.training.origin import TopicOrigin
+    from headrace.training.running.interruptions import Interruptions
+
+_EXAMPLES = """examples:
+  headrace archive feed demand orders.arrows         count the rows of a file
+  headrace stream generate --rows 100000 | headrace archive feed demand
+  headrace archive feed demand kafka://localhost:9092/orders --checkpoint state/demand --resume
+
+docs/windowed-features.md says what is counted, and when it is written."""
+
+_CHECKPOINT_SECONDS = 60.0
+_TERMINATED = 143
+_DOUBTS = (
+    ("keyless", "had no key, and only moved the clock"),
+    ("late", "came after their bucket was over, and count since the boundary after that"),
+    ("too_late", "came after all windows had left their bucket, and count nowhere"),
+    ("ahead", "were too far ahead of those before them, and count nowhere"),
+)
+
+
+def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the verb to the command line."""
+    parser = verbs.add(
+        words,
+        verbs.Verb(
+            name="feed",
+            help="count a stream's rows by key over the past minutes or hours",
+            description="Count the rows of a stream for the windows of a feature table, and write what has "
+            "changed at the end of each bucket of the rows' own time, for all versions of the table.",
+            examples=_EXAMPLES,
+            failure="the stream is cut or corrupt, a row is wrong, or the store does not answer",
+            run=run,
+        ),
+    )
+    add = parser.add_argument
+    add("table", metavar="NAME", help="a table of the archive with windows")
+    add(
+        "input",
+        metavar="FILE",
+        nargs="?",
+        default="-",
+        help="the stream; or a topic, kafka://HOST:PORT[,HOST:PORT]/TOPIC (default: standard input)",
+    )
+    opened.add_archive(parser)
+    add_kafka_config(parser)
+    add(
+        "--skip-message",
+        type=message,
+        metavar="N:N",
+        action="append",
+        default=[],
+        help="of a topic: pass over the message of this partition and offset; may be repeated",
+    )
+    add("--checkpoint", metavar="DIR", type=Path, help="where the state is saved, with the position")
+    add(
+        "--checkpoint-every-seconds",
+        type=numbers.seconds("checkpoint-every-seconds", most=checks.YEAR),
+        metavar="S",
+        default=_CHECKPOINT_SECONDS,
+        help=f"save every S seconds, and at the end; 0 = only then (default {_CHECKPOINT_SECONDS:.0f})",
+    )
+    add("--resume", action="store_true", help="go on from the newest checkpoint, if any")
+    add(
+        "--continued",
+        action="store_true",
+        help="with --resume: the input begins with the rows after the checkpoint, not with the first ones",
+    )
+
+
+@dataclass(frozen=True)
+class _Asking:
+    """What is read; see ``headrace.training.origin.Asking``."""
+
+    input: str
+    kafka_config: Path | None
+    skip_messages: frozenset[tuple[int, int]]
+    checkpoint: Path | None
+    continued: bool
+
+
+def run(options: argparse.Namespace) -> int:
+    """Count until the stream ends, or a signal comes."""
+    from headrace.archive.windows.feed import Feed  # noqa: PLC0415 - not for the list of verbs
+    from headrace.archive.windows.reading import after  # noqa: PLC0415 - as above
+    from headrace.training.origin import open_origin  # noqa: PLC0415 - as above
+    from headrace.training.running.checkpoint import only_run  # noqa: PLC0415 - as above
+    from headrace.training.running.interruptions import Interruptions  # noqa: PLC0415 - as above
+    from headrace.training.running.resumption import find_checkpoint, rows_before  # noqa: PLC0415 - as above
+
+    _check(options)
+    logs.set_up("text", "info")
+    asking = _Asking(
+        options.input,
+        options.kafka_config,
+        frozenset(options.skip_message),
+        options.checkpoint,
+        options.continued,
+    )
+    with ExitStack() as held:
+        if options.checkpoint is not None:
+            held.enter_context(only_run(options.checkpoint))
+        checkpoint = find_checkpoint(options.checkpoint, sys.stderr, resume=options.resume)
+        archive = held.enter_context(opened.open_archive_of(options))
+        interruptions = Interruptions()
+        feed = Feed(archive, options.table, lambda: interruptions.number is not None)
+        if checkpoint is not None:
+            feed.restore(checkpoint.state, checkpoint.meta.get("feed"))
+        origin = held.enter_context(open_origin(asking, checkpoint))
+        names, batches = held.enter_context(_opened(asking, origin))
+        feed.maker.check(names)
+        skipped = origin.skip_rows if origin else 0 if options.continued else rows_before(checkpoint)
+        going = _Going(feed, interruptions, origin, options)
+        code = going.go(after(batches, skipped) if skipped else batches)
+        going.tell_end()
+    return code
+
+
+class _Going:
+    """A feed that goes on, what it tells, and when its state is saved."""
+
+    def __init__(
+        self,
+        feed: Feed,
+        interruptions: Interruptions,
+        origin: TopicOrigin | None,
+        options: argparse.Namespace,
+    ) -> None:
+        self._feed, self._interruptions, self._origin, self._options = feed, interruptions, origin, options
+        self._started = self._saved = time.monotonic()
+        self._first_row = feed.rows
+        self._line = Line(sys.stderr)
+
+    def go(self, batches: Iterator[pa.RecordBatch]) -> int:
+        """Take all batches; what was counted is saved also where the stream is cut, or a signal comes.
+
+        Returns:
+            The exit code.
+        """
+        from headrace.training.running.interruptions import Interrupted  # noqa: PLC0415 - as above
+
+        with self._interruptions:
+            try:
+                self._take_all(batches)
+            except Interrupted:
+                self._save()
+                return _TERMINATED if self._interruptions.terminated else verbs.INTERRUPTED
+            finally:
+                self._line.clear()
+        return verbs.DONE
+
+    def tell_end(self) -> None:
+        """Say what it came to."""
+        told, seconds = self._feed.counters.told, time.monotonic() - self._started
+        found = {
+            "table": self._options.table,
+            "rows": self._feed.rows,
+            "stored": self._feed.stored,
+            "keys": len(self._feed.counters.counted_slots),
+            "keyless": self._feed.maker.keyless,
+            "late": told.late,
+            "too_late": told.too_late,
+            "ahead": told.refused + told.held,
+            "seconds": round(seconds, 3),
+        }
+        if self._options.json:
+            verbs.print_json(found)
+            return
+        new = self._feed.rows - self._first_row
+        print(
+            f"counted {new:,} rows in {seconds:,.1f} s; {self._feed.stored:,} rows of the table were written"
+        )
+        for name, what in _DOUBTS:
+            if found[name]:
+                print(f"  {found[name]:,} rows {what}")
+
+    def _take_all(self, batches: Iterator[pa.RecordBatch]) -> None:
+        while (batch := self._next(batches)) is not None:
+            self._feed.take(batch)
+            if self._line.due:
+                self._line.show(self._told())
+            self._save_if_due()
+        self._feed.finish()
+        self._save()
+
+    def _next(self, batches: Iterator[pa.RecordBatch]) -> pa.RecordBatch | None:
+        try:
+            return self._interruptions.wait_for(lambda: next(batches, None))
+        except StreamError as error:
+            self._save()
+            raise self._located(error) from error
+
+    def _located(self, error: StreamError) -> StreamError:
+        return error if self._origin is None else self._origin.source.located(error)
+
+    def _save_if_due(self) -> None:
+        every = self._options.checkpoint_every_seconds
+        if every and time.monotonic() - self._saved >= every:
+            self._save()
+
+    def _save(self) -> None:
+        from headrace.training.running.checkpoint import save_checkpoint  # noqa: PLC0415 - as above
+
+        if self._options.checkpoint is None:
+            return
+        arrays, meta = self._feed.state()
+        origin = None if self._origin is None else self._origin.position(self._feed.rows)
+        position = {"position": {"rows": self._feed.rows}} | ({} if origin is None else {"origin": origin})
+        save_checkpoint(self._options.checkpoint, arrays, {**position, "feed": meta})
+        if self._origin is not None:
+            self._origin.saved()
+        self._saved = time.monotonic()
+
+    def _told(self) -> str:
+        feed = self._feed
+        pace = (feed.rows - self._first_row) / max(1e-9, time.monotonic() - self._started)
+        keys = len(feed.counters.counted_slots)
+        behind = max(0.0, datetime.now(UTC).timestamp() - feed.clock_seconds)
+        return f"{feed.rows:,} rows, {pace:,.0f}/s, {keys:,} keys, {behind:,.0f} s behind"
+
+
+def _check(options: argparse.Namespace) -> None:
+    if not options.input.startswith("kafka://") and (options.kafka_config or options.skip_message):
+        raise ConfigError("kafka-config, skip-message: they are for kafka://HOST:PORT/TOPIC only")
+    if options.continued and not options.resume:
+        raise ConfigError("continued: it says where the input goes on after --resume; give both")
+
+
+@contextmanager
+def _opened(asking: _Asking, origin: TopicOrigin | None) -> Iterator[Batches]:
+    from headrace.archive.windows.reading import open_stream_batches  # noqa: PLC0415 - as above
+    from headrace.training.running.source import opened as opened_input  # noqa: PLC0415 - as above
+
+    with (
+        opened_input(asking.input if origin is None else origin.source) as file,
+        open_stream_batches(file) as found,
+    ):
+        yield found
