@@ -189,6 +189,15 @@ def a_table_of_features(place: Path) -> list[str]:
     return ["users", str(place / "users.csv"), "--archive", str(place / "archive.toml")]
 
 
+def a_table_of_windows(place: Path) -> list[str]:
+    windows = "orders = { count = true, seconds = 60 }"
+    (place / "archive.toml").write_text(
+        f'[tables.demand.feed]\nkey = "item"\n[tables.demand.windows]\n{windows}\n'
+    )
+    (place / "orders.csv").write_text("item,timestamp\na,2026-01-01T12:00:00\nb,2026-01-01T12:00:01\n")
+    return ["demand", str(place / "orders.csv"), "--archive", str(place / "archive.toml")]
+
+
 def a_filled_archive(place: Path) -> str:
     file = an_archive(place)
     np.save(place / "vectors.npy", np.repeat(np.eye(3, dtype=np.float32), 2, axis=0))
@@ -216,6 +225,7 @@ RUNS: dict[str, Made] = {
     "archive lookup": lambda place: ["items", "a", "--archive", an_archive(place)],
     "archive put": lambda place: ["items", *vectors_with_keys(place), "--archive", an_archive(place)],
     "archive load": a_table_of_features,
+    "archive feed": a_table_of_windows,
     "archive invalidate": lambda place: ["items", "a", "--archive", an_archive(place)],
     "archive forget": lambda place: ["items", "a", "b", "--archive", an_archive(place)],
     "archive fill": lambda place: ["--until-empty", "--archive", an_archive_that_fills(place)],

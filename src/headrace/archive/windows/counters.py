@@ -163,6 +163,11 @@ class Counters:
         """The slots of keys with anything in memory, int32."""
         return np.flatnonzero(self._refs > 0).astype(np.int32)
 
+    @property
+    def slots_in_windows(self) -> Array:
+        """The slots of keys with anything in a window, int32."""
+        return np.flatnonzero(self._totals.counts.any(axis=1)).astype(np.int32)
+
     # ---- State --------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Array]:

@@ -200,7 +200,7 @@ class Feed:
         since = self._since.get(version.number)
         if since is None:  # all that is counted is new to it
             self._since[version.number] = since = changed.boundary
-            slots = np.union1d(slots, self.counters.counted_slots)
+            slots = np.union1d(slots, self.counters.slots_in_windows)
         keys = [self.counters.keys[slot] for slot in slots.tolist()]
         values = self.counters.plan.values(windows, *self.counters.totals(slots))
         written = np.full(len(keys), boundary, np.uint64)
@@ -239,7 +239,7 @@ class Feed:
         """Call until the store answers, or there is no waiting any more."""
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(Refused),
-            wait=tenacity.wait_exponential_jitter(initial=0.1, max=_LONGEST_PAUSE_SECONDS),
+            wait=tenacity.wait_exponential_jitter(multiplier=0.1, max=_LONGEST_PAUSE_SECONDS, jitter=0.1),
             stop=lambda _state: self._is_stopping(),
             before_sleep=_tell,
             reraise=True,
@@ -264,7 +264,7 @@ def _fed(record: SpaceRecord, every_seconds: int) -> list[tuple[SpaceVersion, di
             if window.seconds % every_seconds:
                 raise ConfigError(
                     f"feed.every_seconds: expected what divides all windows, got {every_seconds}, and "
-                    f"{name!r} of version {version.number} is {window.seconds} s long; drop that version if no "
+                    f"{name!r} of version {version.number} is {window.seconds} s long; drop it, if no "
                     "model needs it (headrace archive versions)"
                 )
         found.append((version, windows))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import NamedTuple
 
 from headrace.errors import ConfigError, StreamError
@@ -13,12 +14,14 @@ from headrace.stream.sources import Pieces, Readable, Source, is_pieces, source_
 try:
     import pyarrow as pa
 
+    from headrace.archive.loading.files import ColumnFile
     from headrace.stream.ahead import Ahead
     from headrace.stream.parser import StreamParser
 except ImportError as error:  # as with every package that is not always needed
     raise ConfigError(f"feeding a table needs an extra ({error}): pip install 'headrace[train]'") from None
 
 _BATCHES_AHEAD = 4
+_FILE_ROWS = 2**16
 
 
 class Batches(NamedTuple):
@@ -56,6 +59,18 @@ def open_stream_batches(file: Readable | Pieces) -> Iterator[Batches]:
                 parser.finish()
         with closing(Ahead(_batches(source, parser), source, _BATCHES_AHEAD)) as batches:
             yield Batches(parser.arrow_schema.names, batches)
+
+
+def file_batches(file: Path, columns: list[str]) -> Batches:
+    """Read a file of columns: Parquet, Arrow or CSV, by its name.
+
+    Raises:
+        NotFound: There is no such file.
+        InvalidRequest: It is no such file, or cannot be read; of its rows that is raised when they are.
+    """
+    found = ColumnFile(file)
+    there = [name for name in columns if name in found.schema.names]
+    return Batches(found.schema.names, found.batches(there, _FILE_ROWS))
 
 
 def after(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from headrace.training.running.interruptions import Interruptions
 
 _EXAMPLES = """examples:
-  headrace archive feed demand orders.arrows         count the rows of a file
+  headrace archive feed demand orders.csv            count the rows of a file
   headrace stream generate --rows 100000 | headrace archive feed demand
   headrace archive feed demand kafka://localhost:9092/orders --checkpoint state/demand --resume
 
@@ -67,7 +67,8 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         metavar="FILE",
         nargs="?",
         default="-",
-        help="the stream; or a topic, kafka://HOST:PORT[,HOST:PORT]/TOPIC (default: standard input)",
+        help="Parquet, Arrow or CSV; - for a stream on standard input (default); or a topic, "
+        "kafka://HOST:PORT[,HOST:PORT]/TOPIC",
     )
     opened.add_archive(parser)
     add_kafka_config(parser)
@@ -134,7 +135,7 @@ def run(options: argparse.Namespace) -> int:
         if checkpoint is not None:
             feed.restore(checkpoint.state, checkpoint.meta.get("feed"))
         origin = held.enter_context(open_origin(asking, checkpoint))
-        names, batches = held.enter_context(_opened(asking, origin))
+        names, batches = held.enter_context(_opened(asking, origin, feed.maker.columns))
         feed.maker.check(names)
         skipped = origin.skip_rows if origin else 0 if options.continued else rows_before(checkpoint)
         going = _Going(feed, interruptions, origin, options)
@@ -254,10 +255,13 @@ def _check(options: argparse.Namespace) -> None:
 
 
 @contextmanager
-def _opened(asking: _Asking, origin: TopicOrigin | None) -> Iterator[Batches]:
-    from headrace.archive.windows.reading import open_stream_batches  # noqa: PLC0415 - as above
+def _opened(asking: _Asking, origin: TopicOrigin | None, columns: list[str]) -> Iterator[Batches]:
+    from headrace.archive.windows.reading import file_batches, open_stream_batches  # noqa: PLC0415 - as above
     from headrace.training.running.source import opened as opened_input  # noqa: PLC0415 - as above
 
+    if origin is None and asking.input != "-":
+        yield file_batches(Path(asking.input), columns)
+        return
     with (
         opened_input(asking.input if origin is None else origin.source) as file,
         open_stream_batches(file) as found,

@@ -1,0 +1,233 @@
+"""A table fed from rows: what is served, by the definition; several versions; going on from a state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from headrace.archive.archive import Archive
+from headrace.archive.windows.feed import Feed
+from headrace.errors import ConfigError, StreamError
+from tests.unit.archive.filling_parts import open_parts
+
+EVERY, HOUR = 60, 3600
+START = int(datetime.now(UTC).timestamp()) // HOUR * HOUR - 5 * HOUR
+"""In seconds of Unix time; history is kept for a time from now."""
+
+FEED = {"key": "item", "every_seconds": EVERY}
+WINDOWS = {
+    "orders": {"count": True, "seconds": HOUR},
+    "open": {"sum": "change", "seconds": HOUR},
+    "clicks": {"count": True, "seconds": 600, "where": ["label", 1]},
+}
+KEYS = ("a", "b", "c")
+
+
+def opened(folder: Path, windows: dict[str, object] = WINDOWS, **settings: object) -> Archive:
+    table = {"feed": FEED, "windows": windows, "history_seconds": 86_400.0, **settings}
+    return open_parts(folder, "lmdb", {"dimension": 4}, tables={"demand": table})
+
+
+def feed_of(archive: Archive) -> Feed:
+    return Feed(archive, "demand", lambda: False)
+
+
+def rows_of(count: int, seed: int = 0) -> pa.RecordBatch:
+    draw = np.random.default_rng(seed)
+    seconds = START + np.sort(draw.uniform(0, 3 * HOUR, count))
+    return pa.record_batch(
+        {
+            "item": draw.choice(KEYS, count),
+            "timestamp": pa.array((seconds * 1e6).astype(np.int64), pa.timestamp("us", "UTC")),
+            "change": draw.choice([-1, 1], count),
+            "label": draw.integers(0, 2, count),
+            "other": draw.uniform(size=count),
+        }
+    )
+
+
+def expected(rows: pa.RecordBatch, key: str, at_ms: int) -> dict[str, float]:
+    """What is served at a time, by the definition: of the rows before the last boundary until then."""
+    boundary = at_ms // 1000 // EVERY * EVERY
+    seconds = rows["timestamp"].cast(pa.int64()).to_numpy() / 1e6
+    mine = np.array(rows["item"].to_pylist()) == key
+
+    def inside(length: int) -> np.ndarray:
+        return mine & (seconds >= boundary - length) & (seconds < boundary)
+
+    return {
+        "orders": int(inside(HOUR).sum()),
+        "open": float(rows["change"].to_numpy()[inside(HOUR)].sum()),
+        "clicks": int((inside(600) & (rows["label"].to_numpy() == 1)).sum()),
+    }
+
+
+def served(archive: Archive, key: str, version: int = 0) -> dict[str, float]:
+    values = archive.lookup("demand", [key], version=version).values()
+    return {name: value[0].item() for name, value in values.items()}
+
+
+def test_what_is_served_comes_of_the_rows_before_the_last_boundary(tmp_path: Path) -> None:
+    rows = rows_of(2000)
+    with opened(tmp_path) as archive:
+        feed = feed_of(archive)
+        for start in range(0, len(rows), 97):
+            feed.take(rows.slice(start, 97))
+            for key in KEYS:
+                assert served(archive, key) == expected(rows, key, feed.clock_seconds * 1000)
+        feed.finish()
+        assert served(archive, "never seen") == {"orders": 0, "open": 0.0, "clicks": 0}
+        assert feed.rows == 2000
+
+
+def test_a_row_is_learnt_with_the_counter_that_was_served_before_it_counted(tmp_path: Path) -> None:
+    rows = rows_of(600, seed=1)
+    with opened(tmp_path) as archive:
+        feed = feed_of(archive)
+        feed.take(rows)
+        feed.finish()
+        keys = rows["item"].to_pylist()
+        times = (rows["timestamp"].cast(pa.int64()).to_numpy() // 1000).astype(np.uint64)
+        found = archive.as_of("demand", keys, times)
+        values = found.values()
+        for row, key in enumerate(keys):
+            line = {name: value[row].item() for name, value in values.items()}
+            assert line == expected(rows, key, int(times[row])), row
+        assert not found.lost.any()
+
+
+def test_a_changed_schema_is_a_new_version_and_the_old_one_is_fed_on(tmp_path: Path) -> None:
+    rows = rows_of(2000)
+    with opened(tmp_path) as archive:
+        feed = feed_of(archive)
+        feed.take(rows.slice(0, 1000))
+        arrays, meta = feed.state()
+    changed = {"orders": {"count": True, "seconds": 1800}, "buyers": {"mean": "other", "seconds": HOUR}}
+    with opened(tmp_path, changed) as archive:
+        feed = feed_of(archive)
+        feed.restore(arrays, meta)
+        assert archive.record("demand").default == 1
+        feed.take(rows.slice(1000))
+        feed.finish()
+        at_ms = feed.clock_seconds * 1000
+        assert [one.number for one in archive.record("demand").versions] == [1, 2]
+        seconds = rows["timestamp"].cast(pa.int64()).to_numpy() / 1e6
+        for key in KEYS:
+            assert served(archive, key, 1) == expected(rows, key, at_ms)
+            mine = np.array(rows["item"].to_pylist()) == key
+            inside = mine & (seconds >= feed.clock_seconds - HOUR)
+            assert served(archive, key, 2) == {
+                "orders": int((mine & (seconds >= feed.clock_seconds - 1800)).sum()),
+                "buyers": pytest.approx(rows["other"].to_numpy()[inside].mean()),
+            }
+        assert archive.catalog.read("demand").default == 2, "its longest window is complete"
+
+
+def everything(archive: Archive, version: int = 1) -> dict[bytes, bytes]:
+    """All values of a version with when they were written, as they lie in the store."""
+    keys = sorted(archive.store.scan(f"demand_v{version}").keys)
+    return dict(zip(keys, archive.store.get_many(f"demand_v{version}", keys), strict=True))
+
+
+def test_what_goes_on_from_a_state_writes_what_an_undisturbed_feed_does(tmp_path: Path) -> None:
+    rows = rows_of(1500, seed=2)
+    with opened(tmp_path / "whole") as archive:
+        whole = feed_of(archive)
+        whole.take(rows)
+        whole.finish()
+        wanted = everything(archive)
+    with opened(tmp_path / "killed") as archive:
+        first = feed_of(archive)
+        first.take(rows.slice(0, 500))
+        arrays, meta = first.state()
+        first.take(rows.slice(500, 500))  # and is killed: this is not in the state
+        between = {key: served(archive, key) for key in KEYS}
+        second = feed_of(archive)
+        second.restore(arrays, meta)
+        second.take(rows.slice(500, 300))
+        assert {key: served(archive, key) for key in KEYS} == between, "nothing is served that is older"
+        second.take(rows.slice(800))
+        second.finish()
+        assert everything(archive) == wanted
+        assert second.rows == whole.rows
+
+
+def test_a_state_of_another_feed_is_refused(tmp_path: Path) -> None:
+    with opened(tmp_path) as archive:
+        arrays, meta = feed_of(archive).state()
+    with opened(tmp_path, feed={**FEED, "key": "shop"}) as archive:
+        with pytest.raises(ConfigError, match=r"expected one of key = 'shop', got 'item'"):
+            feed_of(archive).restore(arrays, meta)
+        with pytest.raises(ConfigError, match="none of headrace archive feed"):
+            feed_of(archive).restore(arrays, {"model": 1})
+
+
+def refused(folder: Path, rows: dict[str, Sequence[object]]) -> str:
+    with opened(folder) as archive:
+        feed = feed_of(archive)
+        feed.maker.check(list(rows))
+        with pytest.raises(StreamError) as raised:
+            feed.take(pa.record_batch(rows))
+        return raised.value.message
+
+
+def test_rows_that_cannot_be_counted_are_named(tmp_path: Path) -> None:
+    good = {"item": ["a", "b"], "timestamp": ["2026-01-01T00:00:00", "x"], "change": [1, 1], "label": [0, 1]}
+    assert "row 1, field 'timestamp'" in refused(tmp_path, good)
+    good["timestamp"] = [1, 2]
+    assert "row 1, field 'item'" in refused(tmp_path, {**good, "item": ["a", "b" * 9000]})
+    assert "expected numbers" in refused(tmp_path, {**good, "change": ["1", "many"]})
+    assert "expected texts or whole numbers" in refused(tmp_path, {**good, "item": [0.5, 1.5]})
+    with (
+        opened(tmp_path) as archive,
+        pytest.raises(ConfigError, match="column 'label' is missing; there are"),
+    ):
+        feed_of(archive).maker.check(["item", "timestamp", "change"])
+
+
+def test_texts_of_a_csv_file_count_as_what_they_say(tmp_path: Path) -> None:
+    with opened(tmp_path) as archive:
+        feed = feed_of(archive)
+        columns = {
+            "item": ["a", "", "a", None, "a"],
+            "timestamp": [f"2026-01-01T00:00:0{row}Z" for row in range(5)],
+            "change": ["2.5", "1", "", "1", "-1"],
+            "label": ["1", "1", "1", "1", "0"],
+        }
+        feed.take(pa.record_batch(columns))
+        feed.finish()
+        assert served(archive, "a") == {"orders": 3, "open": 1.5, "clicks": 2}
+        assert feed.maker.keyless == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"windows": {"a": {"seconds": 60}}}, "exactly one of count = true"),
+        ({"windows": {"a": {"count": True, "sum": "x", "seconds": 60}}}, "exactly one of count = true"),
+        ({"windows": {"a": {"count": True, "seconds": 90}}}, "a multiple of every_seconds, 60"),
+        ({"windows": {"a": {"count": True, "seconds": 60 * 10_001}}}, "at most 10000 of it"),
+        ({"windows": {"a": {"sum": "x", "seconds": 60, "dtype": "int64"}}}, "only counts are whole"),
+        ({"windows": {"a": {"mean": "x", "seconds": 60, "per_seconds": 60}}}, "no mean"),
+        ({"ttl_seconds": 3600.0}, "0, or more than the longest window, 3600"),
+        ({"feed": None}, "what the stream's columns are"),
+        ({"columns": {"age": "int64"}}, "a table of their own, without columns"),
+        ({"feed": {"key": ""}}, r"feed\.key"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(tmp_path: Path, settings: dict[str, object], told: str) -> None:
+    given = {name: value for name, value in settings.items() if name != "windows"}
+    with pytest.raises(ConfigError, match=told):
+        opened(tmp_path, settings.get("windows", WINDOWS), **given)  # type: ignore[arg-type]
+
+
+def test_a_table_without_windows_is_not_fed(tmp_path: Path) -> None:
+    tables = {"users": {"columns": {"age": "int64"}}}
+    told = pytest.raises(ConfigError, match="the table 'users' has no windows to be fed")
+    with open_parts(tmp_path, "memory", {"dimension": 4}, tables=tables) as archive, told:
+        Feed(archive, "users", lambda: False)
