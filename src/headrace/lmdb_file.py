@@ -36,7 +36,8 @@ Transaction = Any
 _MOST_READERS = 2048
 _DATA, _READERS, _NEXT, _WRITE = "data.mdb", "lock.mdb", "next.lock", "write.lock"
 _READER_BYTES = 64  # a reader's place in LMDB's table
-_FORMAT = b"format"
+CONTENTS_KEY = b"format"
+"""The key by which a file says what it holds; in every file."""
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.0001, 0.004
 # A read that takes longer (its pages come from a disk) is not waited for by others.
 _ALONE_SECONDS = 0.005
@@ -88,6 +89,11 @@ class LmdbFile:
     def environment(self) -> lmdb.Environment:
         """LMDB's own; for what it says of itself, and for opening tables within ``writing``."""
         return self._environment
+
+    @property
+    def data(self) -> Path:
+        """The file itself."""
+        return self.options.path / _DATA
 
     def reading(self) -> _Reading:
         """A read transaction, for ``with``; of the newest state, and to be short.
@@ -302,7 +308,7 @@ def _check(opened: LmdbFile, environment: lmdb.Environment, deadline: float) -> 
     found, is_empty = _contents(environment)
     if found is None and is_empty:
         with opened.writing(deadline) as transaction:
-            transaction.put(_FORMAT, contents, overwrite=False)
+            transaction.put(CONTENTS_KEY, contents, overwrite=False)
         found, _ = _contents(environment)
     if found != contents:
         shown = "something else" if found is None else repr(found.decode(errors="replace"))
@@ -314,7 +320,7 @@ def _check(opened: LmdbFile, environment: lmdb.Environment, deadline: float) -> 
 
 def _contents(environment: lmdb.Environment) -> tuple[bytes | None, bool]:
     with environment.begin() as transaction:
-        return transaction.get(_FORMAT), transaction.stat()["entries"] == 0
+        return transaction.get(CONTENTS_KEY), transaction.stat()["entries"] == 0
 
 
 def _not_opened(path: Path, error: lmdb.Error) -> HeadraceError:

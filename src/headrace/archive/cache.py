@@ -162,16 +162,19 @@ class Cache:
             raise ValueError(f"expected records of {size} bytes, got {list(records.shape)}")
         return np.arange(len(records), dtype=np.int64) * size + records.ctypes.data
 
-    def check(self, values: list[bytes], written_since: int) -> tuple[Array, int]:
+    def check(self, values: list[bytes] | Array, written_since: int) -> tuple[Array, int]:
         """Where each value's record with a vector lies, int64 ``[N]``, 0 for none; and how many that are.
 
         Args:
-            values: What a store gave; the records lie in there.
+            values: What a store gave, in which the records lie; or where it says that they do, and how long
+                they are, int64 ``[N, 2]``.
             written_since: The earliest time that one may have been written, in milliseconds.
         """
         records, form = np.empty(len(values), np.int64), self._form
         kind = form.type, form.record_bytes
-        return records, kernels.check(id(values), kind, written_since, records)
+        if isinstance(values, list):
+            return records, kernels.check(id(values), kind, written_since, records)
+        return records, kernels.check_in_place(values, kind, written_since, records)
 
     def give(self, records: Array, places: Array, vectors: Array, written: Array) -> None:
         """Put the vectors of records into an answer.

@@ -20,9 +20,9 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic as _typed_intrinsic
 
-from headrace.archive.objects import BLOCK, LINE, bytes_of, encode, fetch, item_of
 from headrace.archive.text_hashing import hash_texts
 from headrace.compiled import cached
+from headrace.objects import BLOCK, LINE, bytes_of, encode, fetch, item_of
 from headrace.standing import Standing, given
 from headrace.stream.hashing import read_uint8, read_uint64
 from headrace.tensors import Array
@@ -230,6 +230,9 @@ def put(hashes: Array, table: Any, state: Array, records: Array, how: Any) -> No
         stop = min(start + BLOCK, len(hashes))
         for key in range(start, stop):
             fetch(tags_at + _set_of(hashes[key, 0], sets) * WAYS * 8)
+            if records[key] != 0:
+                for line in range(0, size, LINE):
+                    fetch(records[key] + line)
         for key in range(start, stop):
             if records[key] == 0:
                 continue
@@ -250,6 +253,16 @@ def put(hashes: Array, table: Any, state: Array, records: Array, how: Any) -> No
             _copy(rows.ctypes.data + row * rows.shape[1] * 8 + ROW_HEAD_BYTES, records[key], size)
 
 
+@njit(inline="always")
+def _record(found: Any, length: Any, form: Any, written_since: Any) -> Any:
+    """Where a value's record with a vector lies; 0 if it has none that is wanted."""
+    kind, size = form
+    if found == 0 or length < size or read_uint8(found, 0) != FORMAT or read_uint8(found, 1) != kind:
+        return np.int64(0)
+    when = read_uint64(found + _WRITTEN_AT, 0)
+    return np.int64(found) if when > 0 and when >= written_since else np.int64(0)
+
+
 @cached()
 def check(values: int, form: Any, written_since: int, records: Array) -> int:
     """Say which values are records with a vector, and where those lie.
@@ -263,7 +276,6 @@ def check(values: int, form: Any, written_since: int, records: Array) -> int:
     Returns:
         How many are.
     """
-    kind, size = form
     items, count = np.empty(BLOCK, np.int64), 0
     for start in range(0, len(records), BLOCK):
         stop = min(start + BLOCK, len(records))
@@ -275,11 +287,18 @@ def check(values: int, form: Any, written_since: int, records: Array) -> int:
             records[place] = 0
             if items[place - start] != 0:
                 found, length = bytes_of(items[place - start])
-                if found != 0 and length >= size and read_uint8(found, 0) == FORMAT:
-                    when = read_uint64(found + _WRITTEN_AT, 0)
-                    if read_uint8(found, 1) == kind and when > 0 and when >= written_since:
-                        records[place] = found
-                        count += 1
+                records[place] = _record(found, length, form, written_since)
+                count += records[place] != 0
+    return count
+
+
+@cached()
+def check_in_place(values: Array, form: Any, written_since: int, records: Array) -> int:
+    """The same of values that lie anywhere: their addresses and sizes, int64 ``[N, 2]``, 0 for none."""
+    count = 0
+    for place in range(len(records)):
+        records[place] = _record(values[place, 0], values[place, 1], form, written_since)
+        count += records[place] != 0
     return count
 
 
@@ -370,6 +389,7 @@ def run_once() -> None:
     queued(hashes, marks, 0, np.zeros(1, np.bool_))
     values, records = [bytes(HEAD_BYTES + 8)], np.zeros(1, np.int64)
     check(id(values), (1, HEAD_BYTES + 8), 0, records)
+    check_in_place(np.zeros((1, 2), np.int64), (1, HEAD_BYTES + 8), 0, records)
     put(hashes, (tags, rows), np.zeros(2, np.int64), records, (HEAD_BYTES + 8, 0, False))
     found = np.zeros((1, 8), np.uint8), np.zeros(1, np.uint64), np.zeros(1, np.int32)
     held = Standing(Held(tags, rows, *marks, np.zeros(8, np.uint8), HEAD_BYTES))

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 
-from headrace.archive.objects import encode
 from headrace.errors import InvalidRequest, TooLarge, shown
+from headrace.objects import encode
 from headrace.stores.store import LONGEST_KEY_BYTES
 
 SLICE_BYTES = 256 * 1024

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -23,7 +25,7 @@ from headrace.archive.quotas import Quota
 from headrace.archive.reading import Place, Reads, Values
 from headrace.archive.records import joined
 from headrace.errors import InvalidRequest, Unavailable
-from headrace.stores.store import Store
+from headrace.stores.store import LONGEST_KEY_BYTES, InPlace, Store
 from headrace.tensors import Array
 
 _MILLISECONDS = 1000
@@ -197,11 +199,10 @@ class SpaceReader:
         if self._parts.reads is not None:
             self._ask(lookup, asked.tolist(), some, self._parts.reads)
             return lookup
-        epoch = self._epoch  # before the read: what is forgotten while it goes on is not to stay
-        if values := self._read_here(some):
-            records, count = self._arrived(some, values, epoch)
-            self.cache.give(records, asked, lookup.vectors, lookup.written)
-            counts.stored += count
+        try:
+            self._read_here(lookup, asked, some)
+        except Unavailable:
+            counts.late += 1
         return lookup
 
     def end(self, lookup: Lookup, waited_seconds: float) -> Lookup:
@@ -291,14 +292,22 @@ class SpaceReader:
         put = now - int(settings.cache_seconds * _MILLISECONDS) if settings.cache_seconds else 0
         return written, max(0, put)
 
-    def _read_here(self, some: Keys) -> Values:
-        """What a store on this machine has."""
-        try:
-            keys = all_stored(some.texts, some.longest)
-            return self._parts.store.get_many(self._partition, keys, self._form.missing)
-        except Unavailable:
-            self.counts.late += 1
-            return []
+    def _read_here(self, lookup: Lookup, asked: Array, some: Keys) -> None:
+        """Answer with what a store on this machine has."""
+        epoch = self._epoch  # before the read: what is forgotten while it goes on is not to stay
+        if self._parts.in_place is not None and some.longest < LONGEST_KEY_BYTES:
+            with self._parts.in_place.in_place(self._partition, some.texts) as places:
+                if places is not None:
+                    self._answer(lookup, asked, some, places, epoch)
+                    return
+        keys = all_stored(some.texts, some.longest)
+        values = self._parts.store.get_many(self._partition, keys, self._form.missing)
+        self._answer(lookup, asked, some, values, epoch)
+
+    def _answer(self, lookup: Lookup, asked: Array, some: Keys, values: Values | Array, epoch: int) -> None:
+        records, count = self._arrived(some, values, epoch)
+        self.cache.give(records, asked, lookup.vectors, lookup.written)
+        self.counts.stored += count
 
     def _ask(self, lookup: Lookup, places: list[int], some: Keys, reads: Reads) -> None:
         epoch = self._epoch
@@ -315,11 +324,16 @@ class SpaceReader:
         lookup._places = list(zip(places, found, strict=False))
         lookup.waits = list({id(place.read): place.read for place in found}.values())
 
-    def _arrived(self, some: Keys, values: Values, epoch: int) -> tuple[Array, int]:
+    def _arrived(self, some: Keys, values: Values | Array, epoch: int) -> tuple[Array, int]:
         """Keep what a store has given, and queue what it has not.
 
+        Args:
+            some: The keys.
+            values: Theirs; or where they lie, as ``InPlace`` says it.
+            epoch: What it was before they were read.
+
         Returns:
-            Where the record of each lies among the values, int64 ``[N]``, 0 for none; and how many there are.
+            Where the record of each lies, int64 ``[N]``, 0 for none; and how many there are.
         """
         # A store may forget later than it was told to, and give what is over its time.
         records, count = self.cache.check(values, self._since(0)[0])
@@ -328,12 +342,16 @@ class SpaceReader:
             self.cache.remove(some.hashes)
         if count < len(records):
             rows = np.flatnonzero(records == 0)
-            wrong = [values[row] for row in rows.tolist() if values[row] != self._form.missing]
-            if wrong:
-                found = self._form.are_records(joined(wrong, self._form))
-                self.counts.damaged += len(wrong) - int(np.count_nonzero(found))
+            self._count_damaged([_value(values, row) for row in rows.tolist()])
             self._missed(some, rows)
         return records, count
+
+    def _count_damaged(self, values: Values) -> None:
+        """Count those that are neither missing nor over their time."""
+        wrong = [value for value in values if value and value != self._form.missing]
+        if wrong:
+            found = self._form.are_records(joined(wrong, self._form))
+            self.counts.damaged += len(wrong) - int(np.count_nonzero(found))
 
     def _missed(self, some: Keys, rows: Array) -> None:
         now = _now()
@@ -370,10 +388,23 @@ class Parts:
     cache: CacheSettings
     cache_bytes: int
 
+    @cached_property
+    def in_place(self) -> InPlace | None:
+        """The store, if it says where values lie."""
+        return self.store if isinstance(self.store, InPlace) else None
+
     @property
     def absent_seconds(self) -> float:
         """For how long a key that the store does not have is not looked for there again."""
         return self.cache.absent_seconds
+
+
+def _value(values: Values | Array, row: int) -> bytes:
+    """One of what a store has given, or of what lies where it says; empty for none."""
+    if isinstance(values, list):
+        return values[row]
+    at, size = values[row].tolist()
+    return ctypes.string_at(at, size) if at else b""
 
 
 def _now() -> int:

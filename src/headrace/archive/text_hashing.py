@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from headrace.archive.objects import BLOCK, LINE, fetch, item_of, text_of
 from headrace.compiled import cached
+from headrace.objects import BLOCK, LINE, fetch, item_of, text_of
 from headrace.stream.hashing import read_uint8, read_uint64
 from headrace.tensors import Array
 

@@ -20,15 +20,20 @@ import math
 import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from itertools import islice, repeat
 from typing import NamedTuple
 
+import numpy as np
+
 from headrace.errors import Unavailable
-from headrace.lmdb_file import LmdbOptions, Transaction, open_lmdb
+from headrace.lmdb_file import CONTENTS_KEY, LmdbOptions, Transaction, open_lmdb
 from headrace.stores.limits import check_items, check_partition, check_record, no_cursor, not_there
+from headrace.stores.lmdb_pages import Pages, find
 from headrace.stores.settings import LmdbStore
 from headrace.stores.store import LONGEST_KEY_BYTES, START, Item, Page
+from headrace.tensors import Array
 
 _CONTENTS = "headrace store 1"
 _PARTITION, _DROPPED, _NUMBER, _RECORD = b"p", b"d", b"n", b"r"
@@ -88,6 +93,7 @@ class InLmdbStore:
         self._file = open_lmdb(options, settings.timeout_seconds)
         self._hands: dict[int, bytes] = {}
         self._read: dict[str, tuple[int, _Partition]] = {}
+        self._pages = Pages.of(self._file.environment, self._file.data, CONTENTS_KEY)
 
     def create(self, partition: str) -> None:
         """As the contract says."""
@@ -136,6 +142,23 @@ class InLmdbStore:
         possible = [key for key in keys if len(key) <= LONGEST_KEY_BYTES]
         values = iter(self.get_many(partition, possible, missing))
         return [next(values) if len(key) <= LONGEST_KEY_BYTES else missing for key in keys]
+
+    @contextmanager
+    def in_place(self, partition: str, keys: list[str]) -> Iterator[Array | None]:
+        """As the contract says; no lock is taken, and nobody waited for."""
+        with self._file.reading() as transaction:
+            found = self._known(transaction, partition)
+            tree = self._pages.tree(transaction) if self._pages is not None else None
+            if found is None or tree is None:
+                yield None
+                return
+            values, texts, is_read = np.zeros((len(keys), 2), np.int64), id(keys), True
+            if found.written & _STAYING:
+                is_read = find(tree, int.from_bytes(found.staying), -1, texts, values)
+            if found.written & _ENDING:
+                now = int.from_bytes(_end(_now()))
+                is_read = is_read and find(tree, int.from_bytes(found.ending), now, texts, values)
+            yield values if is_read else None
 
     def _known(self, transaction: Transaction, name: str) -> _Partition | None:
         """A partition, as it was read before if nobody has written anything since."""

@@ -11,7 +11,10 @@ opened with, by its result or by ``Unavailable``; a call that failed may be made
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol
+from contextlib import AbstractContextManager
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from headrace.tensors import Array
 
 LONGEST_KEY_BYTES = 480
 """The longest key that every store takes; whoever has longer ones uses a digest of them. None is empty."""
@@ -46,6 +49,26 @@ class Page(NamedTuple):
 
     keys: list[bytes]
     cursor: bytes
+
+
+@runtime_checkable
+class InPlace(Protocol):
+    """What a Store may have beside: it says where in memory values lie, so that none is copied."""
+
+    def in_place(self, partition: str, keys: list[str]) -> AbstractContextManager[Array | None]:
+        """Where the values of keys lie, as long as the context is open; others may write meanwhile.
+
+        Args:
+            partition: Where.
+            keys: Texts of fewer than ``LONGEST_KEY_BYTES`` of UTF-8; not changed until this returns.
+
+        Returns:
+            The address and the size of each, int64 ``[N, 2]``, 0 for one that is not there, or is over its
+            time; None if that cannot be said: then ``get_many`` is to be asked.
+
+        Raises:
+            Unavailable: The store cannot be read.
+        """
 
 
 class Store(Protocol):

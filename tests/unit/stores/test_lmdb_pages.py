@@ -1,0 +1,153 @@
+"""LMDB's pages: what is read of them in place is what LMDB itself reads."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headrace.archive.archive import Archive
+from headrace.archive.catalog import partition
+from headrace.archive.config import archive_config
+from headrace.archive.opening import open_archive
+from headrace.lmdb_file import CONTENTS_KEY
+from headrace.stores.lmdb import InLmdbStore
+from headrace.stores.lmdb_pages import Pages, Tree, find
+from headrace.stores.settings import LmdbStore
+from headrace.stores.store import Item
+
+SIZES = [0, 1, 100, 530, 1500, 3000, 9000]
+
+REPLACES_ALL = """
+import sys, itertools
+from pathlib import Path
+from headrace.stores.lmdb import InLmdbStore
+from headrace.stores.settings import LmdbStore
+from headrace.stores.store import Item
+store = InLmdbStore(LmdbStore(path=Path(sys.argv[1]), sync=False, timeout_seconds=20.0))
+for turn in itertools.count(1):
+    numbers = [1000 * key + turn % 1000 for key in range(500)]
+    store.put_many("values", [Item(b"%d" % (one // 1000), b"%8d" % one * 60) for one in numbers])
+    print(turn, flush=True)
+"""
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[InLmdbStore]:
+    store = InLmdbStore(LmdbStore(path=tmp_path / "store", sync=False))
+    store.create("values")
+    yield store
+    store.close()
+
+
+def in_place(store: InLmdbStore, keys: list[str], partition: str = "values") -> list[bytes]:
+    with store.in_place(partition, keys) as places:
+        assert places is not None
+        return [ctypes.string_at(at, size) if at else b"" for at, size in places.tolist()]
+
+
+def test_values_of_all_sizes_and_times_to_live_are_those_that_were_written(store: InLmdbStore) -> None:
+    random, wanted = np.random.default_rng(1), dict[str, bytes]()
+    for turn in range(12):
+        items = {
+            f"key {random.integers(3000)}" + "y" * int(random.choice([0, 40, 400])): random.bytes(
+                int(random.choice(SIZES))
+            )
+            for _ in range(400)
+        }
+        written = [Item(key.encode(), value) for key, value in items.items()]
+        store.put_many("values", written, ttl_seconds=1e6 if turn % 3 == 2 else 0.0)
+        wanted |= items
+        store.delete_many("values", [key.encode() for key in list(wanted)[::50]])
+        for key in list(wanted)[::50]:
+            del wanted[key]
+        asked = [str(key) for key in random.permutation([*wanted, *(f"none {one}" for one in range(50))])]
+        found = in_place(store, asked)
+        assert found == [wanted.get(key, b"") for key in asked]
+        assert found == store.get_many("values", [key.encode() for key in asked])
+
+
+def test_a_value_that_is_over_its_time_is_not_there(store: InLmdbStore) -> None:
+    store.put_many("values", [Item(b"film", b"value")], ttl_seconds=1000.0)
+    keys, places = ["film"], np.zeros((1, 2), np.int64)
+    with store._file.reading() as transaction:
+        tree, known = store._pages.tree(transaction), store._known(transaction, "values")
+        assert find(tree, int.from_bytes(known.ending), 2**39, id(keys), places)
+        assert not places.any()
+        assert find(tree, int.from_bytes(known.ending), 0, id(keys), places)
+        assert places[0, 1] == len(b"value")
+
+
+def test_a_partition_that_is_not_there_is_left_to_lmdb(store: InLmdbStore) -> None:
+    with store.in_place("nowhere", ["film"]) as places:
+        assert places is None
+
+
+def test_another_format_is_left_to_lmdb(store: InLmdbStore, tmp_path: Path) -> None:
+    environment, data = store._file.environment, bytearray(store._file.data.read_bytes())
+    assert Pages.of(environment, store._file.data, CONTENTS_KEY) is not None
+    data[20] = 2
+    other = tmp_path / "other.mdb"
+    other.write_bytes(data)
+    assert Pages.of(environment, other, CONTENTS_KEY) is None
+
+
+@pytest.mark.parametrize("changes", [{"root": 0}, {"depth": 7}, {"depth": 1}, {"last": 1}])
+def test_pages_that_are_not_as_they_should_be_are_left_to_lmdb(store: InLmdbStore, changes: dict) -> None:
+    store.put_many("values", [Item(b"%d" % key, bytes(500)) for key in range(2000)])
+    keys = ["7"]
+    with store._file.reading() as transaction:
+        tree, known = store._pages.tree(transaction), store._known(transaction, "values")
+        assert find(tree, int.from_bytes(known.staying), -1, id(keys), np.zeros((1, 2), np.int64))
+        wrong: Tree = tree._replace(**changes)
+        assert not find(wrong, int.from_bytes(known.staying), -1, id(keys), np.zeros((1, 2), np.int64))
+
+
+def test_each_read_is_of_one_state_while_another_process_writes(store: InLmdbStore) -> None:
+    program = [sys.executable, "-c", REPLACES_ALL, str(store._file.options.path)]
+    keys, seen = [str(key) for key in range(500)], set()
+    with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as writer:
+        try:
+            while len(seen) < 30:
+                writer.stdout.readline()
+                values = in_place(store, keys)
+                numbers = np.array([int(value[:8]) for value in values])
+                assert all(value == value[:8] * 60 for value in values)
+                assert len(set((numbers - 1000 * np.arange(500)).tolist())) == 1
+                seen.add(numbers[0])
+        finally:
+            writer.kill()
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Iterator[Archive]:
+    table = {
+        "store": {"kind": "lmdb", "path": "store"},
+        "queue": {"kind": "memory"},
+        "spaces": {"films": {"dimension": 4, "dtype": "int8"}},
+    }
+    with open_archive(archive_config(table, "archive.toml", tmp_path), tmp_path) as opened:
+        yield opened
+
+
+def test_a_lookup_takes_vectors_from_the_file_also_by_long_keys_and_counts_what_is_damaged(
+    archive: Archive,
+) -> None:
+    keys = ["Heat", "a long one" * 100, "The Matrix"]
+    archive.put("films", keys, np.eye(3, 4, dtype=np.float32))
+    where = partition("films", 1)
+    archive.store.put_many(where, [Item(b"cut", b"\1"), Item(b"other", bytes([1, 1]) + bytes(18))])
+    reader = archive.reader("films")
+    for asked in (["Heat", "none", "cut", "The Matrix", "other"], keys):
+        reader.forget_all()
+        vectors, found = archive.lookup("films", asked)
+        assert found.tolist() == [key in keys for key in asked]
+        wanted = [np.eye(3, 4)[keys.index(key)] if key in keys else np.zeros(4) for key in asked]
+        np.testing.assert_allclose(vectors, wanted, atol=0.01)
+    assert reader.counts.damaged == 2
+    assert reader.counts.stored == 5
