@@ -13,14 +13,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from headrace import crossing
 from headrace.batching.request import (
     NO_DEADLINE,
     Answer,
     AwaitedRequest,
-    Origin,
     Request,
     Settlement,
     Waiter,
@@ -30,16 +29,19 @@ from headrace.batching.waiting import WaitingRequest
 from headrace.clock import LoopClock
 from headrace.config import BatchingPolicy, ModelConfig, ServerConfig
 from headrace.crossing import run_in
-from headrace.errors import ConfigError, FailedPrecondition, HeadraceError
+from headrace.errors import ConfigError, FailedPrecondition
 from headrace.lifecycle.background import LoaderThreads
 from headrace.lifecycle.manager import Manager
 from headrace.lifecycle.source import DirectorySource
 from headrace.lifecycle.state import State, VersionStatus
 from headrace.lifecycle.wanted import Wanted
 from headrace.loaded import LoadedVersion, VersionLoader
-from headrace.outcomes import LEFT, Call, Door, InProcessCall, Outcome, Outcomes
+from headrace.outcomes import Call, Door, InProcessCall, Outcome, Outcomes, SubmittedRequest
 from headrace.servable import CheckedInputs, Servable, signature_named
 from headrace.tensors import Array
+
+if TYPE_CHECKING:
+    from headrace.archive.archive import Archive
 
 _log = logging.getLogger(__name__)
 
@@ -76,6 +78,8 @@ class Engine:
         manager: Which versions are loaded.
         totals: What each model's versions have done together.
         outcomes: Where calls end, and whoever wants to know of each observes.
+        archive: What inputs of models come from, where their settings say so; None without one.
+        awaits_archive: Whether models with such inputs wait for ``use_archive``, and are not there before.
     """
 
     def __init__(
@@ -85,6 +89,7 @@ class Engine:
         config: ServerConfig | None = None,
         objects: Mapping[str, Servable] | None = None,
         batching: BatchingPolicy | None = None,
+        archive: Archive | None = None,
     ) -> None:
         """Describe an engine; ``start`` or ``async with`` brings it to life.
 
@@ -93,6 +98,7 @@ class Engine:
             config: The settings; the defaults if left out.
             objects: Servables by name, served as version 1 of models beside those of the directory.
             batching: The batching policy of ``objects``.
+            archive: What inputs of models come from; the caller closes it, after the engine.
 
         Raises:
             ConfigError: There is nothing to serve.
@@ -105,7 +111,8 @@ class Engine:
         self._models = None if models is None else Path(models)
         self._objects = dict(objects or {})
         self._object_config = ModelConfig(batching=batching or BatchingPolicy())
-        self._started = False
+        self.archive = archive
+        self.awaits_archive = self._started = False
         self._forks = crossing.NOT_STARTED
         self._clock = LoopClock()
         self._threads = LoaderThreads(self._clock, self._serves)
@@ -116,6 +123,7 @@ class Engine:
             call=self.predict_blocking,
             find=self.loaded,
             objects={(name, 1): servable for name, servable in self._objects.items()},
+            archive=lambda: self.archive,
         )
         self.totals = loader.totals
         self.outcomes = Outcomes()
@@ -161,6 +169,7 @@ class Engine:
         self._clock.bind(self._loop)
         self._settled = asyncio.Event()
         self._source: DirectorySource | None = None
+        self._wanted: tuple[Mapping[str, Wanted], Mapping[str, str]] | None = None
         self._started = True
         if self._models is not None or self.config.models:
             self._source = DirectorySource(
@@ -174,9 +183,24 @@ class Engine:
 
     def _want(self, wanted: Mapping[str, Wanted], unusable: Mapping[str, str]) -> None:
         """Take the Source's whole wanted state, and add the objects that were given in process."""
-        objects = {name: Wanted({1: Path(name)}, self._object_config) for name in self._objects}
-        self.manager.want({**wanted, **objects}, unusable)
+        self._wanted = wanted, unusable
+        models = {name: Wanted({1: Path(name)}, self._object_config) for name in self._objects}
+        models |= {
+            name: one for name, one in wanted.items() if not (self.awaits_archive and one.config.inputs)
+        }
+        self.manager.want(models, unusable)
         self._look_whether_settled()
+
+    def use_archive(self, archive: Archive) -> None:
+        """Have inputs of models come from an archive, once it is open. Serving thread only.
+
+        Args:
+            archive: The archive; the caller closes it.
+        """
+        self.archive, self.awaits_archive = archive, False
+        if wanted := self._wanted:
+            self._settled.clear()
+            self._want(*wanted)
 
     def _changed(self, model: str, status: VersionStatus) -> None:
         fields = {"model": model, "version": status.version}
@@ -237,6 +261,7 @@ class Engine:
         config: ServerConfig | None = None,
         objects: Mapping[str, Servable] | None = None,
         batching: BatchingPolicy | None = None,
+        archive: Archive | None = None,
     ) -> Iterator[Engine]:
         """Run an engine in a thread of its own: call ``predict_blocking``; no event loop is needed.
 
@@ -245,8 +270,9 @@ class Engine:
             config: As in ``Engine``.
             objects: As in ``Engine``.
             batching: As in ``Engine``.
+            archive: As in ``Engine``.
         """
-        engine = cls(models, config=config, objects=objects, batching=batching)
+        engine = cls(models, config=config, objects=objects, batching=batching, archive=archive)
         loop = asyncio.new_event_loop()
         thread = threading.Thread(target=loop.run_forever, name="headrace", daemon=True)
         thread.start()
@@ -302,7 +328,7 @@ class Engine:
         Returns:
             The request, which can be abandoned.
         """
-        request = _Submitted(
+        request = SubmittedRequest(
             inputs.layout, inputs.columns, inputs.rows, respond, deadline=deadline, waiter=waiter
         )
         request.begin(self._in_process_call(), self.outcomes, loaded.origin)
@@ -459,42 +485,3 @@ class Engine:
 
     def _in_process_call(self) -> InProcessCall:
         return InProcessCall(Outcome(Door.IN_PROCESS) if self.outcomes.observed else None)
-
-
-class _Submitted(Request):
-    """A Request that is a call: how it ends is how the call does."""
-
-    __slots__ = ("_call", "_outcomes")
-
-    def begin(self, call: InProcessCall, outcomes: Outcomes, origin: Origin) -> None:
-        """Say which call it is.
-
-        Args:
-            call: The call.
-            outcomes: Where it ends.
-            origin: What is asked.
-        """
-        self.call = self._call = call
-        self._outcomes = outcomes
-        if call.outcome is not None:
-            call.outcome.handed_to(origin)
-
-    def settle(self, settlement: Settlement) -> bool:
-        was_settled = self.settled
-        wanted = super().settle(settlement)
-        if was_settled:
-            return wanted
-        if not wanted:
-            self._outcomes.failed(self._call, LEFT)
-        elif isinstance(settlement, HeadraceError):
-            self._outcomes.failed(self._call, settlement)
-        else:
-            if self._call.outcome is not None:
-                self._call.outcome.given(settlement)
-            self._outcomes.answered(self._call)
-        return wanted
-
-    def abandon(self) -> None:
-        if not self.settled:
-            self._outcomes.failed(self._call, LEFT)
-        super().abandon()

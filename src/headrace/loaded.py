@@ -8,7 +8,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 from weakref import ref
+
+import msgspec
 
 from headrace import cpus
 from headrace.batching.at_once import AtOnce
@@ -28,10 +31,19 @@ from headrace.predictors.predictor import Predictor
 from headrace.runtimes import registry
 from headrace.servable import Servable, Signature
 from headrace.tensors import Tensors
-from headrace.versions.manifest import check_manifest, published
+from headrace.versions.layout import MANIFEST_FILE
+from headrace.versions.manifest import Manifest, check_manifest, published
 from headrace.warmup import warm_up
 
+if TYPE_CHECKING:
+    from headrace.archive.archive import Archive
+
 _log = logging.getLogger(__name__)
+
+_NO_ARCHIVE = (
+    "inputs: they come from an archive, and there is none; start with --archive FILE, "
+    "in process with Engine(archive=…)"
+)
 
 # With one core, a batch that runs where it stands saves two switches between threads and delays nobody who
 # could have run meanwhile. With several, only what is cheaper than the switches themselves.
@@ -194,6 +206,17 @@ class LoadedVersion:
         callback()
 
 
+def _space_versions(manifest: Manifest | None) -> dict[str, int]:
+    """The versions of the archive's spaces that a version of a model was trained on."""
+    said = {} if manifest is None else manifest.metadata.get("spaces", {})
+    try:
+        return msgspec.convert(said, dict[str, Annotated[int, msgspec.Meta(ge=1)]])
+    except msgspec.ValidationError as error:
+        raise NotLoadable(
+            f"{MANIFEST_FILE}: metadata.spaces: expected versions by space, got {said!r}"
+        ) from error
+
+
 def instances(policy: BatchingPolicy) -> int:
     """How many batches run side by side: as configured, or one a core."""
     return policy.instances or cpus.available()
@@ -260,6 +283,7 @@ class VersionLoader:
         find: Gives the default version of another model, in the serving thread.
         objects: Servables given in process, by model and version.
         totals: Counts what each model's versions do together.
+        archive: Gives the archive that inputs of models come from, if there is one.
     """
 
     clock: Clock
@@ -269,12 +293,14 @@ class VersionLoader:
     find: Callable[[str], LoadedVersion] | None = None
     objects: Mapping[tuple[str, int], Servable] = field(default_factory=dict)
     totals: ModelTotals = field(default_factory=ModelTotals)
+    archive: Callable[[], Archive | None] = lambda: None
 
     def load(self, model: str, version: int, path: Path, config: ModelConfig) -> LoadedVersion:
         """Load one version, in a loader thread.
 
         Raises:
             LoadError: It is not what its manifest says, or no runtime can load it.
+            Unavailable: What its inputs come from is not known yet.
         """
         given = self.objects.get((model, version))
         if given is not None:
@@ -284,6 +310,8 @@ class VersionLoader:
                 "%s version %d: the %s in the version's directory is not read; its place is %s/%s",
                 *(model, version, MODEL_CONFIG_FILE, path.parent.name, MODEL_CONFIG_FILE),
             )
+        if config.inputs and self.archive() is None:
+            raise NotLoadable(_NO_ARCHIVE)
         its_own = registry.checks_itself(path, config.runtime.kind)
         manifest = self.threads.when_idle(lambda: check_manifest(path, its_own, stop_if_dropped))
         files = None if manifest is None else {name: one.sha256 for name, one in manifest.files.items()}
@@ -293,7 +321,25 @@ class VersionLoader:
             servable = self.threads.at_serving_priority(registry.load, path, options)
         else:
             servable = registry.load(path, options)
+        if config.inputs:
+            servable = self._featured(model, servable, config, manifest)
         return self._surrounded(LoadedVersion(model, version, servable, config, self.clock, path))
+
+    def _featured(
+        self, model: str, servable: Servable, config: ModelConfig, manifest: Manifest | None
+    ) -> Servable:
+        """Put the archive before a model, in the versions of its spaces that the model was trained on."""
+        # Only models that ask for it need what an archive does.
+        from headrace.archive.featured import FeaturedServable  # noqa: PLC0415
+
+        try:
+            archive = self.archive()
+            if archive is None:
+                raise NotLoadable(_NO_ARCHIVE)
+            return FeaturedServable(servable, archive, model, config, _space_versions(manifest))
+        except BaseException:
+            servable.close()
+            raise
 
     def _surrounded(self, loaded: LoadedVersion) -> LoadedVersion:
         """Put around a version what its settings say: a cache, and around that what answers in its place."""

@@ -16,7 +16,7 @@ from contextlib import suppress
 from enum import StrEnum
 from typing import Protocol
 
-from headrace.batching.request import Answer, Origin, Timings
+from headrace.batching.request import Answer, Origin, Request, Settlement, Timings
 from headrace.batching.request import Call as CallOfRequest
 from headrace.clock import Clock
 from headrace.errors import Cancelled, HeadraceError
@@ -261,3 +261,44 @@ def _as_headrace_error(error: BaseException) -> HeadraceError:
     if isinstance(error, HeadraceError):
         return error
     return _BROKEN if isinstance(error, Exception) else LEFT
+
+
+class SubmittedRequest(Request):
+    """A Request that is a call: how it ends is how the call does."""
+
+    __slots__ = ("_call", "_outcomes")
+
+    def begin(self, call: InProcessCall, outcomes: Outcomes, origin: Origin) -> None:
+        """Say which call it is.
+
+        Args:
+            call: The call.
+            outcomes: Where it ends.
+            origin: What is asked.
+        """
+        self.call = self._call = call
+        self._outcomes = outcomes
+        if call.outcome is not None:
+            call.outcome.handed_to(origin)
+
+    def settle(self, settlement: Settlement) -> bool:
+        """Answer, once; the call ends with it."""
+        was_settled = self.settled
+        wanted = super().settle(settlement)
+        if was_settled:
+            return wanted
+        if not wanted:
+            self._outcomes.failed(self._call, LEFT)
+        elif isinstance(settlement, HeadraceError):
+            self._outcomes.failed(self._call, settlement)
+        else:
+            if self._call.outcome is not None:
+                self._call.outcome.given(settlement)
+            self._outcomes.answered(self._call)
+        return wanted
+
+    def abandon(self) -> None:
+        """Nobody waits any more: the call ends, too."""
+        if not self.settled:
+            self._outcomes.failed(self._call, LEFT)
+        super().abandon()

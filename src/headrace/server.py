@@ -130,11 +130,13 @@ class Server:
         self.http_address = http.getsockname()[:2]
         self.grpc_address = grpc.getsockname()[:2]
         self.supervisor = Supervisor()
+        self.engine.awaits_archive = config.archive is not None
         await self.engine.start(wait=False)
         if config.archive is not None:
             from headrace.frontends.archive.serving import Serving  # noqa: PLC0415 - only where it is served
 
             self._archive = await Serving.open(config.archive, self.engine)
+            self.engine.use_archive(self._archive.archive)
         try:
             await self._begin(config)
         except BaseException:

@@ -19,6 +19,7 @@ from headrace.archive.forgotten import Forgotten
 from headrace.archive.given import check_out, checked_rows, checked_vectors, checked_written, size_of
 from headrace.archive.keys import checked, in_slices, wrong_key
 from headrace.archive.looking import Counts, Lookup, SpaceReader
+from headrace.archive.model_inputs import InputTotals
 from headrace.archive.publishing import Publisher, Wanted, message_key
 from headrace.archive.reading import Reads
 from headrace.archive.reports import Reporter
@@ -50,6 +51,7 @@ class Archive:
         counts: What lookups came to, by space.
         fills: What filling in this process came to, by space.
         troubles: What this process waits for at present, by who waits: told by ``headrace archive status``.
+        of_models: What models' inputs came to, by model and input.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Archive:
         self.forgotten = Forgotten(store)
         self.counts = {name: Counts() for name in config.spaces}
         self.fills: dict[str, FillCounts] = {}
+        self.of_models: dict[tuple[str, str], InputTotals] = {}
         self.troubles: dict[object, str] = {}
         self._reporter = Reporter(store, self.counts, self.fills, self.troubles)
         self._reads = None if store.is_local else Reads(store, config.store.timeout_seconds)

@@ -7,6 +7,7 @@ there when a row was served (``Archive.as_of``); everything else is one code, so
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -67,6 +68,30 @@ class Counted:
     keys: int
     found: int
     too_old: int
+
+
+class InputTotals:
+    """What one input of a model came to since the process began, in all versions of the model.
+
+    Attributes:
+        keys: How many rows had a key.
+        found: How many of those got a value.
+        too_old: How many did not because it was older than it may be.
+    """
+
+    __slots__ = ("_turn", "found", "keys", "too_old")
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self.keys = self.found = self.too_old = 0
+        self._turn = threading.Lock()
+
+    def add(self, counted: Counted) -> None:
+        """Count a batch, in any thread."""
+        with self._turn:
+            self.keys += counted.keys
+            self.found += counted.found
+            self.too_old += counted.too_old
 
 
 class Filled(NamedTuple):

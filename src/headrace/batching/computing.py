@@ -43,6 +43,8 @@ class Computing:
         """
         self._servable = servable
         self._takes_packed = takes_packed(servable)
+        # One that stands before a model says more than that model's outputs: what it has looked up.
+        self._declared = getattr(servable, "declared_outputs", declared_outputs)
         self._pads = policy.pad_variable_length
         self._now = now
         self._origin = origin
@@ -73,7 +75,7 @@ class Computing:
         settlement: Settlement
         try:
             outputs = self._servable.predict(join_one(layout, request.columns, rows), layout.signature)
-            outputs = declared_outputs(signature, outputs, rows)
+            outputs = self._declared(signature, outputs, rows)
             settlement = Answer(BatchOutputs(outputs, self._origin), 0, rows, timings)
         except BaseException as error:
             if self._is_the_callers(error):
@@ -156,4 +158,4 @@ class Computing:
         else:
             inputs = join(layout, columns, rows, padded_rows, packed=self._takes_packed)
         outputs = self._servable.predict(inputs, layout.signature)
-        return BatchOutputs(declared_outputs(batch.signature, outputs, padded_rows), self._origin)
+        return BatchOutputs(self._declared(batch.signature, outputs, padded_rows), self._origin)

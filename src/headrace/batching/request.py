@@ -8,6 +8,8 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol, cast
 
+import numpy as np
+
 from headrace.errors import HeadraceError, InvalidRequest
 from headrace.servable import CheckedInputs, RowLayout
 from headrace.tensors import Array, Buffer, Tensors
@@ -67,6 +69,10 @@ class Origin(NamedTuple):
 
 NOBODY = Origin("", 0)
 """Gives the answers of a Batcher that serves no version."""
+
+
+WRITTEN, VERSION = ".written", ".version"
+"""Behind the name of an input that was looked up: the outputs that say what was found."""
 
 
 class LookedUp(NamedTuple):
@@ -142,6 +148,17 @@ class Answer:
     def tensors(self, names: Iterable[str] = ()) -> dict[str, Array]:
         """The outputs of these names, or all of them, as views."""
         return {name: self.tensor(name) for name in names or self.outputs.tensors}
+
+    @property
+    def looked_up(self) -> dict[str, LookedUp]:
+        """What was looked up, by the name of the input that comes from an archive; most models have none."""
+        tensors = self.outputs.tensors
+        names = [name.removesuffix(WRITTEN) for name in tensors if name.endswith(WRITTEN)]
+        return {
+            name: LookedUp(self.tensor(name + VERSION), self.tensor(name + WRITTEN).view(np.uint64))
+            for name in names
+            if name + VERSION in tensors
+        }
 
     def raw(self, name: str, row_bytes: int) -> bytes:
         """A numeric output's rows as bytes, in C order.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from headrace.config import VersionPolicy
-from headrace.errors import NotLoadable
+from headrace.errors import NotLoadable, Unavailable
 from headrace.lifecycle.state import Event, State
 
 _FIRST_RETRY_SECONDS = 1.0
@@ -189,10 +189,12 @@ def pause_before_retry(error: BaseException, attempts: int, policy: VersionPolic
 
 
 def _is_of_the_system(error: BaseException) -> bool:
-    """Whether the system had too little of something, or a disk failed: the cause of all, or of one cause."""
+    """Whether the system had too little of something, or a disk or store failed: of all, or of one cause."""
     cause: BaseException | None = error
     for _ in range(_MOST_CAUSES):
-        if isinstance(cause, MemoryError) or (isinstance(cause, OSError) and cause.errno in _PASSING):
+        if isinstance(cause, MemoryError | Unavailable) or (
+            isinstance(cause, OSError) and cause.errno in _PASSING
+        ):
             return True
         if type(cause) is RuntimeError and "can't start new thread" in str(cause):  # Python's, without a type
             return True

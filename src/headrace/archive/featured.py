@@ -1,0 +1,237 @@
+"""A model with inputs that come from an archive, served with their keys in place of them.
+
+All keys of a batch are looked up at once: one lookup a space and key input. What is missing, late or too old
+is what the settings say, and never an error.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from headrace.archive.archive import Archive
+from headrace.archive.asking import Asker
+from headrace.archive.model_inputs import NO_KEY, InputTotals, ModelInputs, len_of
+from headrace.batching.batch import declared_outputs
+from headrace.batching.request import VERSION, WRITTEN
+from headrace.config import InputSource, ModelConfig
+from headrace.errors import ConfigError, NotLoadable, shown
+from headrace.servable import DEFAULT_SIGNATURE, Servable, Signature, TensorSpec
+from headrace.tensors import STRING, Array, Tensors
+
+_INTEGER = np.dtype(np.int64)
+
+
+class FeaturedServable:
+    """A model, and the archive that some of its inputs come from.
+
+    Attributes:
+        platform: The model's.
+        signatures: The model's, with keys in place of the inputs that come from the archive.
+        may_block: Whether a call may wait: for a store that is elsewhere, or because the model does.
+        is_native: Whether the model computes without Python's lock.
+    """
+
+    def __init__(
+        self,
+        servable: Servable,
+        archive: Archive,
+        name: str,
+        config: ModelConfig,
+        versions: Mapping[str, int],
+    ) -> None:
+        """Put an archive before a model.
+
+        Args:
+            servable: The model; closed with this.
+            archive: Where its inputs come from.
+            name: What the model is called.
+            config: Its settings.
+            versions: The versions of spaces that this version of the model was trained on.
+
+        Raises:
+            NotLoadable: Settings, model and spaces do not fit together, or such a version is gone.
+            Unavailable: A space is not known yet: its store has not answered, or its table has no columns.
+        """
+        self._model = servable
+        self.platform = servable.platform
+        self.may_block: bool = getattr(servable, "may_block", False) or not archive.store.is_local
+        self.is_native: bool = getattr(servable, "is_native", False)
+        try:
+            self._ways = _ways(servable, config.inputs, versions)
+            inputs = [
+                (input_name, config.inputs[input_name], spec)
+                for way in self._ways.values()
+                for input_name, spec in way.inputs.specs.items()
+            ]
+            self._asker = Asker(archive, name, inputs, versions, config.batching.max_batch_seconds)
+            self._check_rows(config)
+        except ConfigError as error:
+            raise NotLoadable(error.message) from error
+        self.signatures: Mapping[str, Signature] = {
+            one.name: self._ways[one.name].public if one.name in self._ways else one
+            for one in servable.signatures.values()
+        }
+        totals = archive.of_models
+        self._totals = {one: totals.setdefault((name, one), InputTotals()) for one in config.inputs}
+
+    def predict(self, inputs: Tensors, signature: str = DEFAULT_SIGNATURE) -> Tensors:
+        """Answer a whole batch.
+
+        Args:
+            inputs: Every input of the signature, checked.
+            signature: Which way to call it.
+
+        Returns:
+            The model's outputs; of each input from the archive ``INPUT.written`` and ``INPUT.version``, too,
+            int64 ``[rows]``.
+
+        Raises:
+            InvalidRows: A key is no UTF-8, or longer than it may be; or as the model does.
+        """
+        way = self._ways.get(signature)
+        if way is None:
+            return self._model.predict(inputs, signature)
+        asked = way.inputs.questions(inputs)
+        answers = self._asker.answers(asked)
+        filled = way.inputs.filled(asked, answers, len_of(inputs), time.time_ns() // 1_000_000)
+        for name, counted in filled.counts.items():
+            self._totals[name].add(counted)
+        taken = {name: inputs[name] for name in way.kept} | filled.inputs
+        outputs = dict(self._model.predict(taken, signature))
+        for name, (version, written) in filled.looked_up.items():
+            outputs[name + WRITTEN], outputs[name + VERSION] = written.view(np.int64), version
+        return outputs
+
+    def declared_outputs(self, signature: Signature, outputs: Tensors, rows: int) -> Tensors:
+        """The outputs of a signature, checked; and what was looked up, be it one of them or not.
+
+        Args:
+            signature: How the model was called.
+            outputs: From ``predict``.
+            rows: How many rows it was given.
+
+        Raises:
+            ModelError: An output is not what the model declares.
+        """
+        declared = dict(declared_outputs(signature, outputs, rows))
+        if signature.name in self._ways:
+            for name in self._ways[signature.name].inputs.sources:
+                for kind in (WRITTEN, VERSION):
+                    declared[name + kind] = outputs[name + kind]
+        return declared
+
+    def close(self) -> None:
+        """Close the model; the archive is everybody's."""
+        self._model.close()
+
+    def _check_rows(self, config: ModelConfig) -> None:
+        most, space = self._asker.most_rows()
+        rows = config.batching.max_batch_rows
+        if rows > most:
+            expected = f"at most {most}, as spaces.{space}.max_keys of the archive says"
+            raise ConfigError(f"batching.max_batch_rows: expected {expected}, got {rows}")
+
+
+@dataclass(frozen=True)
+class _Way:
+    """A way to call the model that needs the archive.
+
+    Attributes:
+        public: What requests are checked against.
+        inputs: What comes from the archive.
+        kept: The inputs of the request that the model takes itself.
+    """
+
+    public: Signature
+    inputs: ModelInputs
+    kept: tuple[str, ...]
+
+
+def _ways(
+    servable: Servable, sources: Mapping[str, InputSource], versions: Mapping[str, int]
+) -> dict[str, _Way]:
+    """The ways to call a model that need the archive, by name.
+
+    Raises:
+        ConfigError: An input or a key does not fit the model.
+    """
+    default = servable.signatures[DEFAULT_SIGNATURE]
+    for name, source in sources.items():
+        if name not in default.input_names:
+            known = ", ".join(map(shown, default.input_names))
+            raise ConfigError(f"inputs.{name}: the model has no such input; it takes {known}")
+        if source.key in sources:
+            raise ConfigError(f"inputs.{name}.key: {source.key!r} comes from the archive itself")
+    ways = {}
+    for signature in servable.signatures.values():
+        its = {spec.name: sources[spec.name] for spec in signature.inputs if spec.name in sources}
+        if its:
+            ways[signature.name] = _way(signature, its, versions)
+    return ways
+
+
+def _way(signature: Signature, sources: Mapping[str, InputSource], versions: Mapping[str, int]) -> _Way:
+    specs = {spec.name: spec for spec in signature.inputs if spec.name in sources}
+    kept = {spec.name: spec for spec in signature.inputs if spec.name not in sources}
+    public = dict(kept)
+    for name, source in sources.items():
+        public[source.key] = _key(name, source, public.get(source.key), specs[name])
+    for source in sources.values():  # what is sent once needs all its inputs to be of the context
+        if source.key not in kept:
+            fed = [specs[name] for name, one in sources.items() if one.key == source.key]
+            spec = public[source.key]
+            is_context = all(one.context for one in fed)
+            public[source.key] = TensorSpec(spec.name, spec.dtype, (), is_context, spec.absent)
+    outputs = {spec.name: spec for spec in signature.outputs}
+    for name, source in sources.items():
+        for kind in (WRITTEN, VERSION):
+            if name + kind in outputs:
+                raise ConfigError(f"inputs.{name}: the model has an output {name + kind!r} of its own")
+            if source.answer:
+                outputs[name + kind] = TensorSpec(name + kind, _INTEGER, ())
+    made = Signature(
+        signature.name,
+        tuple(public.values()),
+        tuple(outputs.values()),
+        kind=signature.kind,
+        rows=signature.rows,
+        examples=signature.examples,
+        sample=_sample(signature, public, {source.key for source in sources.values()}),
+    )
+    return _Way(made, ModelInputs(sources, versions, specs), tuple(kept))
+
+
+def _key(name: str, source: InputSource, there: TensorSpec | None, fed: TensorSpec) -> TensorSpec:
+    """The input that holds the keys: that of another input, one of the model itself, or a new one."""
+    is_text = source.key_dtype == "text"
+    if there is None:
+        dtype, absent = (STRING, "") if is_text else (_INTEGER, NO_KEY)
+        return TensorSpec(source.key, dtype, (), fed.context, absent)
+    where = f"inputs.{name}.key"
+    if (there.dtype == STRING) != is_text or (not is_text and there.dtype.kind != "i"):
+        expected = "texts" if is_text else "integers"
+        raise ConfigError(f"{where}: expected {expected}, as key_dtype says, got {there}")
+    if math.prod(size or 0 for size in there.shape) != 1:
+        raise ConfigError(f"{where}: expected one value a row, got {there}")
+    return there
+
+
+def _sample(
+    signature: Signature, public: Mapping[str, TensorSpec], keys: set[str]
+) -> dict[str, Array] | None:
+    """A row without keys: made-up rows must queue nothing; None where its shape is not known."""
+    sample = {}
+    for name, spec in public.items():
+        if signature.sample is not None and name in signature.sample and name not in keys:
+            sample[name] = signature.sample[name]
+            continue
+        if None in spec.shape:
+            return None
+        none = b"" if spec.dtype == STRING else NO_KEY if name in keys and spec.dtype.kind == "i" else 0
+        sample[name] = np.full((1, *(size or 0 for size in spec.shape)), none, spec.dtype)
+    return sample
