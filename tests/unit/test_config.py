@@ -11,6 +11,7 @@ import pytest
 
 from headrace.config import (
     BatchingPolicy,
+    CachePolicy,
     InputSource,
     Limits,
     ModelConfig,
@@ -296,6 +297,13 @@ def test_every_number_in_lists_and_tables_is_checked_too() -> None:
             VersionPolicy(labels={"stable": number})
         with pytest.raises(ConfigError, match=r"^batching\.allowed_batch_rows: "):
             BatchingPolicy(allowed_batch_rows=(number,), max_batch_rows=256)
+
+
+def test_answers_made_of_what_changes_are_not_repeated_for_ever() -> None:
+    inputs = {"image": InputSource(space="images", key="url")}
+    with pytest.raises(ConfigError, match=r"cache\.seconds: expected more than 0 beside \[inputs\]"):
+        ModelConfig(inputs=inputs, cache=CachePolicy(size_bytes=2**20))
+    assert ModelConfig(inputs=inputs, cache=CachePolicy(size_bytes=2**20, seconds=10)).inputs == inputs
 
 
 def test_what_is_too_much_is_told_with_the_most_that_may_be() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from headrace.config import parse_model_config, read_model_config
 from headrace.servable import DEFAULT_SIGNATURE, Servable, Signature
 from headrace.tensors import STRING, Array, Tensors
 from headrace.warmup import first_recorded
@@ -30,7 +31,9 @@ def inputs_for(servable: Servable, directory: Path, rows: int, values_below: int
     """
     signature = servable.signatures[DEFAULT_SIGNATURE]
     rows = signature.rows or rows
-    recorded = first_recorded(servable, directory)
+    # Where inputs come from an archive, what was recorded has keys in place of them.
+    has_keys = bool(parse_model_config(read_model_config(directory.parent)).inputs)
+    recorded = None if has_keys else first_recorded(servable, directory)
     if recorded is None:
         return made_up(signature, rows, values_below)
     return {name: np.resize(array, (rows, *array.shape[1:])) for name, array in recorded.items()}

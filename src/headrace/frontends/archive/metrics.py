@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from headrace.archive.fill_counts import FillCounts
 from headrace.archive.looking import Counts
+from headrace.archive.model_inputs import InputTotals
 from headrace.frontends.metrics import Metric, family
 
 if TYPE_CHECKING:
@@ -62,9 +63,21 @@ BREAKER = Metric(
     (),
 )
 
+_INPUT = ("model", "input")
+INPUT_KEYS = Metric(
+    "headrace_archive_input_keys", "counter", "Keys that were looked up for an input of a model.", _INPUT
+)
+INPUT_FOUND = Metric("headrace_archive_input_found_keys", "counter", "Those that got a value.", _INPUT)
+INPUT_TOO_OLD = Metric(
+    "headrace_archive_input_too_old_keys",
+    "counter",
+    "Those that did not, as it was older than max_age_seconds.",
+    _INPUT,
+)
+
 METRICS = (
     LOOKUPS, KEYS, CACHED, STORED, MISSING, NEW, OVER_QUOTA, LATE, DAMAGED, FILLED, DEAD, WAITING, OLDEST,
-    BREAKER,
+    BREAKER, INPUT_KEYS, INPUT_FOUND, INPUT_TOO_OLD,
 )  # fmt: skip
 
 _OF_LOOKUPS: tuple[tuple[Metric, Callable[[Counts], int]], ...] = (
@@ -81,6 +94,11 @@ _OF_LOOKUPS: tuple[tuple[Metric, Callable[[Counts], int]], ...] = (
 _OF_FILLING: tuple[tuple[Metric, Callable[[FillCounts], int]], ...] = (
     (FILLED, lambda counts: counts.filled),
     (DEAD, lambda counts: counts.dead),
+)
+_OF_INPUTS: tuple[tuple[Metric, Callable[[InputTotals], int]], ...] = (
+    (INPUT_KEYS, lambda totals: totals.keys),
+    (INPUT_FOUND, lambda totals: totals.found),
+    (INPUT_TOO_OLD, lambda totals: totals.too_old),
 )
 
 
@@ -112,6 +130,11 @@ class ArchiveMetrics:
         breaker = family(BREAKER)
         breaker.add_metric([], int(self._archive.is_store_silent))
         yield breaker
+        for metric, of_inputs in _OF_INPUTS:
+            counted = family(metric)
+            for labels, totals in dict(self._archive.of_models).items():
+                counted.add_metric(labels, of_inputs(totals))
+            yield counted
 
     def _queue(self) -> Iterator[Family]:
         waiting, oldest = family(WAITING), family(OLDEST)
