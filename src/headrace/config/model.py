@@ -310,7 +310,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def __post_init__(self) -> None:
         """Check that they fit together."""
         if self.inputs and self.cache.size_bytes and not self.cache.seconds:
-            expected = "more than 0 beside [inputs]: what comes from the archive changes while a version is loaded"
+            expected = (
+                "more than 0 beside [inputs]: what comes from the archive changes while a version is loaded"
+            )
             raise wrong("cache.seconds", expected, self.cache.seconds)
 
 
