@@ -94,17 +94,17 @@ class Counters:
 
     def slots_of(self, keys: Sequence[str]) -> Array:
         """The slots of keys, int32 ``[N]``; good until this is called again."""
-        missing = sum(key not in self._slots for key in keys)
-        if missing > len(self._free):
-            self._make_room(missing, keys)
-        known, found = self._slots, np.empty(len(keys), np.int32)
-        for place, key in enumerate(keys):
-            slot = known.get(key)
-            if slot is None:
-                slot = known[key] = self._free.pop()
-                self.keys[slot] = key
-            found[place] = slot
-        return found
+        found = list(map(self._slots.get, keys))
+        missing = found.count(None)
+        if missing:
+            if missing > len(self._free):
+                self._make_room(missing, keys)
+                found = list(map(self._slots.get, keys))
+            for place, key in enumerate(keys):
+                if found[place] is None and (slot := self._slots.get(key)) is None:
+                    found[place] = slot = self._slots[key] = self._free.pop()
+                    self.keys[slot] = key
+        return np.array(found, np.int32)
 
     def take(self, rows: Rows) -> Iterator[Changed]:
         """Take rows in their order.

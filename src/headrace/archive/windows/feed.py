@@ -2,51 +2,28 @@
 
 from __future__ import annotations
 
-import logging
-import secrets
-from collections.abc import Callable, Iterable, Mapping
-from typing import TypeVar
+from collections.abc import Callable, Mapping
 
 import msgspec
-import numpy as np
 import pyarrow as pa
-import tenacity
 
 from headrace.archive.archive import Archive
-from headrace.archive.catalog import SpaceRecord, SpaceVersion, with_default
-from headrace.archive.windows.counters import Changed, Counters
+from headrace.archive.catalog import SpaceRecord
+from headrace.archive.windows.counters import Counters
 from headrace.archive.windows.plan import Measure, Plan, Total
 from headrace.archive.windows.rows import RowMaker
-from headrace.archive.windows.window import Window
-from headrace.errors import ConfigError, Refused
+from headrace.archive.windows.writing import Fed, Writer
+from headrace.errors import ConfigError
 from headrace.tensors import Array
 
-_T = TypeVar("_T")
-
-_log = logging.getLogger(__name__)
-
 _ROWS_AT_ONCE = 2**16
-_MILLISECONDS = 1000
-_LONGEST_PAUSE_SECONDS = 2.0
-
-
-class Done(msgspec.Struct, kw_only=True):
-    """How far a feed is.
-
-    Attributes:
-        run: What tells it from others that feed the table, before it or by mistake beside it.
-        written: By version: the last boundary that all its rows were written of, in Unix milliseconds.
-    """
-
-    run: str
-    written: dict[int, int] = {}
 
 
 class _Meta(msgspec.Struct, kw_only=True):
     """What is kept beside the counters' arrays.
 
     Attributes:
-        run: As in ``Done``.
+        run: Which run it is; see ``Done``.
         table: The table.
         key: The stream's column with the keys.
         time: Its column with the times.
@@ -75,7 +52,6 @@ class Feed:
         counters: What is counted.
         maker: What makes rows of record batches.
         rows: How many rows of the stream were taken.
-        stored: How many rows of the table were written.
     """
 
     def __init__(self, archive: Archive, table: str, is_stopping: Callable[[], bool]) -> None:
@@ -95,22 +71,20 @@ class Feed:
         if settings is None or settings.feed is None:
             archive.record(table)  # says which there are
             raise ConfigError(f"the table {table!r} has no windows to be fed; add [tables.{table}.windows]")
-        self._archive, self._table, self._settings = archive, table, settings.feed
-        self._is_stopping = is_stopping
-        self._newest = archive.table_version(table, archive.config.spaces[table].columns or ())
-        self._versions = _fed(archive.record(table), settings.feed.every_seconds)
-        windows = [window for _, named in self._versions for window in named.values()]
-        plan = Plan.of(windows, settings.feed.every_seconds)
+        self._table, self._settings = table, settings.feed
+        newest = archive.table_version(table, archive.config.spaces[table].columns or ())
+        fed = _fed(archive.record(table), newest.number, settings.feed.every_seconds)
+        plan = Plan.of(
+            [one for version in fed for one in version.windows.values()], settings.feed.every_seconds
+        )
         self.counters = Counters(
             plan,
             ahead_buckets=settings.feed.ahead_seconds // settings.feed.every_seconds,
             max_cells=settings.feed.max_cells,
         )
         self.maker = RowMaker(plan, settings.feed, archive.config.spaces[table].max_key_bytes)
-        self.rows = self.stored = 0
-        self._since: dict[int, int] = {}
-        self._name = f"feed/{table}"
-        self._done = Done(run=secrets.token_hex(8))
+        self._writer = Writer(archive, table, fed, self.counters, is_stopping)
+        self.rows = 0
 
     # ---- Rows ---------------------------------------------------------------------------------
 
@@ -125,12 +99,17 @@ class Feed:
         for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
             part = batch.slice(start, _ROWS_AT_ONCE)
             rows = self.maker.make(part, self.rows, self.counters)
-            self._write(self.counters.take(rows))
+            self._writer.write(self.counters.take(rows))
             self.rows += part.num_rows
 
     def finish(self) -> None:
         """The stream is over: write what the bucket that is still open holds; see ``take``."""
-        self._write(self.counters.finish())
+        self._writer.write(self.counters.finish())
+
+    @property
+    def stored(self) -> int:
+        """How many rows of the table were written."""
+        return self._writer.stored
 
     @property
     def clock_seconds(self) -> int:
@@ -143,7 +122,7 @@ class Feed:
         """Everything that the feed goes on from: arrays, and what JSON can hold."""
         plan = self.counters.plan
         meta = _Meta(
-            run=self._done.run,
+            run=self._writer.done.run,
             table=self._table,
             key=self._settings.key,
             time=self._settings.time,
@@ -151,7 +130,7 @@ class Feed:
             rows=self.rows,
             measures=list(plan.measures),
             totals=list(plan.totals),
-            since=self._since,
+            since=self._writer.since,
         )
         found: dict[str, object] = msgspec.to_builtins(meta, str_keys=True)
         return self.counters.state(), found
@@ -176,85 +155,12 @@ class Feed:
                 )
         plan = Plan(tuple(found.measures), tuple(found.totals), found.every_seconds)
         self.counters.restore(arrays, plan)
-        self.rows, self._since = found.rows, dict(found.since)
-        self._done = Done(run=found.run)
-        stored = self._persist(lambda: self._archive.store.read(self._name))
-        if stored is not None and (done := msgspec.json.decode(stored, type=Done)).run == found.run:
-            self._done = done
-
-    # ---- Writing ------------------------------------------------------------------------------
-
-    def _write(self, changes: Iterable[Changed]) -> None:
-        for changed in changes:
-            boundary = changed.boundary * self._settings.every_seconds * _MILLISECONDS
-            for version, windows in self._versions:
-                if boundary <= self._done.written.get(version.number, 0):
-                    continue  # before the feed was killed
-                self._write_version(version, windows, changed, boundary)
-            self._note()
-
-    def _write_version(
-        self, version: SpaceVersion, windows: Mapping[str, Window], changed: Changed, boundary: int
-    ) -> None:
-        slots = changed.slots
-        since = self._since.get(version.number)
-        if since is None:  # all that is counted is new to it
-            self._since[version.number] = since = changed.boundary
-            slots = np.union1d(slots, self.counters.slots_in_windows)
-        keys = [self.counters.keys[slot] for slot in slots.tolist()]
-        values = self.counters.plan.values(windows, *self.counters.totals(slots))
-        written = np.full(len(keys), boundary, np.uint64)
-        self._persist(
-            lambda: self._archive.put_rows(self._table, keys, values, version=version.number, written=written)
-        )
-        self._done.written[version.number] = boundary
-        self.stored += len(keys)
-        longest = max(one.seconds for one in windows.values())
-        if (changed.boundary - since) * self._settings.every_seconds >= longest:
-            self._make_default(version)
-
-    def _make_default(self, version: SpaceVersion) -> None:
-        """Answer bare lookups from the version of today's settings, now that its windows are complete."""
-        record = self._archive.record(self._table)
-        if version.number != self._newest.number or record.default == version.number:
-            return
-        self._persist(
-            lambda: self._archive.catalog.change(
-                self._table, lambda found: with_default(found, version.number)
-            )
-        )
-
-    def _note(self) -> None:
-        """Say in the store how far the feed is."""
-        content = msgspec.json.encode(self._done)
-
-        def note() -> None:
-            before = self._archive.store.read(self._name)
-            if before != content:
-                self._archive.store.swap(self._name, before, content)
-
-        self._persist(note)
-
-    def _persist(self, call: Callable[[], _T]) -> _T:
-        """Call until the store answers, or there is no waiting any more."""
-        retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type(Refused),
-            wait=tenacity.wait_exponential_jitter(multiplier=0.1, max=_LONGEST_PAUSE_SECONDS, jitter=0.1),
-            stop=lambda _state: self._is_stopping(),
-            before_sleep=_tell,
-            reraise=True,
-        )
-        return retrying(call)
+        self.rows = found.rows
+        self._writer.restore(found.run, found.since)
 
 
-def _tell(state: tenacity.RetryCallState) -> None:
-    error = state.outcome.exception() if state.outcome is not None else None
-    if state.attempt_number == 1:
-        _log.warning("rows of the table cannot be stored, trying again: %s", error)
-
-
-def _fed(record: SpaceRecord, every_seconds: int) -> list[tuple[SpaceVersion, dict[str, Window]]]:
-    """The versions of a table that are fed, with their windows by column."""
+def _fed(record: SpaceRecord, newest: int, every_seconds: int) -> list[Fed]:
+    """The versions of a table that are fed."""
     found = []
     for version in record.versions:
         windows = {one.name: one.window for one in version.columns if one.window is not None}
@@ -267,5 +173,5 @@ def _fed(record: SpaceRecord, every_seconds: int) -> list[tuple[SpaceVersion, di
                     f"{name!r} of version {version.number} is {window.seconds} s long; drop it, if no "
                     "model needs it (headrace archive versions)"
                 )
-        found.append((version, windows))
+        found.append(Fed(version.number, windows, is_newest=version.number == newest))
     return found

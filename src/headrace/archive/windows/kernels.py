@@ -99,7 +99,7 @@ def _added(high: float, low: float, more_high: float, more_low: float) -> Any:
     return first, rest - (first - total)
 
 
-@njit()
+@njit(inline="always")
 def _place(places: Array, cells: Cells, slot: int, bucket: int) -> int:
     """The place where a cell is, or would be."""
     mask = len(places) - 1
@@ -157,7 +157,7 @@ def scan(rows: Rows, start: int, opened: Opened, refs: Array, held: Rows, state:
     return len(rows.buckets), DONE
 
 
-@njit()
+@njit(inline="always")
 def _hold(rows: Rows, row: int, refs: Array, held: Rows, state: Array) -> None:
     at = state[HELD]
     held.slots[at], held.buckets[at] = rows.slots[row], rows.buckets[row]
@@ -168,7 +168,7 @@ def _hold(rows: Rows, row: int, refs: Array, held: Rows, state: Array) -> None:
     state[HELD] += 1
 
 
-@njit()
+@njit(inline="always")
 def _refuse(refs: Array, held: Rows, state: Array) -> None:
     for at in range(state[HELD]):
         if held.slots[at] >= 0:
@@ -177,7 +177,7 @@ def _refuse(refs: Array, held: Rows, state: Array) -> None:
     state[HELD] = 0
 
 
-@njit()
+@njit(inline="always")
 def _count(rows: Rows, row: int, opened: Opened, refs: Array, state: Array) -> bool:
     """Count a row in its cell; False, and nothing is done, if there is no room for a new one."""
     counted, cells = False, opened.cells
@@ -252,7 +252,7 @@ def leave(cells: Cells, totals: Totals, table: Array, boundary: int) -> None:
                 _move(cells, at, totals, total, table, -1)
 
 
-@njit()
+@njit(inline="always")
 def _move(cells: Cells, at: int, totals: Totals, total: int, table: Array, sign: int) -> None:
     slot, measure, one = cells.slots[at], table[total, 0], table[total, 1]
     totals.counts[slot, total] += sign * cells.counts[at, measure]
