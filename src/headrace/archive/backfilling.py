@@ -25,10 +25,11 @@ from headrace.errors import Conflict, FailedPrecondition, HeadraceError
 from headrace.stores.store import pages
 
 PAGE = 500
-"""How many keys are asked for at once."""
+"""How many keys are asked for at once, at the most."""
 
 _PAGES_ON_THEIR_WAY = 4
-_LOOK_SECONDS = 0.1
+_LOOK_SECONDS, _LONGEST_LOOK_SECONDS = 0.1, 1.0
+_CAUGHT_UP_SECONDS = 1.0
 _ASK_AGAIN_SECONDS = 60.0
 
 
@@ -55,6 +56,33 @@ class _Page:
     cursor: bytes
     asked: float = field(default_factory=time.monotonic)
     queued: float = field(default_factory=now)
+
+
+class Pace:
+    """How fast keys are asked for; of what a stall has cost a second is caught up, and no more."""
+
+    def __init__(self, keys_per_second: float) -> None:
+        """Begin with none asked for.
+
+        Args:
+            keys_per_second: How many to ask for at the most; 0 for any number.
+        """
+        self._rate = keys_per_second
+        self._due = float("-inf")
+
+    @property
+    def page(self) -> int:
+        """How many to ask for at once: no more than in a second."""
+        return max(1, min(PAGE, int(self._rate))) if self._rate else PAGE
+
+    def wait(self, now: float) -> float:
+        """How long to wait before more are asked for, in seconds; 0 for not at all."""
+        return max(0.0, self._due - now)
+
+    def asked(self, keys: int, now: float) -> None:
+        """So many have been asked for."""
+        if self._rate:
+            self._due = max(self._due, now - _CAUGHT_UP_SECONDS) + keys / self._rate
 
 
 class Backfill:
@@ -113,25 +141,29 @@ class Backfill:
             Conflict: Somebody else runs the same backfill.
             Unavailable: The store or the queue does not answer; run it again.
         """
-        pages = self._pages()
+        pace = Pace(keys_per_second)
+        pages = self._pages(pace.page)
         on_their_way: deque[_Page] = deque()
-        started, asked, is_last = time.monotonic(), 0, self.position.is_done
+        is_last, pause = self.position.is_done, _LOOK_SECONDS
         while not stopping.is_set():
-            while not is_last and len(on_their_way) < _PAGES_ON_THEIR_WAY:
-                if keys_per_second and asked > (time.monotonic() - started) * keys_per_second:
-                    break
+            while not is_last and len(on_their_way) < _PAGES_ON_THEIR_WAY and not pace.wait(time.monotonic()):
                 page = next(pages, None)
                 if page is None:
                     is_last = True
                     break
                 self._ask_for(page)
-                asked += page.size
+                pace.asked(page.size, time.monotonic())
                 on_their_way.append(page)
             if is_last and not on_their_way:
                 self._save(msgspec.structs.replace(self.position, is_done=True))
                 return True
+            before = self.position
             self._look(on_their_way, told)
-            stopping.wait(_LOOK_SECONDS if on_their_way or not is_last else 0)
+            # Where nothing moves, looks are few: each reads a page of keys from the store.
+            pause = _LOOK_SECONDS if self.position != before else min(2 * pause, _LONGEST_LOOK_SECONDS)
+            if not on_their_way:
+                pause = 0.0 if is_last else min(pause, pace.wait(time.monotonic()))
+            stopping.wait(pause)
         return False
 
     def make_default(self) -> None:
@@ -145,11 +177,11 @@ class Backfill:
         number = self._target.version.number
         self._archive.catalog.change(self._space, lambda record: with_default(record, number))
 
-    def _pages(self) -> Iterator[_Page]:
+    def _pages(self, size: int) -> Iterator[_Page]:
         """The keys that are still to be done, a page at a time."""
         where = partition(self._space, self._source.version.number)
         cursor = bytes.fromhex(self.position.cursor)
-        for page in pages(self._archive.store, where, cursor, PAGE):
+        for page in pages(self._archive.store, where, cursor, size):
             yield _Page(self._texts(where, page.keys), len(page.keys), page.cursor)
 
     def _texts(self, where: str, keys: list[bytes]) -> list[str]:
@@ -175,7 +207,7 @@ class Backfill:
         return [key for key, is_there in zip(keys, there, strict=True) if not is_there]
 
     def _look(self, on_their_way: deque[_Page], told: Callable[[int], object]) -> None:
-        """See which keys are done; save how far all before are."""
+        """See which keys are done, up to the first page with one that is not; save how far that is."""
         for page in on_their_way:
             page.keys = self._missing(page.keys)
             dead = self._archive.dead_letters.among(self._space, page.keys, self._target.version.number)
@@ -188,6 +220,8 @@ class Backfill:
             if page.keys and time.monotonic() - page.asked > _ASK_AGAIN_SECONDS:
                 page.asked = time.monotonic()  # they are in the queue, unless somebody has emptied it
                 self._archive.want(self._space, page.keys, self._target.version.number)
+            if page.keys:
+                break
         done = self.position
         while on_their_way and not on_their_way[0].keys:
             page = on_their_way.popleft()

@@ -166,6 +166,20 @@ class SpaceReader:
         self._lock = threading.Lock()
         self._epoch = 0
 
+    @property
+    def cache_bytes(self) -> int:
+        """How much it may keep in memory."""
+        return self._parts.cache_bytes
+
+    def revise(self, version: SpaceVersion) -> None:
+        """Go on with the same version as it is described now: its mean, whether it is full.
+
+        Raises:
+            ConfigError: Its mean is damaged.
+        """
+        self.cache.set_oov(oov_vector(self.settings.oov, version))
+        self.version = version
+
     def begin(self, keys: Sequence[str], caller: str = "", out: Array | None = None) -> Lookup:
         """Look keys up, without waiting for a store that is elsewhere.
 

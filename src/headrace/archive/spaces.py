@@ -192,20 +192,10 @@ class Spaces:
         return made
 
     def apply(self, space: str, record: SpaceRecord) -> None:
-        """Have a reader for each version that there is; their share of the cache depends on how many are."""
+        """Have a reader for each version that there is; those that were there keep what is in memory."""
         with self._turn:
-            before = {key: reader for key, reader in self._readers.items() if key[0] == space}
-            versions = {reader.version for reader in before.values()}
-            readers = dict(self._readers)
-            if versions != set(record.versions):
-                parts = self._parts(max(1, len(record.versions)))
-                readers = {key: reader for key, reader in readers.items() if key[0] != space}
-                for version in record.versions:
-                    reader = self._reader_of(
-                        space, version, parts, is_default=version.number == record.default
-                    )
-                    if reader is not None:
-                        readers[space, version.number] = reader
+            readers = {key: reader for key, reader in self._readers.items() if key[0] != space}
+            readers.update(self._readers_of(space, record))
             if record.default:
                 readers[space, 0] = readers[space, record.default]
             self._readers = readers
@@ -215,6 +205,33 @@ class Spaces:
             for version in record.versions:
                 if (space, version.number) in readers:
                     readers[space, version.number].forget_all()
+
+    def _readers_of(self, space: str, record: SpaceRecord) -> dict[tuple[str, int], SpaceReader]:
+        """The readers of a space: as they were, but for new versions, and for what has changed of a version.
+
+        The share of the cache that a version gets depends on how many there are when it comes. Those that
+        were there keep theirs as long as all together have no more than twice the space's.
+        """
+        found = {
+            (space, version.number): self._readers[space, version.number]
+            for version in record.versions
+            if (space, version.number) in self._readers
+        }
+        count = max(1, len(record.versions))
+        parts = self._parts(count)
+        taken = sum(reader.cache_bytes for reader in found.values())
+        if taken + (count - len(found)) * parts.cache_bytes > 2 * self._parts(1).cache_bytes:
+            found = {}
+        for version in record.versions:
+            is_default = version.number == record.default
+            reader = found.get((space, version.number))
+            if reader is None:
+                reader = self._reader_of(space, version, parts, is_default=is_default)
+                if reader is not None:
+                    found[space, version.number] = reader
+            elif reader.version != version:
+                reader.revise(version)
+        return found
 
     def _reader_of(
         self, space: str, version: SpaceVersion, parts: Parts, *, is_default: bool

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from headrace.archive.archive import Archive
-from headrace.archive.backfilling import Backfill
+from headrace.archive.backfilling import PAGE, Backfill, Pace
 from headrace.archive.catalog import partition
 from headrace.archive.filling import Filler
 from headrace.archive.keys import all_stored
@@ -191,8 +192,8 @@ def test_a_new_encoder_is_a_new_version_that_a_backfill_fills_while_the_old_one_
 
 
 def test_a_backfill_that_was_stopped_goes_on_where_it_was(archive: Archive) -> None:
-    keys = [f"film {number}" for number in range(1300)]
-    archive.put("texts", keys, np.ones((1300, 4)))
+    keys = [f"film {number}" for number in range(2600)]  # more than are on their way at a time
+    archive.put("texts", keys, np.ones((2600, 4)))
     newer, stopping = LengthEmbedder("lengths-2"), threading.Event()
 
     def stop(done: int) -> None:
@@ -203,10 +204,42 @@ def test_a_backfill_that_was_stopped_goes_on_where_it_was(archive: Archive) -> N
         first = Backfill(archive, "texts", 1, 2)
         assert not first.run(stop, stopping)
         second = Backfill(archive, "texts", 1, 2)
-        assert 0 < second.position.keys == first.position.keys < 1300
+        assert 0 < second.position.keys == first.position.keys < 2600
         assert second.run(lambda _: None, threading.Event())
     assert archive.lookup("texts", keys, version=2).found.all()
     assert max(newer.embedded.values()) == 1
+
+
+def test_a_pace_is_kept_and_a_stall_is_caught_up_for_a_second_at_the_most() -> None:
+    pace = Pace(100.0)
+    assert pace.page == 100
+    assert pace.wait(1000.0) == 0
+    asked = 0
+    for tenth in range(100):  # ten seconds
+        now = 1000.0 + tenth / 10
+        while not pace.wait(now):
+            pace.asked(10, now)
+            asked += 10
+    assert 1000 <= asked <= 1110
+    asked, now = 0, 5000.0
+    while not pace.wait(now):
+        pace.asked(10, now)
+        asked += 10
+    assert asked <= 120
+    assert Pace(0.5).page == 1
+    unlimited = Pace(0.0)
+    unlimited.asked(10**9, 0.0)
+    assert (unlimited.page, unlimited.wait(0.0)) == (PAGE, 0)
+
+
+def test_a_backfill_goes_no_faster_than_it_is_told(archive: Archive) -> None:
+    keys = [f"film {number}" for number in range(30)]
+    archive.put("texts", keys, np.ones((30, 4)))
+    with Running(archive, LengthEmbedder("lengths-2")):
+        backfill, started = Backfill(archive, "texts", 1, 2), time.monotonic()
+        assert backfill.run(lambda _: None, threading.Event(), keys_per_second=10.0)
+        assert time.monotonic() - started > 0.8  # the first second's worth is asked for twice at once
+    assert archive.lookup("texts", keys, version=2).found.all()
 
 
 def test_new_keys_go_to_the_newest_version_too(archive: Archive) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from headrace.errors import Unavailable
@@ -37,3 +39,20 @@ def test_values_over_their_time_give_back_their_room() -> None:
         return store._held_bytes < held / 10
 
     eventually(is_given_back)
+
+
+def test_a_write_looks_at_a_few_values_that_may_be_over_their_time_and_all_are_found() -> None:
+    store = InMemoryStore(MemoryStore())
+    store.create("values")
+    store.put_many("values", [Item(b"lives", b"v"), Item(b"also", b"v")], 3600.0)
+    store.put_many("values", [Item(b"%d" % number, b"v") for number in range(20_000)], 0.01)
+    store.put_many("values", [Item(b"ever", b"v")])
+    over = time.monotonic() + 0.01
+    eventually(lambda: time.monotonic() > over)
+    held = store._partitions["values"].values
+    before = len(held)
+    store.put_many("values", [Item(b"ever", b"w")])
+    assert before - 2 <= len(held) <= before
+    for _ in range(10_001):
+        store.put_many("values", [Item(b"ever", b"w")])
+    assert held.keys() == {b"lives", b"also", b"ever"}

@@ -1,0 +1,45 @@
+"""The spaces of a process: what is in memory stays there when something else of a space changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from headrace.archive.catalog import with_default
+from headrace.archive.oov import ENOUGH, keep_mean
+from tests.unit.archive.filling_parts import LengthEmbedder, open_parts, until
+
+
+def test_a_new_version_or_default_or_mean_empties_no_cache_of_another(tmp_path: Path) -> None:
+    space = {"embedder": "lengths", "oov": "mean"}
+    with open_parts(tmp_path, "memory", space, cache={"poll_seconds": 0.02}) as archive:
+        keys = [f"film {number}" for number in range(ENOUGH)]
+        archive.put("texts", keys, np.ones((ENOUGH, 4)))
+        archive.lookup("texts", keys)
+        counts = archive.counts["texts"]
+
+        def are_in_memory() -> bool:
+            before = counts.stored
+            assert archive.lookup("texts", keys, version=1).found.all()
+            return counts.stored == before
+
+        assert are_in_memory()
+        archive.add_version("texts", LengthEmbedder("lengths-2"))
+        assert are_in_memory()
+        assert keep_mean(archive.store, archive.catalog, "texts", archive.reader("texts", 1).version)
+        until(lambda: bool(archive.lookup("texts", ["none"]).vectors.all()))
+        assert are_in_memory()
+        archive.catalog.change("texts", lambda record: with_default(record, 2))
+        until(lambda: archive.lookup("texts", ["none"]).version == 2)
+        assert archive.reader("texts", 2).version.is_full
+        assert are_in_memory()
+
+
+def test_many_versions_have_no_more_memory_than_twice_the_spaces(tmp_path: Path) -> None:
+    with open_parts(tmp_path, "memory", cache={"size_bytes": 2**20}) as archive:
+        for number in range(2, 12):
+            archive.add_version("texts", LengthEmbedder(f"lengths-{number}"))
+            readers = [archive.reader("texts", one.number) for one in archive.record("texts").versions]
+            assert len(readers) == number
+            assert sum(reader.cache_bytes for reader in readers) <= 2 * 2**20
