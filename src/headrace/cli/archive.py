@@ -16,6 +16,7 @@ _VERBS = (
     "put",
     "load",
     "feed",
+    "join",
     "invalidate",
     "forget",
     "versions",

@@ -9,8 +9,10 @@ long as their columns are the same.
 from __future__ import annotations
 
 import struct
+from contextlib import suppress
 from typing import NamedTuple
 
+import msgspec
 import pyarrow as pa
 
 from headrace.errors import ConfigError, StreamError
@@ -280,9 +282,15 @@ class StreamParser:
         if self.arrow_schema is not None:
             if not columns.equals(self.arrow_schema):
                 raise self._error("a second stream follows, with other columns; give each its own run")
+            if _joined_with(columns) != _joined_with(self.arrow_schema):
+                raise self._error(
+                    "a second stream follows, joined with other versions of spaces; give each its own run"
+                )
             return
-        if not self._given:
+        if self.schema is None or not self._given:
             self.schema = self._said(columns)
+        elif (spaces := _joined_with(columns)) is not msgspec.UNSET:  # of which a given schema knows nothing
+            self.schema = msgspec.structs.replace(self.schema, spaces=spaces)
         self.arrow_schema = columns
 
     def _said(self, columns: pa.Schema) -> Schema:
@@ -316,3 +324,13 @@ class StreamParser:
 
 def _first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _joined_with(columns: pa.Schema) -> dict[str, int] | msgspec.UnsetType:
+    """The versions of spaces that a stream says its rows were joined with."""
+    said = (columns.metadata or {}).get(METADATA_KEY)
+    if said is None or b'"spaces"' not in said:
+        return msgspec.UNSET
+    with suppress(ConfigError):
+        return parse_schema(said).spaces
+    return msgspec.UNSET

@@ -110,11 +110,13 @@ class Schema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         fields: The columns; their order means nothing.
         format: The version of this format.
         generator: The settings of the generator that made the stream; empty for real rows.
+        spaces: The versions of an archive's spaces that the rows were joined with; left out if with none.
     """
 
     fields: tuple[Field, ...]
     format: int = FORMAT
     generator: dict[str, float] = {}
+    spaces: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
 
     def __post_init__(self) -> None:
         """Check that the fields fit together."""

@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
+from typing import Annotated
 
 import msgspec
 
@@ -25,6 +26,9 @@ FORMAT = 1
 
 LARGEST_MANIFEST_BYTES = 2**24
 """The largest manifest that is read."""
+
+SPACES_KEY = "spaces"
+"""Where a manifest's metadata keeps the versions of an archive's spaces that the version was trained on."""
 
 _PIECE_BYTES = 2**24
 
@@ -142,6 +146,20 @@ def _content(directory: Path) -> bytes | None:
         return None
     except OSError as error:
         raise LoadError(f"{MANIFEST_FILE} cannot be read: {error.strerror}") from error
+
+
+def space_versions(manifest: Manifest | None) -> dict[str, int]:
+    """The versions of an archive's spaces that a version was trained on, by space; empty for none.
+
+    Raises:
+        LoadError: The manifest says something else there.
+    """
+    said = {} if manifest is None else manifest.metadata.get(SPACES_KEY, {})
+    try:
+        return msgspec.convert(said, dict[str, Annotated[int, msgspec.Meta(ge=1)]])
+    except msgspec.ValidationError as error:
+        expected = "expected versions by the names of spaces"
+        raise LoadError(f"{MANIFEST_FILE}: metadata.{SPACES_KEY}: {expected}, got {said!r}") from error
 
 
 def published(directory: Path) -> datetime | None:

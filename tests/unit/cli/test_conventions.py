@@ -198,6 +198,15 @@ def a_table_of_windows(place: Path) -> list[str]:
     return ["demand", str(place / "orders.csv"), "--archive", str(place / "archive.toml")]
 
 
+def rows_with_keys(place: Path) -> list[str]:
+    (place / "headrace.toml").write_text('[inputs.item]\nspace = "items"\nkey = "id"\n')
+    (place / "rows.csv").write_text("label,when,id\n1,1700000000000000,a\n")
+    words = ["--format", "csv", "--timestamp", "when", str(place / "rows.csv"), "--out", str(place / "rows")]
+    assert main(["stream", "encode", *words]) == 0
+    inputs, archive = str(place / "headrace.toml"), an_archive(place)
+    return [str(place / "rows"), "--inputs", inputs, "--archive", archive, "--out", str(place / "joined")]
+
+
 def a_filled_archive(place: Path) -> str:
     file = an_archive(place)
     np.save(place / "vectors.npy", np.repeat(np.eye(3, dtype=np.float32), 2, axis=0))
@@ -226,6 +235,7 @@ RUNS: dict[str, Made] = {
     "archive put": lambda place: ["items", *vectors_with_keys(place), "--archive", an_archive(place)],
     "archive load": a_table_of_features,
     "archive feed": a_table_of_windows,
+    "archive join": rows_with_keys,
     "archive invalidate": lambda place: ["items", "a", "--archive", an_archive(place)],
     "archive forget": lambda place: ["items", "a", "b", "--archive", an_archive(place)],
     "archive fill": lambda place: ["--until-empty", "--archive", an_archive_that_fills(place)],

@@ -17,7 +17,11 @@ VERBS = {verb.prog.partition(" ")[2]: verb for verb in verbs.all_verbs(PARSER)}
 WORDS = ("3", "0.5", "a*b", "3:7", "x")  # one of them will do for any setting
 
 
-REQUIRED = {"stream encode": ("--format", "csv"), "archive put": ("--keys", "x")}
+REQUIRED = {
+    "stream encode": ("--format", "csv"),
+    "archive put": ("--keys", "x"),
+    "archive join": ("--inputs", "x"),
+}
 
 
 def all_settings() -> list[tuple[str, str]]:

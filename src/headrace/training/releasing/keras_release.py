@@ -12,7 +12,7 @@ from headrace.disk import saying
 from headrace.errors import ConfigError, FailedPrecondition, ModelError
 from headrace.stream.features import Features
 from headrace.training.releasing.destination import SCHEMA_KEY
-from headrace.training.releasing.publishing import Publication, Publisher, Release, Training
+from headrace.training.releasing.publishing import Publication, Publisher, Release, Training, spaces_of
 from headrace.versions.manifest import publish
 
 if TYPE_CHECKING:
@@ -45,7 +45,8 @@ def build(
     def write(training: Training) -> Publication:
         started = time.perf_counter()
         schema = msgspec.to_builtins(features.schema)
-        metadata = {"training": msgspec.to_builtins(training), SCHEMA_KEY: schema}
+        training_now = msgspec.to_builtins(training)
+        metadata = {"training": training_now, SCHEMA_KEY: schema, **spaces_of(features)}
         signature = f"keras: {len(features.categorical)} categorical fields -> probability"
         with saying(f"no version can be published in {model_directory}"):
             path = publish(model.write, model_directory, signature=signature, metadata=metadata)

@@ -26,7 +26,7 @@ from headrace.stream.features import Features
 from headrace.training.releasing.patch import Patch, base_of, choose_base, find_patch, open_base, write_patch
 from headrace.versions.control import read_control, undisturbed
 from headrace.versions.layout import version_directories
-from headrace.versions.manifest import publish
+from headrace.versions.manifest import SPACES_KEY, publish
 from headrace.versions.named import read_named_versions
 from headrace.versions.retention import (
     delete_versions,
@@ -187,6 +187,7 @@ class Publisher:
             "settings": msgspec.to_builtins(settings),
             "table_bits": self._bits or 32,
             "base": None if isinstance(content, Weights) else content[1].base,
+            **spaces_of(features),
         }
         return publish(
             write, self.model_directory, signature=_signature(settings, features), metadata=metadata
@@ -208,6 +209,11 @@ class Publisher:
             _log.warning("old versions stay, because it is unknown which are needed: %s", error.message)
             return []
         return remove_hidden(hidden)
+
+
+def spaces_of(features: Features) -> dict[str, object]:
+    """What a manifest says of the archive's spaces that a model was trained on; nothing if on none."""
+    return {SPACES_KEY: dict(features.schema.spaces)} if features.schema.spaces else {}
 
 
 def _bases(model_directory: Path) -> dict[int, int | None]:

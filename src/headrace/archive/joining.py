@@ -1,0 +1,411 @@
+"""Rows of a stream joined with what the archive held when they were served: a model's inputs, as it got them.
+
+The same code as in serving makes the inputs of what is found (``model_inputs``); here it is what was found.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from headrace.archive.archive import Archive
+from headrace.archive.model_inputs import NO_KEY, Filled, ModelInputs, Question
+from headrace.archive.replaying import PastLookup
+from headrace.config import InputSource
+from headrace.errors import ConfigError, InvalidRequest, InvalidRows, StreamError, shown
+from headrace.stream.parser import StreamParser
+from headrace.stream.schema import METADATA_KEY, Field, Schema
+from headrace.stream.sources import Readable, source_of
+from headrace.tensors import STRING, Array
+
+WRITTEN, VERSION = ".written", ".version"
+"""What the columns of a row are called, after the input, that say what it was served with."""
+
+_MICROSECONDS = 1000  # of a millisecond
+_LISTED = 50
+_ROWS = 8192
+
+
+@dataclass(slots=True)
+class Joined:
+    """What the rows of one input came to.
+
+    Attributes:
+        rows: How many there were.
+        keys: How many had a key.
+        found: How many of those got the value that was served.
+        too_old: How many did not because it was older than it may be.
+        lost: How many did not because what was served is not kept any more, or may not be.
+        recorded: How many say themselves what they were served with.
+    """
+
+    rows: int = 0
+    keys: int = 0
+    found: int = 0
+    too_old: int = 0
+    lost: int = 0
+    recorded: int = 0
+
+    @property
+    def missing(self) -> int:
+        """How many had no value when they were served: new, or forgotten since."""
+        return self.keys - self.found - self.too_old - self.lost
+
+
+@dataclass(frozen=True)
+class JoinSettings:
+    """What is joined, and how.
+
+    Attributes:
+        sources: The model's inputs that come from the archive, by name.
+        time: The column that says when a row was served; "" for the field of the role ``timestamp``.
+        versions: The versions of spaces to join with; of others it is the default one.
+    """
+
+    sources: Mapping[str, InputSource]
+    time: str = ""
+    versions: Mapping[str, int] = field(default_factory=dict)
+
+
+class Join:
+    """Joins the record batches of one stream, one after the other.
+
+    Attributes:
+        schema: What the columns of the joined rows are; it names the versions of the spaces.
+        arrow_schema: Their Arrow schema, with ours in its metadata.
+        counts: What became of them, by input.
+        sources: Where the inputs come from.
+    """
+
+    def __init__(self, archive: Archive, settings: JoinSettings, columns: pa.Schema, schema: Schema) -> None:
+        """Find out what the joined rows will be.
+
+        Args:
+            archive: Where the inputs come from.
+            settings: What is joined.
+            columns: Those of the rows.
+            schema: What they are.
+
+        Raises:
+            ConfigError: There are no such inputs, columns, spaces or versions.
+            Unavailable: The store does not answer.
+        """
+        self._archive, self.sources = archive, settings.sources
+        if not settings.sources:
+            raise ConfigError("inputs: expected a table [inputs.NAME] for each that comes from the archive")
+        spaces = dict.fromkeys(source.space for source in settings.sources.values())
+        for space in settings.versions:
+            if space not in spaces:
+                raise ConfigError(
+                    f"versions: no input comes from {shown(space)}; some do from {_listed(spaces)}"
+                )
+        self._versions = {
+            space: archive.reader(space, settings.versions.get(space, 0)).version.number for space in spaces
+        }
+        self._inputs = ModelInputs(settings.sources, self._versions, {})
+        self._check(columns)
+        self._time = _time_column(settings.time, columns, schema)
+        self.counts = {name: Joined() for name in settings.sources}
+        self._times = self._now = np.zeros(0, np.uint64)
+        self._served: dict[str, Array] = {}
+        self._row, self._numbers = 0, np.zeros(0, np.int64)
+        made = self._filled(
+            {name: pa.nulls(0, columns.field(name).type) for name in self._keys}, {}, 0
+        ).inputs
+        added = {name: _column(values) for name, values in made.items()}
+        fields = {one.name: one for one in schema.fields}
+        fields |= {name: _field(name, one) for name, one in added.items() if name not in fields}
+        versions = (schema.spaces or {}) | self._versions
+        self.schema = msgspec.structs.replace(schema, fields=tuple(fields.values()), spaces=versions)
+        joined = [*columns, *(pa.field(name, one.type) for name, one in added.items())]
+        metadata = {**(columns.metadata or {}), METADATA_KEY: self.schema.encode()}
+        self.arrow_schema = pa.schema(joined, metadata=metadata)
+
+    @property
+    def _keys(self) -> Sequence[str]:
+        return tuple(dict.fromkeys(source.key for source in self.sources.values()))
+
+    def batch(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Join some rows.
+
+        Raises:
+            StreamError: A row's key or time is none, or what is recorded of it.
+            Unavailable: The store does not answer.
+        """
+        recorded = _recorded(rows, self.sources)
+        parts = _alike(rows, recorded)
+        made = []
+        for part, names in parts:
+            self._numbers = self._row + part
+            made.append(self._part(rows.take(pa.array(part)) if len(parts) > 1 else rows, names))
+        joined = made[0]
+        if len(made) > 1:
+            order = np.argsort(np.concatenate([part for part, _ in parts]), kind="stable")
+            joined = pa.Table.from_batches(made).combine_chunks().to_batches()[0].take(pa.array(order))
+        self._row += rows.num_rows
+        return joined
+
+    def _part(self, rows: pa.RecordBatch, recorded: Sequence[str]) -> pa.RecordBatch:
+        """Join rows that all say what they were served with, for the same inputs."""
+        known = {name: _whole(rows, name + WRITTEN) for name in recorded}
+        said = [name for name in recorded if name + VERSION in rows.schema.names]
+        self._served = {name: _whole(rows, name + VERSION) for name in said}
+        self._now = self._when(rows) if self._time else np.full(rows.num_rows, _now(), np.uint64)
+        # What was written in a row's own millisecond counts as later: a row may have caused it.
+        self._times = np.maximum(self._now, 1) - np.uint64(1)
+        if not self._time and len(recorded) < len(self.sources):
+            missing = next(name for name in self.sources if name not in recorded)
+            raise ConfigError(
+                "time: expected the column that says when rows were served, as not all have "
+                f"{missing + WRITTEN!r}; name it, or give a field of the schema the role timestamp"
+            )
+        filled = self._filled({name: rows.column(name) for name in self._keys}, known, rows.num_rows)
+        for name, counted in filled.counts.items():
+            total = self.counts[name]
+            total.rows += rows.num_rows
+            total.keys += counted.keys
+            total.found += counted.found
+            total.too_old += counted.too_old
+            total.recorded += rows.num_rows if name in known else 0
+        made = [_column(values) for values in filled.inputs.values()]
+        return pa.record_batch([*rows.columns, *made], schema=self.arrow_schema)
+
+    def _filled(self, keys: Mapping[str, pa.Array], recorded: Mapping[str, Array], rows: int) -> Filled:
+        request = {name: _key_values(name, column) for name, column in keys.items()}
+        try:
+            asked = self._inputs.questions(request, recorded)
+            answers = [self._look(question) for question in asked]
+            return self._inputs.filled(asked, answers, rows, self._now, recorded)
+        except InvalidRows as error:
+            row, (name, problem) = next(iter(error.rows.items()))
+            raise StreamError(problem.removeprefix(": "), row=int(self._numbers[row]), field=name) from error
+        except InvalidRequest as error:
+            raise StreamError(f"in the rows from here on: {error.message}", row=self._row) from error
+
+    def _look(self, question: Question) -> PastLookup:
+        """What lookups of a question's keys answered."""
+        times = self._times[question.rows] if len(self._times) else np.zeros(len(question.keys), np.uint64)
+        served = next((self._served[name] for name in question.inputs if name in self._served), None)
+        version = self._archive.reader(question.space, question.version).version
+        written = question.written
+        others = np.zeros(len(question.keys), np.bool_)
+        if written is not None and served is not None:
+            others = served[question.rows] != version.number
+        elif written is None:
+            others = times < int(version.created * 1000)
+        looked = self._back(question, times, written if not others.any() else None)
+        if others.any():
+            if written is not None:
+                own = self._back(question, times, written)
+                _take(looked, own, ~others)
+            self._by_others(question, times, looked, others)
+        for name in question.inputs:
+            self.counts[name].lost += int(np.count_nonzero(looked.lost))
+        return looked
+
+    def _back(self, question: Question, times: Array, written: Array | None) -> PastLookup:
+        return self._archive.as_of(
+            question.space, question.keys, times, version=question.version, written=written
+        )
+
+    def _by_others(self, question: Question, times: Array, looked: PastLookup, others: Array) -> None:
+        """Rows that another version served: what had a vector there gets this version's, however young.
+
+        A newer encoder's vectors are of the same contents, and all younger than the rows. So it is with no
+        feature table, whose values change.
+        """
+        if not self._archive.config.spaces[question.space].embedder:
+            return
+        was = self._written_before(question, times) if question.written is None else question.written
+        now = self._back(question, np.full(len(question.keys), _now(), np.uint64), None)
+        now.lost |= (now.written == 0) & (was != 0)  # it is not filled yet, or forgotten
+        now.written = np.where((was != 0) & (now.written != 0), was, np.uint64(0))
+        now.vectors[now.written == 0] = now.oov
+        _take(looked, now, others)
+
+    def _written_before(self, question: Question, times: Array) -> Array:
+        """When what rows were served with was written, in the newest version that there was then."""
+        versions = self._archive.record(question.space).versions
+        before = [one for one in versions if one.number != question.version]
+        there = np.searchsorted([int(one.created * 1000) for one in before], times.astype(np.int64), "right")
+        written = np.zeros(len(times), np.uint64)
+        for place, one in enumerate(before, 1):
+            rows = there == place
+            if rows.any():
+                earlier = self._back(question._replace(version=one.number), times, None)
+                written[rows] = earlier.written[rows]
+        return written
+
+    def _check(self, columns: pa.Schema) -> None:
+        for name, source in self.sources.items():
+            if source.key not in columns.names:
+                raise ConfigError(
+                    f"inputs.{name}.key: the rows have no column {source.key!r}; "
+                    f"they have {_listed(columns.names)}"
+                )
+            if name in columns.names:
+                raise ConfigError(f"inputs.{name}: the rows have a column of that name; leave it out")
+            there = self._archive.reader(source.space, self._versions[source.space]).version.columns
+            if bool(there) != bool(source.column) or (
+                there and source.column not in {one.name for one in there}
+            ):
+                expected = (
+                    f"one of {_listed([one.name for one in there])}" if there else "none, it has vectors"
+                )
+                raise ConfigError(
+                    f"inputs.{name}.column: of {source.space!r} expected {expected}, got {source.column!r}"
+                )
+
+    def _when(self, rows: pa.RecordBatch) -> Array:
+        """When rows were served, in milliseconds of Unix time, uint64 ``[rows]``."""
+        times = rows.column(self._time)
+        if times.null_count:
+            row = int(np.argmax(times.is_null().to_numpy(zero_copy_only=False)))
+            problem = "expected a time, got null"
+            raise StreamError(problem, row=int(self._numbers[row]), field=self._time)
+        if pa.types.is_timestamp(times.type):
+            times = times.cast(pa.timestamp("us", times.type.tz), safe=False)
+        microseconds: Array = np.maximum(times.cast(pa.int64()).to_numpy(), 0).astype(np.uint64)
+        return microseconds // np.uint64(_MICROSECONDS)
+
+
+def _take(looked: PastLookup, other: PastLookup, rows: Array) -> None:
+    for name in ("vectors", "written", "lost"):
+        getattr(looked, name)[rows] = getattr(other, name)[rows]
+
+
+def _recorded(rows: pa.RecordBatch, sources: Mapping[str, InputSource]) -> dict[str, Array]:
+    """Which rows say what they were served with, bool ``[rows]`` by input."""
+    names = [name for name in sources if name + WRITTEN in rows.schema.names]
+    return {name: rows.column(name + WRITTEN).is_valid().to_numpy(zero_copy_only=False) for name in names}
+
+
+def _alike(rows: pa.RecordBatch, recorded: Mapping[str, Array]) -> list[tuple[Array, tuple[str, ...]]]:
+    """Rows cut into those of which the same is recorded: which they are, and for which inputs."""
+    every = np.arange(rows.num_rows)
+    parts: list[tuple[Array, tuple[str, ...]]] = [(every, ())]
+    for name, there in recorded.items():
+        cut = [(part[there[part]], (*names, name)) for part, names in parts]
+        cut += [(part[~there[part]], names) for part, names in parts]
+        parts = [(part, names) for part, names in cut if len(part)] or [(every, ())]
+    return parts
+
+
+def _whole(rows: pa.RecordBatch, name: str) -> Array:
+    column = rows.column(name)
+    if not pa.types.is_integer(column.type):
+        raise ConfigError(
+            f"expected whole numbers in the column {name!r}, as answers have them; got {column.type}"
+        )
+    numbers: Array = column.fill_null(0).cast(pa.int64()).to_numpy().astype(np.uint64)
+    return numbers
+
+
+def _key_values(name: str, column: pa.Array) -> Array:
+    """Keys as requests have them: ``bytes`` of UTF-8, or int64; what stands for none where it is null."""
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if pa.types.is_integer(column.type):
+        numbers: Array = column.cast(pa.int64()).fill_null(NO_KEY).to_numpy()
+        return numbers
+    kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
+    if not any(is_kind(column.type) for is_kind in kinds):
+        raise ConfigError(
+            f"expected texts or whole numbers in the column of keys {name!r}, got {column.type}"
+        )
+    made = np.empty(len(column), STRING)
+    made[:] = column.cast(pa.large_binary()).fill_null(b"").to_pylist()
+    return made
+
+
+def _column(values: Array) -> pa.Array:
+    """The values of an input as a column of a stream."""
+    if values.ndim == 2:
+        flat = pa.array(np.ascontiguousarray(values).reshape(-1))
+        return pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
+    if values.dtype == STRING:
+        return pa.array(values.tolist(), pa.binary()).cast(pa.string())
+    return pa.array(values)
+
+
+def _field(name: str, column: pa.Array) -> Field:
+    """What a joined column is to the learner, unless somebody says it; ``stream encode`` guesses alike."""
+    if pa.types.is_fixed_size_list(column.type):
+        return Field(name=name, role="vector", size=column.type.list_size)
+    if pa.types.is_floating(column.type):
+        return Field(name=name, role="dense")
+    return Field(name=name, role="categorical", text=pa.types.is_string(column.type))
+
+
+def _time_column(name: str, columns: pa.Schema, schema: Schema) -> str:
+    """The column that says when rows were served; "" if there is none."""
+    said = schema.one("timestamp")
+    name = name or (said.name if said else "")
+    if not name:
+        return ""
+    if name not in columns.names:
+        raise ConfigError(f"time: the rows have no column {name!r}; they have {_listed(columns.names)}")
+    kind = columns.field(name).type
+    if not (pa.types.is_timestamp(kind) or pa.types.is_integer(kind)):
+        expected = "timestamps, or microseconds since 1970 as whole numbers"
+        raise ConfigError(f"time: expected {expected} in the column {name!r}, got {kind}")
+    return name
+
+
+def _listed(names: Sequence[str] | Mapping[str, object]) -> str:
+    listed = list(names)
+    return ", ".join(listed[:_LISTED]) + (", …" if len(listed) > _LISTED else "")
+
+
+def _now() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class Rows:
+    """The rows of a stream that are to be joined.
+
+    Attributes:
+        columns: Their Arrow schema.
+        schema: What they are.
+    """
+
+    def __init__(self, file: Readable, schema: Schema | None) -> None:
+        """Read as far as the schema.
+
+        Args:
+            file: The stream.
+            schema: What the columns are; what the stream says if None.
+
+        Raises:
+            StreamError: It is no stream, or says nothing of its columns.
+        """
+        self._parser, self._source = StreamParser(schema), source_of(file)
+        while self._parser.arrow_schema is None:
+            count = self._source.read(self._parser.room(), None)
+            if count:
+                self._parser.filled(count)
+            else:
+                self._parser.finish()
+        self.columns = self._parser.arrow_schema
+        self.schema = self._parser.schema or Schema(fields=())
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        """Give them, a few thousand at once.
+
+        Raises:
+            StreamError: The stream is cut or corrupt; all rows before were given.
+        """
+        while count := self._source.read(self._parser.room(), None):
+            if (batch := self._parser.filled(count)) is not None:
+                for start in range(0, batch.num_rows, _ROWS):
+                    yield batch.slice(start, _ROWS)
+        self._parser.finish()
+
+    def close(self) -> None:
+        """Stop reading; the file stays open."""
+        self._source.close()
