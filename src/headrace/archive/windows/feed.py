@@ -52,6 +52,7 @@ class Feed:
         counters: What is counted.
         maker: What makes rows of record batches.
         rows: How many rows of the stream were taken.
+        rows_before: How many of them came before those that errors count from.
     """
 
     def __init__(self, archive: Archive, table: str, is_stopping: Callable[[], bool]) -> None:
@@ -84,7 +85,7 @@ class Feed:
         )
         self.maker = RowMaker(plan, settings.feed, archive.config.spaces[table].max_key_bytes)
         self._writer = Writer(archive, table, fed, self.counters, is_stopping)
-        self.rows = 0
+        self.rows = self.rows_before = 0
 
     # ---- Rows ---------------------------------------------------------------------------------
 
@@ -92,13 +93,13 @@ class Feed:
         """Count rows, and write what the boundaries that they pass have changed.
 
         Raises:
-            StreamError: A row is wrong; those before its batch are counted.
+            StreamError: A row is wrong; ``rows`` are counted, and it is none of them.
             FailedPrecondition: There are more keys and buckets than there is room for.
             Unavailable: The store does not answer, and is no longer waited for.
         """
         for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
             part = batch.slice(start, _ROWS_AT_ONCE)
-            rows = self.maker.make(part, self.rows, self.counters)
+            rows = self.maker.make(part, self.rows - self.rows_before, self.counters)
             self._writer.write(self.counters.take(rows))
             self.rows += part.num_rows
 

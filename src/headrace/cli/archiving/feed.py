@@ -138,6 +138,7 @@ def run(options: argparse.Namespace) -> int:
         names, batches = held.enter_context(_opened(asking, origin, feed.maker.columns))
         feed.maker.check(names)
         skipped = origin.skip_rows if origin else 0 if options.continued else rows_before(checkpoint)
+        feed.rows_before = feed.rows - skipped
         going = _Going(feed, interruptions, origin, options)
         code = going.go(after(batches, skipped) if skipped else batches)
         going.tell_end()
@@ -203,23 +204,17 @@ class _Going:
                 print(f"  {found[name]:,} rows {what}")
 
     def _take_all(self, batches: Iterator[pa.RecordBatch]) -> None:
-        while (batch := self._next(batches)) is not None:
-            self._feed.take(batch)
-            if self._line.due:
-                self._line.show(self._told())
-            self._save_if_due()
-        self._feed.finish()
-        self._save()
-
-    def _next(self, batches: Iterator[pa.RecordBatch]) -> pa.RecordBatch | None:
         try:
-            return self._interruptions.wait_for(lambda: next(batches, None))
+            while (batch := self._interruptions.wait_for(lambda: next(batches, None))) is not None:
+                self._feed.take(batch)
+                if self._line.due:
+                    self._line.show(self._told())
+                self._save_if_due()
+            self._feed.finish()
         except StreamError as error:
-            self._save()
-            raise self._located(error) from error
-
-    def _located(self, error: StreamError) -> StreamError:
-        return error if self._origin is None else self._origin.source.located(error)
+            self._save()  # what came before it is counted
+            raise (error if self._origin is None else self._origin.source.located(error)) from error
+        self._save()
 
     def _save_if_due(self) -> None:
         every = self._options.checkpoint_every_seconds
