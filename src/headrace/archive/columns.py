@@ -7,6 +7,7 @@ up to their column's room.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, Literal, NoReturn
@@ -25,8 +26,13 @@ LARGEST_ROW_BYTES = 65_536
 TEXT = "text"
 """The dtype of texts; the others are those of NumPy by these names."""
 
+MOST_COLUMNS = 1000
+"""The most columns of a table."""
+
 _NUMBERS = {"float32": "<f4", "float64": "<f8", "int32": "<i4", "int64": "<i8"}
-_MOST_COLUMNS = 1000
+DTYPES = (*_NUMBERS, TEXT)
+"""What the values of a column may be."""
+
 _LONGEST_NAME_BYTES = 128
 _NAMES_SHOWN = 20
 
@@ -71,7 +77,7 @@ class Column(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
     @property
     def stored(self) -> np.dtype[Any]:
         """How its values lie in a row."""
-        return np.dtype(f"S{self.bytes}" if self.dtype == TEXT else _NUMBERS[self.dtype])
+        return stored_dtype(self.dtype, self.bytes)
 
     @property
     def missing(self) -> Scalar:
@@ -101,12 +107,28 @@ def columns_of(settings: Mapping[str, str | ColumnSettings]) -> Columns:
     made = []
     for name, given in settings.items():
         fields: dict[str, Any] = {"dtype": given} if isinstance(given, str) else msgspec.structs.asdict(given)
-        if fields["dtype"] not in (*_NUMBERS, TEXT):
-            dtypes = ", ".join((*_NUMBERS, TEXT))
-            raise wrong(f"columns.{name}", f"one of {dtypes}, or a table with a dtype", fields["dtype"])
+        if fields["dtype"] not in DTYPES:
+            raise wrong(
+                f"columns.{name}", f"one of {', '.join(DTYPES)}, or a table with a dtype", fields["dtype"]
+            )
         made.append(Column(name=name, **fields))
     check_columns(made)
     return tuple(made)
+
+
+def described(columns: Columns) -> list[dict[str, object]]:
+    """What columns are, as others are told: by the names of the fields of the message ``Column``."""
+    return [{"name": one.name, "dtype": one.dtype, "size_bytes": one.stored.itemsize} for one in columns]
+
+
+def stored_dtype(dtype: str, room: int) -> np.dtype[Any]:
+    """How values lie in a row.
+
+    Args:
+        dtype: One of ``DTYPES``.
+        room: That of a text, in bytes.
+    """
+    return np.dtype(f"S{room}" if dtype == TEXT else _NUMBERS[dtype])
 
 
 def check_columns(columns: Sequence[Column]) -> None:
@@ -115,8 +137,8 @@ def check_columns(columns: Sequence[Column]) -> None:
     Raises:
         ConfigError: There are none, too many, two of one name, or a row is too long.
     """
-    if not 0 < len(columns) <= _MOST_COLUMNS:
-        raise ConfigError(f"columns: expected 1 to {_MOST_COLUMNS} columns, got {len(columns)}")
+    if not 0 < len(columns) <= MOST_COLUMNS:
+        raise ConfigError(f"columns: expected 1 to {MOST_COLUMNS} columns, got {len(columns)}")
     names = [column.name for column in columns]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
@@ -189,6 +211,19 @@ def rows_of(columns: Columns, values: Mapping[str, Sequence[object] | Array]) ->
     return rows
 
 
+def renumbered(error: InvalidRequest, first: int) -> InvalidRequest:
+    """The error of ``rows_of`` about a part of some values, with the row's number among all.
+
+    Args:
+        error: What was raised.
+        first: The number of the part's first row.
+    """
+    said = re.fullmatch(r"(columns\..*)\[(\d+)\]", error.field, re.DOTALL)
+    if said is None:
+        return error
+    return InvalidRequest(error.message[len(error.field) + 2 :], field=f"{said[1]}[{first + int(said[2])}]")
+
+
 def values_of(columns: Columns, rows: Array) -> dict[str, Array]:
     """Unpack rows.
 
@@ -199,11 +234,14 @@ def values_of(columns: Columns, rows: Array) -> dict[str, Array]:
     Returns:
         By column, each ``[N]``: numbers in their dtype, texts as objects, ``bytes`` of UTF-8.
     """
+    return {column.name: column_values(column, columns, rows) for column in columns}
+
+
+def column_values(column: Column, columns: Columns, rows: Array) -> Array:
+    """The values of one column of rows, ``[N]``; as ``values_of``."""
     packed = rows.view(row_dtype(columns)).reshape(len(rows))
-    return {
-        column.name: packed[column.name].astype(STRING if column.dtype == TEXT else column.dtype)
-        for column in columns
-    }
+    values: Array = packed[column.name].astype(STRING if column.dtype == TEXT else column.dtype)
+    return values
 
 
 def _packed(column: Column, given: Sequence[object] | Array, field: str) -> Array:

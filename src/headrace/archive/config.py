@@ -8,8 +8,8 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from headrace.archive.columns import Column, ColumnSettings, columns_of
-from headrace.archive.contents import check_template
+from headrace.archive.columns import TEXT, Column, ColumnSettings, columns_of
+from headrace.archive.contents import TableColumn, check_template, table_column
 from headrace.archive.windows.window import FeedSettings, Window, check_windows
 from headrace.config.checks import DAY, YEAR, seconds, whole, wrong
 from headrace.config.reading import Table, convert, read_table
@@ -72,7 +72,8 @@ class SpaceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             it; 0 for ever, as vectors of one version do not change.
         pending_seconds: For how long a key that is queued is not queued again.
         content: Where the content of a key comes from: ``{key}`` stands for the key itself, within an address
-            too, as in ``https://images.example/{key}.jpg``.
+            too, as in ``https://images.example/{key}.jpg``; ``table:films.title`` is a column of a feature
+            table, which has the texts by key.
         max_key_bytes: The longest key.
         max_keys: The most keys of one lookup.
         max_new_keys_per_second: How many keys a caller may have queued in a second, on average; 0 for any
@@ -245,12 +246,35 @@ def archive_config(table: Table, where: str, base: Path) -> ArchiveConfig:
         raise ConfigError(f"{where}: tables.{name}: expected another name, as there is a space of this one")
     if not config.spaces and not tables:
         raise ConfigError(f'{where}: expected at least one space, as in [spaces.titles] embedder = "minilm"')
+    for name, one in config.spaces.items():
+        if source := table_column(one.content):
+            _check_source(source, tables, f"{where}: spaces.{name}.content")
     return msgspec.structs.replace(
         config,
         store=_based(config.store, base),
         queue=_based(config.queue, base),
         spaces={name: _with_file(one, base) for name, one in config.spaces.items()} | tables,
     )
+
+
+def _check_source(source: TableColumn, tables: dict[str, SpaceSettings], where: str) -> None:
+    """Refuse contents from what is no table, or no text of one whose columns are said.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    table = tables.get(source.table)
+    if table is None:
+        there = ", ".join(tables) or "none"
+        raise ConfigError(
+            f"{where}: expected a table of this archive, got {source.table!r}; there are {there}"
+        )
+    texts = [column.name for column in table.columns or () if column.dtype == TEXT]
+    if table.columns and source.column not in texts:
+        there = ", ".join(texts) or "none"
+        raise ConfigError(
+            f"{where}: expected a text column of {source.table}, got {source.column!r}; there are {there}"
+        )
 
 
 def _with_file(space: SpaceSettings, base: Path) -> SpaceSettings:

@@ -20,7 +20,7 @@ import tenacity
 from headrace.archive.archive import Archive
 from headrace.archive.catalog import partition
 from headrace.archive.config import MEAN
-from headrace.archive.contents import content_of
+from headrace.archive.contents import content_of, table_column
 from headrace.archive.dead_letters import DeadLetter, now
 from headrace.archive.embedders.embedder import Embedded, Embedder, Failure
 from headrace.archive.fill_counts import FillCounts
@@ -29,6 +29,7 @@ from headrace.archive.looking import SpaceReader
 from headrace.archive.oov import ENOUGH, keep_mean
 from headrace.archive.publishing import Wanted, wanted_of
 from headrace.archive.records import Form, joined
+from headrace.archive.table_contents import texts_of
 from headrace.errors import FailedPrecondition, HeadraceError, Refused
 from headrace.queues.queue import Delivery
 from headrace.tensors import Array
@@ -194,7 +195,7 @@ class BatchFiller:
         if not keys:
             return set()
         counts.retried += any(group.keys[key].attempts for key in keys)
-        embedded = self._embed(group.embedder, reader, keys)
+        embedded = self._made(group, keys)
         done = [place for place in range(len(keys)) if place not in embedded.failures]
         self._store(group, [keys[place] for place in done], embedded.vectors[done])
         failed = {keys[place]: failure for place, failure in embedded.failures.items()}
@@ -229,24 +230,50 @@ class BatchFiller:
         there: list[bool] = form.are_records(joined(values, form)).tolist()
         return there
 
-    def _embed(self, embedder: Embedder, reader: SpaceReader, keys: Sequence[str]) -> Embedded:
-        contents = [content_of(reader.settings.content, key) for key in keys]
+    def _made(self, group: _Group, keys: Sequence[str]) -> Embedded:
+        """Vectors of keys: of the contents that there are."""
+        embedder, form = group.embedder, group.reader.version.form
+        contents = self._contents(group.reader, keys)
+        there = [content for content in contents if content is not None]
+        if len(there) == len(keys):
+            return self._embed(embedder, form, there)
+        source = table_column(group.reader.settings.content)
+        table = source.table if source is not None else ""
+        reason = f"the table {table!r} has no row of this key yet; load it, and replay"
+        failures = {place: Failure(reason, False) for place, one in enumerate(contents) if one is None}
+        vectors = np.zeros((len(keys), form.dimension), np.float32)
+        if there:
+            places = [place for place, one in enumerate(contents) if one is not None]
+            embedded = self._embed(embedder, form, there)
+            vectors[places] = embedded.vectors
+            failures |= {places[place]: failure for place, failure in embedded.failures.items()}
+        return Embedded(vectors, failures)
+
+    def _contents(self, reader: SpaceReader, keys: Sequence[str]) -> Sequence[bytes | None]:
+        """What is to be embedded; None for what is not there yet."""
+        source = table_column(reader.settings.content)
+        if source is None:
+            return [content_of(reader.settings.content, key) for key in keys]
+        archive = self._archive
+        return self._persist(lambda: texts_of(archive.store, archive.record(source.table), source, keys))
+
+    def _embed(self, embedder: Embedder, form: Form, contents: Sequence[bytes]) -> Embedded:
         try:
             embedded = self._persist(lambda: embedder.embed(contents))
         except Stopped:
             raise
         except Exception as error:  # noqa: BLE001 - the boundary to an encoder, which may be anybody's
-            if len(keys) > 1:  # one of them may be what it cannot stand
-                return self._one_by_one(embedder, reader, keys)
+            if len(contents) > 1:  # one of them may be what it cannot stand
+                return self._one_by_one(embedder, form, contents)
             reason = error.message if isinstance(error, HeadraceError) else repr(error)
             failed = _EncoderFailed(f"the encoder failed: {reason}", is_final=True)
             embedded = Embedded(np.zeros((1, embedder.dimension)), {0: failed})
-        return _checked(embedded, len(keys), reader.version.form)
+        return _checked(embedded, len(contents), form)
 
-    def _one_by_one(self, embedder: Embedder, reader: SpaceReader, keys: Sequence[str]) -> Embedded:
-        vectors, failures = np.zeros((len(keys), reader.version.dimension), np.float32), {}
-        for place, key in enumerate(keys):
-            alone = self._embed(embedder, reader, [key])
+    def _one_by_one(self, embedder: Embedder, form: Form, contents: Sequence[bytes]) -> Embedded:
+        vectors, failures = np.zeros((len(contents), form.dimension), np.float32), {}
+        for place, content in enumerate(contents):
+            alone = self._embed(embedder, form, [content])
             vectors[place] = alone.vectors[0]
             if alone.failures:
                 failures[place] = alone.failures[0]

@@ -16,7 +16,7 @@ import numpy as np
 
 from headrace.archive.cache import Cache
 from headrace.archive.catalog import SpaceVersion, partition
-from headrace.archive.columns import Column, values_of
+from headrace.archive.columns import Column, column_values, values_of
 from headrace.archive.config import CacheSettings, SpaceSettings
 from headrace.archive.keys import all_stored, checked
 from headrace.archive.oov import oov_vector
@@ -100,6 +100,11 @@ class Lookup:
         if not self.columns:
             raise InvalidRequest("expected a feature table, got a space of vectors", field="space")
         return values_of(self.columns, self.vectors)
+
+    def part(self, column: str, rows: slice) -> Array:
+        """Some values of one column of a feature table; as ``values`` has them."""
+        (one,) = (one for one in self.columns if one.name == column)
+        return column_values(one, self.columns, self.vectors[rows])
 
     def __iter__(self) -> Iterator[Array]:
         """The vectors, then which of them were found."""

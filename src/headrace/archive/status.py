@@ -169,7 +169,13 @@ def _warnings(settings: SpaceSettings, lookups: Counts, fills: FillCounts, depth
             f"vectors come {late:.0f} s late and live for {settings.ttl_seconds:.0f} s: a late vector is "
             "hardly worth having"
         )
-    if keys >= _FEW_KEYS and lookups.missing > _MANY_MISSING * keys and lookups.new <= _MANY_NEW * keys:
+    is_lacking = keys >= _FEW_KEYS and lookups.missing > _MANY_MISSING * keys
+    if is_lacking and settings.is_table:
+        yield (
+            f"{lookups.missing / keys:.0%} of the keys have no row: is the table loaded, and are these its "
+            "keys?"
+        )
+    elif is_lacking and lookups.new <= _MANY_NEW * keys:
         yield (
             f"{lookups.missing / keys:.0%} of the keys have no vector, though few are new: they wait in the "
             "queue, are dead letters, or the store does not answer"

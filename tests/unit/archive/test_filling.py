@@ -13,6 +13,7 @@ import pytest
 from headrace.archive.archive import Archive
 from headrace.archive.backfilling import PAGE, Backfill, Pace
 from headrace.archive.catalog import partition
+from headrace.archive.columns import Column
 from headrace.archive.filling import Filler
 from headrace.archive.keys import all_stored
 from headrace.archive.oov import ENOUGH
@@ -274,3 +275,40 @@ def test_the_status_tells_how_an_archive_fares(archive: Archive) -> None:
     (space,) = status.spaces
     assert (space.version, space.versions, space.processes) == (1, (1,), 1)
     assert any("is headrace archive fill running?" in one for one in space.warnings)
+
+
+# ---- Contents from a feature table ----
+
+
+@pytest.fixture
+def of_films(tmp_path: Path) -> Iterator[Archive]:
+    space: dict[str, object] = {"embedder": "lengths", "content": "table:films.title", "pending_seconds": 0.2}
+    with open_parts(
+        tmp_path, "memory", space, tables={"films": {}}, cache={"absent_seconds": 0.01}
+    ) as opened:
+        yield opened
+
+
+def test_contents_come_from_a_table_and_what_has_no_row_is_a_dead_letter(of_films: Archive) -> None:
+    of_films.table_version("films", [Column(name="title", dtype="text"), Column(name="year", dtype="int32")])
+    of_films.put_rows("films", ["1", "2"], {"title": ["Heat", "Amélie"], "year": [1995, 2001]})
+    with Running(of_films, LengthEmbedder()):
+        until(lambda: of_films.lookup("texts", ["1", "2", "3"]).found.tolist() == [True, True, False])
+        vectors, _ = of_films.lookup("texts", ["1", "2"])
+        np.testing.assert_array_equal(vectors, [vector_of("Heat"), vector_of("Amélie")])
+        until(lambda: of_films.dead_letters.among("texts", ["3"], 1))
+        (letter,) = of_films.dead_letters.all()
+        assert letter.reason == "the table 'films' has no row of this key yet; load it, and replay"
+        assert letter.attempts == 5
+        of_films.put_rows("films", ["3"], {"title": ["Ran"], "year": [1985]})
+        until(lambda: all_found(of_films, ["3"]))
+
+
+def test_a_filler_waits_for_a_table_that_was_never_loaded(of_films: Archive) -> None:
+    of_films.lookup("texts", ["1"])
+    with Running(of_films, LengthEmbedder()):
+        until(lambda: any("has no rows yet" in one for one in of_films.troubles.values()))
+        of_films.table_version("films", [Column(name="title", dtype="text")])
+        of_films.put_rows("films", ["1"], {"title": ["Heat"]})
+        until(lambda: all_found(of_films, ["1"]))
+        assert not list(of_films.dead_letters.all())

@@ -130,6 +130,18 @@ def test_as_many_values_as_keys_are_expected(archive: Archive) -> None:
         ({"tables": {"a": {"columns": {"x": "int"}}}}, r"columns\.x: expected one of float32"),
         ({"tables": {"a": {"ttl_seconds": -1}}}, "ttl_seconds: expected seconds"),
         ({"tables": {"a": {"embedder": "minilm"}}}, "embedder"),
+        (
+            {"spaces": {"a": {"dimension": 1, "content": "table:b.x"}}},
+            "expected a table of this archive, got 'b'",
+        ),
+        (
+            {
+                "spaces": {"a": {"dimension": 1, "content": "table:b.x"}},
+                "tables": {"b": {"columns": {"x": "int32"}}},
+            },
+            r"spaces.a.content: expected a text column of b, got 'x'; there are none",
+        ),
+        ({"spaces": {"a": {"dimension": 1, "content": "table:b"}}}, "expected a table and its column"),
         ({"spaces": {"a": {"dimension": 1, "columns": []}}}, r"a space has vectors; write \[tables.a\]"),
     ],
 )

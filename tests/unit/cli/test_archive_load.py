@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from headrace.cli.main import main
@@ -54,3 +55,50 @@ def test_what_cannot_be_loaded_is_code_2(
     given = [str(tmp_path / "users.csv") if word == "FILE" else word for word in words]
     assert main(["archive", "load", *given, "--archive", toml]) == 2
     assert problem in capsys.readouterr().err
+
+
+def test_all_verbs_know_tables(toml: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def told(*words: str, code: int = 0) -> str:
+        assert main(["archive", *words, "--archive", toml]) == code
+        return capsys.readouterr().out
+
+    assert "tables.users  ok  no columns yet; headrace archive load has them from a file" in told("check")
+    (tmp_path / "users.csv").write_text("user_id,age,country\na,30,CH\n")
+    told("load", "users", str(tmp_path / "users.csv"))
+    rows = np.array([(40, "AT")], [("age", "<i4"), ("country", "<U2")])
+    np.save(tmp_path / "rows.npy", rows)
+    (tmp_path / "keys.txt").write_text("b\n")
+    put = ["put", "users", str(tmp_path / "rows.npy"), "--keys", str(tmp_path / "keys.txt")]
+    assert told(*put) == "stored 1 key in users\n"
+    shown = told("lookup", "users", "a", "b", "c")
+    assert "age=30 country=CH" in shown
+    assert "age=40 country=AT" in shown
+    assert "c  missing" in shown
+    keys = json.loads(told("lookup", "users", "b", "--json"))["keys"]
+    assert (keys[0]["found"], keys[0]["columns"]) == (True, {"age": 40, "country": "AT"})
+    assert "(load)" in told("versions", "users")
+    (version,) = json.loads(told("versions", "users", "--json"))["spaces"][0]["versions"]
+    assert version["columns"][0] == {"name": "age", "dtype": "int64", "size_bytes": 8}
+    assert "users" in told("status")
+    assert told("forget", "users", "a") == "forgot 1 key in users\n"
+    Path(toml).write_text('[tables.users.columns]\nage = "int64"\n')
+    assert "1 columns, 8 bytes a row, of archive.toml; version 1 answers, which has others" in told("check")
+
+
+def test_a_check_looks_at_where_contents_come_from(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    toml = tmp_path / "archive.toml"
+    toml.write_text('[spaces.titles]\ndimension = 2\ncontent = "table:films.title"\n[tables.films]\n')
+    words = ["--archive", str(toml)]
+    assert main(["archive", "check", *words]) == 0
+    assert "spaces.titles.content  ok  the table 'films' has no rows yet" in capsys.readouterr().out
+    (tmp_path / "films.csv").write_text("id,name\n1,Heat\n")
+    assert main(["archive", "load", "films", str(tmp_path / "films.csv"), *words]) == 0
+    assert main(["archive", "check", *words]) == 2
+    told = "the table 'films' has no text column 'title' in version 1; there are name"
+    assert told in capsys.readouterr().out
+    (tmp_path / "films.csv").write_text("id,title\n1,Heat\n")
+    assert main(["archive", "load", "films", str(tmp_path / "films.csv"), *words]) == 0
+    assert main(["archive", "check", *words]) == 0
+    assert "from the column title of the table films" in capsys.readouterr().out

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING
 
 from headrace.cli import verbs
 from headrace.cli.archiving import opened
-from headrace.errors import HeadraceError
+from headrace.errors import ConfigError, HeadraceError
 from headrace.terminal import table
 
 if TYPE_CHECKING:
+    from headrace.archive.catalog import SpaceRecord
     from headrace.archive.config import ArchiveConfig
+    from headrace.archive.contents import TableColumn
 
 _A_RECORD = "check"
 _OTHERS = "each process has its own; fine where one server does everything (fill = true)"
@@ -69,6 +71,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check(config: ArchiveConfig, base: Path) -> Iterator[_Found]:
+    from headrace.archive.contents import table_column  # noqa: PLC0415 - not for the list of verbs
+
     yield _tried("store", lambda: _store(config))
     yield _tried("queue", lambda: _queue(config))
     dimensions: dict[str, int] = {}
@@ -77,8 +81,13 @@ def _check(config: ArchiveConfig, base: Path) -> Iterator[_Found]:
         yield _tried(f"embedders.{name}", check)
     for name in sorted(set(config.embedders) - {space.embedder for space in config.spaces.values()}):
         yield _Found(f"embedders.{name}", "no space uses it")
-    for name in config.spaces:
-        yield _space(config, name, dimensions)
+    for name, space in config.spaces.items():
+        if space.is_table:
+            yield _tried(f"tables.{name}", functools.partial(_table, config, name))
+        else:
+            yield _space(config, name, dimensions)
+            if source := table_column(space.content):
+                yield _tried(f"spaces.{name}.content", functools.partial(_content, config, source))
 
 
 def _tried(part: str, check: Callable[[], str]) -> _Found:
@@ -125,6 +134,44 @@ def _embedder(config: ArchiveConfig, name: str, base: Path, dimensions: dict[str
     finally:
         embedder.close()
     return f"vectors of {dimensions[name]} numbers"
+
+
+def _record(config: ArchiveConfig, space: str) -> SpaceRecord:
+    """What is decided about a space; nothing is made of one that is new."""
+    from headrace.archive.catalog import Catalog  # noqa: PLC0415 - not for the list of verbs
+    from headrace.stores.opening import open_store  # noqa: PLC0415 - the same
+
+    store = open_store(config.store)
+    try:
+        return Catalog(store).read(space)
+    finally:
+        store.close()
+
+
+def _table(config: ArchiveConfig, name: str) -> str:
+    from headrace.archive.columns import fingerprint, row_dtype  # noqa: PLC0415 - not for the list of verbs
+
+    columns, record = config.spaces[name].columns or (), _record(config, name)
+    version = record.version(record.default)
+    if not columns and version is None:
+        return "no columns yet; headrace archive load has them from a file"
+    of = f"version {version.number}" if version is not None and not columns else "archive.toml"
+    columns = columns or (version.columns if version is not None else ())
+    told = f"{len(columns)} columns, {row_dtype(columns).itemsize} bytes a row, of {of}"
+    if version is not None and version.fingerprint != fingerprint(columns):
+        told += f"; version {version.number} answers, which has others: headrace archive load makes a new one"
+    return told
+
+
+def _content(config: ArchiveConfig, source: TableColumn) -> str:
+    from headrace.archive.table_contents import text_column, told  # noqa: PLC0415 - not for the list of verbs
+
+    record = _record(config, source.table)
+    if text_column(record, source) is None:
+        if record.default:
+            raise ConfigError(told(record, source))
+        return told(record, source)
+    return f"from the column {source.column} of the table {source.table}"
 
 
 def _space(config: ArchiveConfig, name: str, dimensions: dict[str, int]) -> _Found:

@@ -14,7 +14,7 @@ from headrace.terminal import table
 if TYPE_CHECKING:
     from headrace.archive.looking import Lookup
 
-_SHOWN_NUMBERS = 4
+_SHOWN_NUMBERS, _SHOWN_COLUMNS = 4, 10
 
 
 def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -24,10 +24,11 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         verbs.Verb(
             name="lookup",
             help="look keys up",
-            description="Look keys up in a space. A key that is missing is answered with the space's "
-            "out-of-vocabulary vector, and is queued to be embedded.",
+            description="Look keys up in a space, or a feature table. A key that is missing is answered with "
+            "the space's out-of-vocabulary vector, and is queued to be embedded; in a table, with the "
+            "columns' defaults.",
             examples='examples:\n  headrace archive lookup titles "The Matrix" "Heat"\n'
-            "  headrace archive lookup titles Heat --json",
+            "  headrace archive lookup titles Heat --json\n  headrace archive lookup users u1 u2",
             failure="the store does not answer",
             run=run,
         ),
@@ -63,22 +64,38 @@ def run(options: argparse.Namespace) -> int:
 
 def _objects(options: argparse.Namespace, lookup: Lookup) -> list[dict[str, object]]:
     found, written = lookup.found.tolist(), lookup.written.tolist()
+    rows = _values(lookup)
     return [
         {
             "key": key,
             "found": found[row],
             "written_seconds": written[row] / 1000 or None,
-            "vector": lookup.vectors[row].tolist(),
+            **({"columns": rows[row]} if rows else {"vector": lookup.vectors[row].tolist()}),
         }
         for row, key in enumerate(options.keys)
     ]
 
 
 def _rows(options: argparse.Namespace, lookup: Lookup) -> list[tuple[str, str, str, str]]:
-    rows = []
-    for key, vector, written in zip(options.keys, lookup.vectors, lookup.written.tolist(), strict=True):
-        numbers_shown = " ".join(f"{number:.4g}" for number in vector[:_SHOWN_NUMBERS].tolist())
-        more = " …" if len(vector) > _SHOWN_NUMBERS else ""
+    rows, columns = [], _values(lookup)
+    for row, (key, written) in enumerate(zip(options.keys, lookup.written.tolist(), strict=True)):
+        if columns:
+            shown = [f"{name}={value}" for name, value in columns[row].items()]
+        else:
+            shown = [f"{number:.4g}" for number in lookup.vectors[row].tolist()]
+        most = _SHOWN_COLUMNS if columns else _SHOWN_NUMBERS
+        values = " ".join(shown[:most]) + (" …" if len(shown) > most else "")
         when = f"{datetime.fromtimestamp(written / 1000, UTC):%Y-%m-%dT%H:%M:%SZ}" if written else ""
-        rows.append((key, "found" if written else "missing", when, numbers_shown + more))
+        rows.append((key, "found" if written else "missing", when, values))
     return rows
+
+
+def _values(lookup: Lookup) -> list[dict[str, object]]:
+    """The rows of a feature table, the values by column; nothing for vectors."""
+    if not lookup.columns:
+        return []
+    columns = {
+        name: [one.decode(errors="replace") if isinstance(one, bytes) else one for one in values.tolist()]
+        for name, values in lookup.values().items()
+    }
+    return [{name: values[row] for name, values in columns.items()} for row in range(len(lookup.written))]

@@ -29,12 +29,14 @@ def images(config: ArchiveConfig, base: Path, space: str) -> Callable[[str], Ima
     Raises:
         ConfigError: The embedder's settings are wrong.
     """
-    from headrace.archive.contents import content_of  # noqa: PLC0415 - not for the list of verbs
+    from headrace.archive.contents import content_of, table_column  # noqa: PLC0415 - not for the list of verbs
 
     template = config.spaces[space].content
     contents = _contents(config, base, space)
 
     def image(key: str) -> Image:
+        if table_column(template):  # it is not looked up for a page
+            return None
         content = content_of(template, key)
         if content[:8].lower().startswith(tuple(map(str.encode, _ADDRESSES))):
             return content.decode()

@@ -21,16 +21,19 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         words,
         verbs.Verb(
             name="put",
-            help="store vectors that were made elsewhere",
+            help="store vectors, or rows, that were made elsewhere",
             description="Store the rows of a NumPy file under keys, which are the lines of a text file. "
-            "Vectors that are there are replaced; the same again changes nothing.",
+            "Vectors that are there are replaced; the same again changes nothing. A feature table takes a "
+            "structured array, whose fields are its columns; headrace archive load takes other files.",
             examples="examples:\n  headrace archive put items vectors.npy --keys keys.txt",
             failure="the store does not answer; some may be stored, run it again",
             run=run,
         ),
     )
     opened.add_space(parser)
-    parser.add_argument("vectors", metavar="FILE", type=Path, help="numbers, a row a key (.npy)")
+    parser.add_argument(
+        "vectors", metavar="FILE", type=Path, help="numbers, a row a key (.npy); fields for a table"
+    )
     parser.add_argument(
         "--keys", metavar="FILE", type=Path, required=True, help="the keys in UTF-8, one a line"
     )
@@ -45,7 +48,11 @@ def run(options: argparse.Namespace) -> int:
         expected = f"as many lines as {options.vectors} has rows, {len(vectors)}"
         raise InvalidRequest(f"expected {expected}, got {len(keys)}", field="--keys")
     with opened.open_archive_of(options) as archive:
-        archive.put(options.space, keys, vectors, version=options.version)
+        if vectors.dtype.names:
+            values = {name: vectors[name] for name in vectors.dtype.names}
+            archive.put_rows(options.space, keys, values, version=options.version)
+        else:
+            archive.put(options.space, keys, vectors, version=options.version)
     opened.tell(options, "stored", {"space": options.space, "keys": len(keys)})
     return verbs.DONE
 

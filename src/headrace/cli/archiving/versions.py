@@ -23,8 +23,8 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         verbs.Verb(
             name="versions",
             help="show the versions of the spaces",
-            description="Show the versions of all spaces, or of one: what made them, how long their vectors "
-            "are, and which one bare lookups are answered from.",
+            description="Show the versions of all spaces and feature tables, or of one: what made them, how "
+            "long their vectors are, which columns they have, and which one bare lookups are answered from.",
             examples="examples:\n  headrace archive versions\n  headrace archive versions titles --json",
             failure="the store does not answer",
             run=run,
@@ -48,6 +48,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _object(space: str, record: SpaceRecord) -> dict[str, object]:
+    from headrace.archive.columns import described  # noqa: PLC0415 - not for the list of verbs
+
     return {
         "space": space,
         "default": record.default or None,
@@ -60,6 +62,7 @@ def _object(space: str, record: SpaceRecord) -> dict[str, object]:
                 "dtype": one.dtype,
                 "created": _when(one.created),
                 "is_full": one.is_full,
+                "columns": described(one.columns),
             }
             for one in record.versions
         ],
@@ -74,8 +77,8 @@ def _rows(space: str, record: SpaceRecord) -> list[tuple[str, ...]]:
             space,
             str(one.number),
             "default" if one.number == record.default else "",
-            one.embedder or "(put)",
-            str(one.dimension),
+            one.embedder or ("(load)" if one.columns else "(put)"),
+            f"{len(one.columns)} columns" if one.columns else str(one.dimension),
             one.dtype,
             _when(one.created),
             "" if one.is_full else "not full yet",

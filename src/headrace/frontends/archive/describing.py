@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from headrace.archive.archive import Archive
+from headrace.archive.columns import described
 
 
 def spaces(archive: Archive, space: str = "") -> list[dict[str, object]]:
@@ -29,11 +30,12 @@ def _described(archive: Archive, space: str) -> dict[str, object]:
                 "version": one.number,
                 "dimension": one.dimension,
                 "dtype": one.dtype,
-                "answered": one.form.answered.name,
+                "answered": one.dtype if one.columns else one.form.answered.name,
                 "embedder": one.embedder,
                 "fingerprint": one.fingerprint,
                 "is_full": one.is_full,
                 "created_seconds": one.created,
+                "columns": described(one.columns),
             }
             for one in record.versions
         ],

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,10 @@ _LONGEST_SECONDS = 30.0
 _LONGEST_CALLER = 200
 CALLER_HEADER = b"headrace-caller"
 """The header, or the key of metadata, by which a caller says who he is; quotas are kept by it."""
+
+
+Values = Array | Mapping[str, Array]
+"""Vectors, or the values of columns by their names."""
 
 
 class Door:
@@ -128,7 +133,8 @@ class Door:
                 await lane.breathe()
         await self._ended_all(reader, parts, call, timeout_seconds)
         written = np.concatenate([part.written for part in parts])
-        return Lookup(vectors, written, reader.version.number, oov=reader.cache.oov)
+        version = reader.version
+        return Lookup(vectors, written, version.number, version.columns, oov=reader.cache.oov)
 
     async def finished(
         self, reader: SpaceReader, lookup: Lookup, call: Call, timeout_seconds: float
@@ -172,13 +178,13 @@ class Door:
 
     # --- what blocks ---
 
-    async def put(self, space: str, keys: list[str], vectors: Array, version: int, call: Call) -> None:
-        """Store vectors.
+    async def put(self, space: str, keys: list[str], values: Values, version: int, call: Call) -> None:
+        """Store vectors, or rows.
 
         Args:
             space: Which space.
             keys: Texts.
-            vectors: Numbers ``[N, dimension]``.
+            values: Numbers ``[N, dimension]``; for a feature table, the values by column, each ``[N]``.
             version: Which version; 0 for the default.
             call: Whose they are.
 
@@ -190,8 +196,14 @@ class Door:
             DeadlineExceeded: It takes too long; it may be done later.
         """
         checked(keys, self.archive.reader(space, version).settings.max_keys)
-        size = vectors.nbytes + sum(map(sys.getsizeof, keys))
-        await self._done(lambda: self.archive.put(space, keys, vectors, version=version), call, size)
+        archive, size = self.archive, sum(map(sys.getsizeof, keys))
+        if isinstance(values, np.ndarray):
+            put = functools.partial(archive.put, space, keys, values, version=version)
+            size += values.nbytes
+        else:
+            put = functools.partial(archive.put_rows, space, keys, values, version=version)
+            size += sum(one.nbytes for one in values.values())
+        await self._done(put, call, size)
 
     async def invalidate(self, space: str, keys: list[str], call: Call) -> None:
         """Remove the vectors of keys; as ``put``; FailedPrecondition where it is not allowed."""

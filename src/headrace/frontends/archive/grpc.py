@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from headrace.archive.records import ROW
 from headrace.errors import HeadraceError, InvalidRequest
 from headrace.frontends.archive import describing
 from headrace.frontends.archive.messages import (
@@ -20,6 +21,7 @@ from headrace.frontends.archive.messages import (
     parsed,
     parsing,
     response,
+    rows_of,
     vectors_of,
 )
 from headrace.frontends.calls import GrpcCall, GrpcMethod, StreamHandler, UnaryHandler
@@ -130,7 +132,8 @@ def _changing(door: Door, name: str, change: Change) -> UnaryHandler:
 
 
 async def _put(door: Door, asked: Asked, call: GrpcCall) -> None:
-    await door.put(asked.space, asked.keys, vectors_of(asked), asked.version, call)
+    values = rows_of(asked) if asked.dtype == ROW else vectors_of(asked)
+    await door.put(asked.space, asked.keys, values, asked.version, call)
 
 
 async def _invalidate(door: Door, asked: Asked, call: GrpcCall) -> None:

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 _LONGEST_SECONDS = 60.0
 _HIGHEST_VERSION = 2**63 - 1
-_BYTES_A_NUMBER = 24  # as text
+BYTES_A_NUMBER = 24
+"""What a number takes as text."""
 
 
 async def parsed(door: Door, call: HttpCall, at_once: int, allowance: Allowance) -> dict[str, Any]:
@@ -54,7 +55,7 @@ async def parsed(door: Door, call: HttpCall, at_once: int, allowance: Allowance)
             document = await parse_in_slices(call.body, limits.max_json_depth, allowance, lane, nan=False)
     if not isinstance(document, dict):
         expected = 'expected an object, as {"keys": ["…"]}'
-        raise InvalidRequest(f"{expected}, got {_kind(document)}", field="body")
+        raise InvalidRequest(f"{expected}, got {kind(document)}", field="body")
     return document
 
 
@@ -79,7 +80,7 @@ def keys_of(document: dict[str, Any]) -> list[Any]:
         raise InvalidRequest("expected a list of texts, got none", field="keys")
     keys = document["keys"]
     if not isinstance(keys, list):
-        raise InvalidRequest(f"expected a list of texts, got {_kind(keys)}", field="keys")
+        raise InvalidRequest(f"expected a list of texts, got {kind(keys)}", field="keys")
     return keys
 
 
@@ -91,7 +92,7 @@ def version_of(document: dict[str, Any]) -> int:
     """
     version = document.get("version", 0)
     if type(version) is not int or not 0 <= version <= _HIGHEST_VERSION:
-        raise InvalidRequest(f"expected a whole number, 0 or more, got {_kind(version)}", field="version")
+        raise InvalidRequest(f"expected a whole number, 0 or more, got {kind(version)}", field="version")
     return version
 
 
@@ -106,7 +107,7 @@ def timeout_of(document: dict[str, Any]) -> float:
     seconds = document["timeout_seconds"]
     if type(seconds) not in (int, float) or not 0 < seconds <= _LONGEST_SECONDS:
         expected = f"seconds, more than 0 and at most {_LONGEST_SECONDS:g}"
-        raise InvalidRequest(f"expected {expected}, got {_kind(seconds)}", field="timeout_seconds")
+        raise InvalidRequest(f"expected {expected}, got {kind(seconds)}", field="timeout_seconds")
     return float(seconds)
 
 
@@ -118,7 +119,7 @@ def switch_of(document: dict[str, Any], name: str) -> bool:
     """
     value = document.get(name, False)
     if type(value) is not bool:
-        raise InvalidRequest(f"expected true or false, got {_kind(value)}", field=name)
+        raise InvalidRequest(f"expected true or false, got {kind(value)}", field=name)
     return value
 
 
@@ -136,7 +137,7 @@ async def vectors_of(document: dict[str, Any], keys: int, dimension: int, door: 
     """
     rows = document.get("vectors")
     if not isinstance(rows, list) or len(rows) != keys:
-        got = f"a list of {len(rows)}" if isinstance(rows, list) else _kind(rows)
+        got = f"a list of {len(rows)}" if isinstance(rows, list) else kind(rows)
         raise InvalidRequest(f"expected a list of {keys} vectors, one a key, got {got}", field="vectors")
     if not keys:
         raise InvalidRequest("expected at least one key", field="keys")
@@ -157,7 +158,7 @@ async def vectors_of(document: dict[str, Any], keys: int, dimension: int, door: 
 
 def _check_length(numbers: object, dimension: int, row: int) -> None:
     if not isinstance(numbers, list):
-        raise InvalidRequest(f"expected a list of numbers, got {_kind(numbers)}", field=f"vectors[{row}]")
+        raise InvalidRequest(f"expected a list of numbers, got {kind(numbers)}", field=f"vectors[{row}]")
     if len(numbers) != dimension:
         raise InvalidRequest(f"expected {dimension} numbers, got {len(numbers)}", field=f"vectors[{row}]")
 
@@ -166,15 +167,15 @@ def _vector(numbers: list[Any], row: int) -> list[float]:
     field = f"vectors[{row}]"
     for place, number in enumerate(numbers):
         if type(number) not in (int, float):
-            raise InvalidRequest(f"expected a number, got {_kind(number)}", field=f"{field}[{place}]")
+            raise InvalidRequest(f"expected a number, got {kind(number)}", field=f"{field}[{place}]")
     try:
         return [float(number) for number in numbers]
     except OverflowError:
         raise InvalidRequest("a number is larger than float32 can be", field=field) from None
 
 
-def _kind(value: object) -> str:
-    """What a value is, or itself where it is short."""
+def kind(value: object) -> str:
+    """What a value of JSON is, or itself where it is short."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, int | float):
@@ -200,23 +201,38 @@ async def answer(door: Door, lookup: Lookup, allowance: Allowance, *, with_writt
         TooLarge: It would be too long.
         Overloaded: All requests together would hold too many bytes.
     """
-    rest: dict[str, object] = {"found": lookup.found.tolist(), "version": lookup.version}
-    if with_written:
-        rest["written"] = lookup.written.tolist()
-    end = b"," + msgspec.json.encode(rest)[1:]
+    end = rest_of(lookup, with_written=with_written)
     vectors = lookup.vectors
     if vectors.size <= printing.PRINTED_AT_ONCE:
         return b'{"vectors":' + msgspec.json.encode(vectors.tolist()) + end
-    size, most = vectors.size * _BYTES_A_NUMBER, door.limits.max_expanded_bytes
+    hold_text(door, vectors.size * BYTES_A_NUMBER, allowance)
+    async with door.lane as lane:
+        return await _printed(vectors, end, lane)
+
+
+def rest_of(lookup: Lookup, *, with_written: bool) -> bytes:
+    """The end of an answer, from the comma on: what was found, and by which version."""
+    rest: dict[str, object] = {"found": lookup.found.tolist(), "version": lookup.version}
+    if with_written:
+        rest["written"] = lookup.written.tolist()
+    return b"," + msgspec.json.encode(rest)[1:]
+
+
+def hold_text(door: Door, size: int, allowance: Allowance) -> None:
+    """Hold the bytes of a long answer.
+
+    Raises:
+        TooLarge: It would be too long.
+        Overloaded: All requests together would hold too many bytes.
+    """
+    most = door.limits.max_expanded_bytes
     if size > most:
         raise TooLarge(
-            f"the vectors would take about {size} bytes as text; expected at most {most} in an answer "
+            f"the answer would take about {size} bytes as text; expected at most {most} "
             "(limits.max_expanded_bytes); ask for fewer keys at once, or over gRPC",
             field="keys",
         )
     allowance.hold(size)
-    async with door.lane as lane:
-        return await _printed(vectors, end, lane)
 
 
 async def _printed(vectors: Array, end: bytes, lane: Lane) -> bytes:

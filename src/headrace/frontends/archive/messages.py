@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Iterator
 
 import numpy as np
 
+from headrace.archive.columns import (
+    DTYPES,
+    LARGEST_ROW_BYTES,
+    MOST_COLUMNS,
+    TEXT,
+    Columns,
+    described,
+    stored_dtype,
+)
 from headrace.archive.looking import Lookup
+from headrace.archive.records import ROW
 from headrace.errors import HeadraceError, InvalidRequest, TooLarge
 from headrace.frontends.wire import protos
 from headrace.frontends.wire.names import check_name
@@ -33,10 +44,11 @@ LookupRequest = protos.message(f"{PACKAGE}.LookupRequest")
 """What Lookup takes."""
 
 _LookupResponse = protos.message(f"{PACKAGE}.LookupResponse")
+_Column = protos.message(f"{PACKAGE}.Column")
 _StreamResponse = protos.message(f"{PACKAGE}.LookupStreamResponse")
-_VECTORS, _FOUND, _VERSION, _DTYPE, _DIMENSION, _WRITTEN = (
+_VECTORS, _FOUND, _VERSION, _DTYPE, _DIMENSION, _WRITTEN, _COLUMNS = (
     field_number(_LookupResponse, name)
-    for name in ("vectors", "found", "version", "dtype", "dimension", "written")
+    for name in ("vectors", "found", "version", "dtype", "dimension", "written", "columns")
 )
 _RESPONSE = field_number(_StreamResponse, "response")
 _STEP_FIELDS = 512
@@ -55,17 +67,19 @@ class Asked:
         keys: Texts.
         version: Which version; 0 for the default.
         written: Whether to say when vectors were written.
-        vectors: Numbers, of a Put.
+        vectors: Numbers, of a Put, or rows.
         dtype: What they are.
+        columns: What rows hold, as messages.
     """
 
-    __slots__ = ("dtype", "keys", "space", "vectors", "version", "written")
+    __slots__ = ("columns", "dtype", "keys", "space", "vectors", "version", "written")
 
     def __init__(self) -> None:
         """Nothing yet."""
         self.space, self.dtype, self.version, self.written = "", "", 0, False
         self.keys: list[str] = []
         self.vectors: bytes | memoryview = b""
+        self.columns: list[protos.Message] = []
 
 
 def is_small(message: bytes) -> bool:
@@ -114,6 +128,7 @@ def parsed(message: bytes, kind: protos.MessageClass) -> Asked:
     asked.space, asked.keys = given.space, list(given.keys)
     if hasattr(given, "vectors"):
         asked.vectors, asked.dtype, asked.version = given.vectors, given.dtype, given.version
+        asked.columns = list(given.columns)
     return asked
 
 
@@ -143,6 +158,8 @@ def parsing(message: bytes, kind: protos.MessageClass, most_keys: int, longest: 
             asked.keys.append(_text(message, field.start, field.stop, f"keys[{len(asked.keys)}]"))
         elif name == "vectors" and field.wire_type == LENGTH_DELIMITED:
             asked.vectors = memoryview(message)[field.start : field.stop]
+        elif name == "columns" and field.wire_type == LENGTH_DELIMITED:
+            asked.columns.append(_column(message[field.start : field.stop], len(asked.columns)))
         elif name in ("space", "dtype") and field.wire_type == LENGTH_DELIMITED:
             check_name(field.stop - field.start, name)
             setattr(asked, name, _text(message, field.start, field.stop, name))
@@ -175,13 +192,50 @@ def vectors_of(asked: Asked) -> Array:
         InvalidRequest: They are not as many numbers as fit to the keys, or of no dtype that is taken.
     """
     if asked.dtype not in _DTYPES:
-        raise InvalidRequest(f"expected float32 or float16, got {asked.dtype!r:.40}", field="dtype")
+        got = f"expected float32 or float16, or row for a table, got {asked.dtype!r:.40}"
+        raise InvalidRequest(got, field="dtype")
     numbers, keys = np.dtype(_DTYPES[asked.dtype]), len(asked.keys)
     size = len(asked.vectors)
     if not keys or size % (keys * numbers.itemsize):
         expected = f"{keys} vectors of {numbers.name}, one a key, all of one length"
         raise InvalidRequest(f"expected {expected}, got {size} bytes", field="vectors")
     return np.frombuffer(asked.vectors, numbers).reshape(keys, -1)
+
+
+def _column(message: bytes, place: int) -> protos.Message:
+    if place == MOST_COLUMNS:
+        raise TooLarge(f"expected at most {MOST_COLUMNS} columns, got more", field="columns")
+    return protos.parse(_Column, message)
+
+
+def rows_of(asked: Asked) -> dict[str, Array]:
+    """The values of a Put of rows, by column, each ``[N]``: numbers, texts as NumPy's ``S``.
+
+    Raises:
+        InvalidRequest: The columns are none, or the rows not as many bytes as they say.
+    """
+    sizes = {one.name: one.size_bytes for one in asked.columns}
+    if len(sizes) < len(asked.columns) or len(sizes) > MOST_COLUMNS:
+        raise InvalidRequest(f"expected up to {MOST_COLUMNS} columns, each once", field="columns")
+    given = {}
+    for one in asked.columns:
+        room = one.size_bytes if one.dtype == TEXT else 1
+        if one.dtype not in DTYPES or not 0 < room <= LARGEST_ROW_BYTES:
+            expected = f"one of {', '.join(DTYPES)}, and the size of texts"
+            raise InvalidRequest(
+                f"expected {expected}, got {one.dtype!r:.40}", field=f"columns.{one.name[:100]}"
+            )
+        given[one.name] = stored_dtype(one.dtype, room)
+    row, keys, size = np.dtype(list(given.items())), len(asked.keys), len(asked.vectors)
+    for name, dtype in given.items():
+        if sizes[name] not in (0, dtype.itemsize):
+            expected = f"size_bytes of {dtype.itemsize}"
+            raise InvalidRequest(f"expected {expected}, got {sizes[name]}", field=f"columns.{name[:100]}")
+    if not keys or size != keys * row.itemsize:
+        expected = f"{keys} rows of {row.itemsize} bytes, one a key"
+        raise InvalidRequest(f"expected {expected}, got {size} bytes", field="vectors")
+    rows = np.frombuffer(asked.vectors, row)
+    return {name: rows[name] for name in given}
 
 
 def response(lookup: Lookup, *, with_written: bool) -> bytes:
@@ -199,7 +253,7 @@ def _pieces(lookup: Lookup, with_written: bool) -> list[bytes | memoryview]:
     vectors, written = lookup.vectors, lookup.written
     if sys.byteorder == "big":
         vectors, written = vectors.astype(vectors.dtype.newbyteorder("<")), written.astype("<u8")
-    name = vectors.dtype.name.encode()
+    name = (ROW if lookup.columns else vectors.dtype.name).encode()
     found = lookup.found.tobytes()
     pieces: list[bytes | memoryview] = [
         length_prefix(_VECTORS, vectors.nbytes),
@@ -211,7 +265,16 @@ def _pieces(lookup: Lookup, with_written: bool) -> list[bytes | memoryview]:
     ]
     if with_written:
         pieces += [length_prefix(_WRITTEN, written.nbytes), written.tobytes()]
+    if lookup.columns:
+        pieces.append(_columns(lookup.columns))
     return pieces
+
+
+@functools.lru_cache(maxsize=1024)
+def _columns(columns: Columns) -> bytes:
+    """The columns of a table as fields of a LookupResponse."""
+    written = [_Column(**one).SerializeToString() for one in described(columns)]
+    return b"".join(length_prefix(_COLUMNS, len(one)) + one for one in written)
 
 
 def in_stream(written: bytes) -> bytes:

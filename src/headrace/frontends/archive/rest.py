@@ -9,18 +9,18 @@ import msgspec
 
 from headrace.archive.keys import checked
 from headrace.errors import InvalidRequest
-from headrace.frontends.archive import describing, json_bodies
+from headrace.frontends.archive import describing, json_bodies, json_columns
 from headrace.frontends.calls import HttpCall, HttpHandler, HttpReply, HttpRoute
 from headrace.frontends.wire.allowance import Allowance
 from headrace.frontends.wire.json_cost import at_once_bytes
 
 if TYPE_CHECKING:
-    from headrace.frontends.archive.door import Door
+    from headrace.frontends.archive.door import Door, Values
 
 _SPACE = "/v1/archive/{space}"
 _NOTHING = b"{}"
 _LOOKUP_MEMBERS = frozenset(("keys", "version", "timeout_seconds", "written"))
-_PUT_MEMBERS = frozenset(("keys", "vectors", "version"))
+_PUT_MEMBERS = frozenset(("keys", "vectors", "columns", "version"))
 
 Change = Callable[[str, dict[str, Any], HttpCall], Awaitable[None]]
 """What is done with a space's name and a body."""
@@ -38,8 +38,12 @@ def http_routes(door: Door) -> list[HttpRoute]:
         keys, version = json_bodies.keys_of(document), json_bodies.version_of(document)
         reader = door.archive.reader(space, version)
         checked(keys, reader.settings.max_keys)
-        vectors = await json_bodies.vectors_of(document, len(keys), reader.version.dimension, door)
-        await door.put(space, keys, vectors, version, call)
+        values: Values
+        if reader.version.columns:
+            values = await json_columns.values_of(document, len(keys), reader.version.columns, door)
+        else:
+            values = await json_bodies.vectors_of(document, len(keys), reader.version.dimension, door)
+        await door.put(space, keys, values, version, call)
 
     async def invalidate(space: str, document: dict[str, Any], call: HttpCall) -> None:
         await door.invalidate(space, _only_keys(document), call)
@@ -70,7 +74,8 @@ def _looking_up(door: Door) -> HttpHandler:
             with_written = json_bodies.switch_of(document, "written")
             reader = door.archive.reader(call.parameters["space"], version)
             found = await door.lookup(reader, keys, call, seconds, allowance)
-            return HttpReply(await json_bodies.answer(door, found, allowance, with_written=with_written))
+            answer = json_columns.answer if found.columns else json_bodies.answer
+            return HttpReply(await answer(door, found, allowance, with_written=with_written))
 
     return lookup
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from headrace.archive.archive import Archive
+from headrace.archive.columns import ColumnSettings, columns_of
 from headrace.archive.config import ArchiveConfig, SpaceSettings
 from headrace.config import Limits
 from headrace.errors import HeadraceError
@@ -25,17 +26,23 @@ from headrace.stores.settings import MemoryStore
 from tests.unit.frontends.oip.doubles import run
 
 DIMENSION = 4
+COLUMNS: dict[str, str | ColumnSettings] = {
+    "age": "int64",
+    "country": ColumnSettings(dtype="text", bytes=8, default="??"),
+    "score": "float32",
+}
 SPACES = {
     "items": SpaceSettings(dimension=DIMENSION),
     "halves": SpaceSettings(dimension=DIMENSION, dtype="float16"),
     "wide": SpaceSettings(dimension=5000),
+    "users": SpaceSettings(columns=columns_of(COLUMNS)),
     "few": SpaceSettings(dimension=DIMENSION, max_keys=3, max_key_bytes=10),
 }
 
 
 @contextmanager
 def a_door(*, is_admin: bool = False, limits: Limits | None = None) -> Iterator[Door]:
-    """A Door to four spaces that vectors come to by Put."""
+    """A Door to four spaces and a feature table, which are filled by Put."""
     config = ArchiveConfig(store=MemoryStore(), queue=MemoryQueue(), spaces=SPACES)
     with Archive(config, open_store(config.store), open_queue(config.queue)) as archive:
         door = Door(archive, limits or Limits(), Lane(), is_admin=is_admin)

@@ -9,7 +9,7 @@ from headrace.errors import InvalidRequest, NotFound, TooLarge
 from headrace.frontends.archive.messages import is_light, parsed, parsing
 from headrace.frontends.wire import protos
 from headrace.frontends.wire.steps import run
-from tests.unit.frontends.archive.doors import DIMENSION, a_door, ask, error_of, sent, stream
+from tests.unit.frontends.archive.doors import DIMENSION, SPACES, a_door, ask, error_of, sent, stream
 
 Request = protos.message("headrace.archive.v1.LookupRequest")
 PutRequest = protos.message("headrace.archive.v1.PutRequest")
@@ -102,7 +102,7 @@ def test_what_is_wrong_is_named() -> None:
             == "vectors: expected 2 vectors of float32, one a key, all of one length, got 3 bytes"
         )
         error = error_of(lambda: ask(door, "Put", **good, dtype="int8", vectors=b"12"))
-        assert error.message == "dtype: expected float32 or float16, got 'int8'"
+        assert error.message == "dtype: expected float32 or float16, or row for a table, got 'int8'"
         error = error_of(lambda: ask(door, "Put", **good, vectors=bytes(8)))
         assert error.message == "vectors: expected numbers [2, 4], got float32, [2, 1]"
         error = error_of(lambda: sent(door, "Put", b"\x12\x02\xff\xff"))
@@ -138,7 +138,7 @@ def test_spaces_are_described() -> None:
     with a_door() as door:
         ask(door, "Lookup", space="halves", keys=["a", "b"])
         (space,) = ask(door, "Describe", space="halves").spaces
-        assert len(ask(door, "Describe").spaces) == 4
+        assert len(ask(door, "Describe").spaces) == len(SPACES)
     (version,) = space.versions
     assert (version.dimension, version.dtype, version.answered) == (DIMENSION, "float16", "float16")
     assert (space.default_version, space.max_keys, space.counts.missing) == (1, 10_000, 2)

@@ -1,0 +1,107 @@
+"""Rows of feature tables as JSON: a list of values a column, in slices where they are many."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from headrace.archive.columns import TEXT, Columns, renumbered, rows_of
+from headrace.archive.looking import Lookup
+from headrace.errors import InvalidRequest
+from headrace.frontends.archive.json_bodies import BYTES_A_NUMBER, hold_text, kind, rest_of
+from headrace.frontends.wire import long_lists, printing
+from headrace.frontends.wire.allowance import Allowance
+from headrace.tensors import STRING, Array
+
+if TYPE_CHECKING:
+    from headrace.frontends.archive.door import Door
+
+_TEXT_BYTES_A_NUMBER = 64  # so much of a text is printed in the time of a number
+
+
+async def values_of(document: dict[str, Any], keys: int, columns: Columns, door: Door) -> dict[str, Array]:
+    """The values of a body that is to be stored, by column, each ``[N]``; the lists are emptied.
+
+    Args:
+        document: The body.
+        keys: How many keys it has.
+        columns: Those of the table.
+        door: Whose lane it is done in.
+
+    Raises:
+        InvalidRequest: They are no lists of what the columns are, or not one value a key.
+    """
+    given = document.get("columns")
+    if not isinstance(given, dict) or "vectors" in document:
+        got = "vectors" if "vectors" in document else kind(given)
+        raise InvalidRequest(
+            f"expected an object, a list of values for each column, got {got}", field="columns"
+        )
+    if not keys:
+        raise InvalidRequest("expected at least one key", field="keys")
+    for name, values in given.items():
+        if not isinstance(values, list) or len(values) != keys:
+            got = f"a list of {len(values)}" if isinstance(values, list) else kind(values)
+            problem = f"expected a list of {keys} values, one a key, got {got}"
+            raise InvalidRequest(problem, field=f"columns.{name[:100]}")
+    parts, step = [], max(1, long_lists.STEP // max(1, len(columns)))
+    async with door.lane as lane:
+        for start in range(0, keys, step):
+            try:
+                parts.append(
+                    rows_of(columns, {name: one[start : start + step] for name, one in given.items()})
+                )
+            except InvalidRequest as error:
+                raise renumbered(error, start) from None
+            for one in given.values():
+                one[start : start + step] = [None] * len(one[start : start + step])
+            await lane.breathe()
+        rows = np.concatenate(parts)
+    return {column.name: rows[column.name] for column in columns}
+
+
+async def answer(door: Door, lookup: Lookup, allowance: Allowance, *, with_written: bool) -> bytes:
+    """Print the rows that were found.
+
+    Args:
+        door: Whose lane it is printed in, where it is long.
+        lookup: What was found.
+        allowance: Holds the bytes of a long answer.
+        with_written: Whether to say when each row was written.
+
+    Raises:
+        TooLarge: It would be too long.
+        Overloaded: All requests together would hold too many bytes.
+    """
+    end, rows = rest_of(lookup, with_written=with_written), len(lookup.vectors)
+    cost = sum(1 + (one.bytes if one.dtype == TEXT else 0) // _TEXT_BYTES_A_NUMBER for one in lookup.columns)
+    if rows * cost <= printing.PRINTED_AT_ONCE:
+        values = {name: _listed(one) for name, one in lookup.values().items()}
+        return b'{"columns":' + msgspec.json.encode(values) + end
+    texts = sum(one.bytes if one.dtype == TEXT else BYTES_A_NUMBER for one in lookup.columns)
+    hold_text(door, rows * texts, allowance)
+    async with door.lane as lane:
+        pieces = [b'{"columns":{']
+        for place, column in enumerate(lookup.columns):
+            name = msgspec.json.encode(column.name)
+            pieces.append((b"," if place else b"") + name + b":[")
+            one_cost = 1 + (column.bytes if column.dtype == TEXT else 0) // _TEXT_BYTES_A_NUMBER
+            step = max(1, printing.PRINTED_AT_ONCE // one_cost)
+            for start in range(0, rows, step):
+                part = lookup.part(column.name, slice(start, start + step))
+                pieces.append((b"," if start else b"") + msgspec.json.encode(_listed(part))[1:-1])
+                await lane.breathe()
+            pieces.append(b"]")
+        pieces.append(b"}" + end)
+        await lane.breathe()
+        return b"".join(pieces)
+
+
+def _listed(values: Array) -> list[Any]:
+    """The values of a column as JSON has them."""
+    listed: list[Any] = values.tolist()
+    if values.dtype == STRING:
+        return [text.decode(errors="replace") for text in listed]
+    return listed

@@ -1,0 +1,157 @@
+"""Feature tables over REST and gRPC: columns in and out, and what is wrong with them by its name."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from headrace.config import Limits
+from headrace.errors import TooLarge
+from headrace.frontends.archive import describing
+from tests.unit.frontends.archive.doors import a_door, ask, error_of, post
+
+GIVEN = {"age": [30, 40], "country": ["CH", "Ö"], "score": [0.25, 0.5]}
+ROW = np.dtype([("age", "<i8"), ("country", "S8"), ("score", "<f4")])
+COLUMNS = [
+    {"name": "age", "dtype": "int64", "size_bytes": 8},
+    {"name": "country", "dtype": "text", "size_bytes": 8},
+    {"name": "score", "dtype": "float32", "size_bytes": 4},
+]
+
+
+def test_what_was_put_is_found_and_what_was_not_is_the_defaults() -> None:
+    with a_door() as door:
+        assert post(door, "users:put", {"keys": ["a", "b"], "columns": GIVEN}) == {}
+        assert post(door, "users:lookup", {"keys": ["b", "c", "a"]}) == {
+            "columns": {"age": [40, 0, 30], "country": ["Ö", "??", "CH"], "score": [0.5, 0, 0.25]},
+            "found": [True, False, True],
+            "version": 1,
+        }
+        written = post(door, "users:lookup", {"keys": ["a", "c"], "written": True})["written"]
+        assert written[0] > 1e12
+        assert written[1] == 0
+        assert post(door, "users:lookup", {"keys": []})["columns"] == {"age": [], "country": [], "score": []}
+
+
+def test_many_rows_are_taken_and_printed_in_slices_as_few_are() -> None:
+    draw = random.Random(1)
+    keys = [f"key {number}" for number in range(9000)]
+    given = {
+        "age": [draw.randrange(-(2**40), 2**40) for _ in keys],
+        "country": [draw.choice(["CH", "", '"\\\n', "日本", None]) for _ in keys],
+        "score": [draw.randrange(1000) / 8 for _ in keys],
+    }
+    with a_door() as door:
+        assert post(door, "users:put", {"keys": keys, "columns": given}) == {}
+        answer = post(door, "users:lookup", {"keys": [*keys, "new"]})
+    countries = ["??" if country is None else country for country in given["country"]]
+    assert answer["columns"] == {
+        "age": [*given["age"], 0],
+        "country": [*countries, "??"],
+        "score": [*given["score"], 0],
+    }
+    assert answer["found"] == [True] * 9000 + [False]
+
+
+def test_an_answer_that_would_be_too_long_is_refused() -> None:
+    with a_door(limits=Limits(max_expanded_bytes=200_000)) as door:
+        error = error_of(lambda: post(door, "users:lookup", {"keys": [f"k{one}" for one in range(5000)]}))
+        assert isinstance(error, TooLarge)
+        assert "the answer would take about 280000 bytes as text; expected at most 200000" in error.message
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        ({}, "columns: expected an object, a list of values for each column, got null"),
+        ({"vectors": [[1.0]]}, "columns: expected an object, a list of values for each column, got vectors"),
+        ({"columns": []}, "columns: expected an object, a list of values for each column, got a list"),
+        ({"columns": {"age": 3}}, "columns.age: expected a list of 2 values, one a key, got 3"),
+        ({"columns": {"age": [1]}}, "columns.age: expected a list of 2 values, one a key, got a list of 1"),
+        ({"columns": {"age": [1, 2]}}, "columns.score: expected a value a key, got no such column"),
+        ({"columns": GIVEN | {"x": [1, 2]}}, "columns.x: no such column; there are"),
+        (
+            {"columns": GIVEN | {"age": [1, "2"]}},
+            "columns.age[1]: expected a whole number of int64, got the t",
+        ),
+        (
+            {"columns": GIVEN | {"age": [1, None]}},
+            "columns.age[1]: expected a whole number of int64, got null",
+        ),
+        ({"columns": GIVEN | {"score": [1, 1e300]}}, "columns.score[1]: expected a finite number of float32"),
+        (
+            {"columns": GIVEN | {"country": ["a", "b" * 9]}},
+            "columns.country[1]: expected a text of up to 8 b",
+        ),
+        ({"columns": GIVEN, "rows": 1}, "rows: unknown; known are columns, keys, vectors, version"),
+    ],
+)
+def test_what_is_wrong_is_named(body: dict[str, object], problem: str) -> None:
+    with a_door() as door:
+        error = error_of(lambda: post(door, "users:put", {"keys": ["a", "b"]} | body))
+        assert error.message.startswith(problem)
+
+
+def test_a_wrong_value_has_its_number_among_all() -> None:
+    keys = [f"key {number}" for number in range(5000)]
+    ages: list[object] = [1] * 5000
+    ages[4321] = "x"
+    with a_door() as door:
+        body = {"keys": keys, "columns": {"age": ages, "score": [1] * 5000}}
+        assert "columns.age[4321]: " in error_of(lambda: post(door, "users:put", body)).message
+
+
+@pytest.mark.parametrize("count", [1, 256, 257, 5000])
+def test_rows_are_raw_bytes_over_grpc_and_say_how_they_lie(count: int) -> None:
+    keys, rows = [f"key {number:040}" for number in range(count)], np.zeros(count, ROW)
+    rows["age"], rows["country"], rows["score"] = np.arange(count), b"CH", np.arange(count) / 4
+    with a_door() as door:
+        ask(door, "Put", space="users", keys=keys, vectors=rows.tobytes(), dtype="row", columns=COLUMNS)
+        answer = ask(door, "Lookup", space="users", keys=[*keys, "new"], written=True)
+    assert (answer.dtype, answer.dimension, answer.version) == ("row", ROW.itemsize, 1)
+    told = [{"name": one.name, "dtype": one.dtype, "size_bytes": one.size_bytes} for one in answer.columns]
+    assert told == COLUMNS
+    found = np.frombuffer(answer.vectors, ROW)
+    assert np.array_equal(found[:-1], rows)
+    assert found[-1].tolist() == (0, b"??", 0.0)
+    assert answer.found == b"\1" * count + b"\0"
+
+
+def test_columns_may_come_in_another_order_and_those_with_defaults_be_left_out() -> None:
+    narrow = np.array([(0.5, 7)], [("score", "<f8"), ("age", "<i4")])
+    columns = [{"name": "score", "dtype": "float64"}, {"name": "age", "dtype": "int32"}]
+    with a_door() as door:
+        ask(door, "Put", space="users", keys=["a"], vectors=narrow.tobytes(), dtype="row", columns=columns)
+        answer = ask(door, "Lookup", space="users", keys=["a"])
+        assert np.frombuffer(answer.vectors, ROW)[0].tolist() == (7, b"??", 0.5)
+
+
+def test_what_is_wrong_is_named_over_grpc() -> None:
+    good = {"space": "users", "keys": ["a"], "dtype": "row", "columns": COLUMNS, "vectors": bytes(20)}
+
+    def told(**other: object) -> str:
+        with a_door() as door:
+            return str(error_of(lambda: ask(door, "Put", **(good | other))).message)
+
+    assert told(vectors=bytes(19)) == "vectors: expected 1 rows of 20 bytes, one a key, got 19 bytes"
+    assert told(keys=[]) == "vectors: expected 0 rows of 20 bytes, one a key, got 20 bytes"
+    assert told(columns=[COLUMNS[0]] * 2).startswith("columns: expected up to 1000 columns, each once")
+    assert told(columns=[{"name": "age", "dtype": "i8"}]).startswith("columns.age: expected one of float32, ")
+    assert told(columns=[{"name": "a", "dtype": "text"}]).startswith("columns.a: expected one of float32, ")
+    assert told(columns=[COLUMNS[0] | {"size_bytes": 4}]) == "columns.age: expected size_bytes of 8, got 4"
+    assert told(columns=[COLUMNS[0]], vectors=bytes(8)).startswith("columns.score: expected a value a key")
+    assert told(space="items").startswith("columns: expected vectors, as for any space that is no feature t")
+    assert told(dtype="float32").startswith("vectors: expected rows of columns, as for any feature table")
+    text = np.array([(1, b"\xff", 1)], ROW).tobytes()
+    assert told(vectors=text).startswith("columns.country[0]: expected text in Unicode")
+
+
+def test_a_table_is_described_with_its_columns() -> None:
+    with a_door() as door:
+        (told,) = describing.spaces(door.archive, "users")
+        assert told["versions"][0]["columns"] == COLUMNS  # type: ignore[index]
+        (space,) = ask(door, "Describe", space="users").spaces
+    assert (space.versions[0].dtype, space.versions[0].answered) == ("row", "row")
+    assert [one.name for one in space.versions[0].columns] == ["age", "country", "score"]
