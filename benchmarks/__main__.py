@@ -37,6 +37,7 @@ NAMES = (
     "embedders",
     "archive",
     "archive_wire",
+    "archive_outage",
 )
 ALONE = {
     "door": ("taskset",),
@@ -50,6 +51,7 @@ ALONE = {
     "stores": (),
     "embedders": (),
     "archive_wire": ("taskset", "h2load", "wrk"),
+    "archive_outage": (),
 }
 """What those need that compare headrace with no other server; all others need more, and the peers."""
 

@@ -13,6 +13,7 @@ from headrace import logs
 from headrace.cli import numbers, verbs
 from headrace.cli.archiving import opened
 from headrace.cli.archiving.stopping import Stopping
+from headrace.errors import Unavailable
 from headrace.terminal import Line
 
 if TYPE_CHECKING:
@@ -82,7 +83,10 @@ def run(options: argparse.Namespace) -> int:
         held.callback(filler.stop)
         line = Line(sys.stderr)
         while not stopping.event.wait(_LOOK_SECONDS):
-            depth = archive.queue.depth()
+            try:
+                depth = archive.queue.depth()
+            except Unavailable:  # its threads wait for it, and say so
+                continue
             line.show(_told(filler.counts, time.monotonic() - started, depth.messages))
             if options.until_empty and depth.messages == 0:
                 break
