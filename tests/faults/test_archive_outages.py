@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,13 +13,17 @@ from headrace.archive.archive import Archive
 from headrace.archive.config import archive_config
 from headrace.archive.opening import open_archive
 from headrace.errors import Unavailable
+from tests.faults.archive_outages import (
+    KEYS,
+    OUTAGES,
+    TIMEOUT_SECONDS,
+    VECTORS,
+    check_outage,
+    works,
+)
+from tests.faults.archive_processes import until
 from tests.services import Start
 from tools.services.redis_server import Redis
-from tools.services.service import Service
-
-KEYS = [f"film {number}" for number in range(20)]
-VECTORS = np.arange(60, dtype=np.float32).reshape(20, 3)
-TIMEOUT_SECONDS = 3.0
 
 
 @pytest.fixture
@@ -41,93 +43,10 @@ def opened(server: Redis, folder: Path) -> Iterator[Archive]:
         yield archive
 
 
-class Lookups:
-    """Somebody who looks the same keys up on and on, each time in the store."""
-
-    def __init__(self, archive: Archive) -> None:
-        self._archive = archive
-        self.failures: list[Exception] = []
-        self.found = self.missing = 0
-        self.slowest = 0.0
-        self.done = threading.Event()
-
-    def run(self) -> None:
-        reader = self._archive.reader("films")
-        while not self.done.wait(0.002):
-            reader.forget_all()
-            started = time.monotonic()
-            try:
-                vectors, found = self._archive.lookup("films", KEYS, timeout_seconds=60.0)
-            except Exception as error:  # noqa: BLE001 - whatever it is, the test shows it
-                self.failures.append(error)
-                return
-            self.slowest = max(self.slowest, time.monotonic() - started)
-            right = np.where(found[:, None], VECTORS, 0)
-            if not np.array_equal(vectors, right):
-                self.failures.append(AssertionError("an answer is not its key's"))
-            self.found += int(found.all())
-            self.missing += int(not found.any())
-
-
-@contextmanager
-def looking(archive: Archive) -> Iterator[Lookups]:
-    lookups = Lookups(archive)
-    threads = [threading.Thread(target=lookups.run) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    try:
-        yield lookups
-    finally:
-        lookups.done.set()
-        for thread in threads:
-            thread.join()
-    assert not lookups.failures
-
-
-def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
-        threading.Event().wait(0.01)
-
-
-@pytest.mark.parametrize(
-    "outage",
-    [(Service.freeze, Service.thaw), (Service.kill, Service.start), (Service.stop, Service.start)],
-    ids=["frozen", "killed", "stopped"],
-)
-def test_a_store_that_goes_and_comes(
-    server: Redis, tmp_path: Path, outage: tuple[Callable[[Service], object], Callable[[Service], object]]
-) -> None:
-    begin, end = outage
+@pytest.mark.parametrize("outage", OUTAGES)
+def test_a_store_that_goes_and_comes(server: Redis, tmp_path: Path, outage: str) -> None:
     with opened(server, tmp_path) as archive:
-        archive.put("films", KEYS, VECTORS)
-        with looking(archive) as lookups:
-            until(lambda: lookups.found > 500)  # how long reads take is known by now
-            for _ in range(2):  # a second outage is met as the first one was
-                begin(server)
-                missing = lookups.missing
-                until(lambda missing=missing: lookups.missing > missing + 200)
-                end(server)
-                archive_is_back(archive, outage)
-                found = lookups.found
-                until(lambda found=found: lookups.found > found + 100)
-            assert lookups.slowest < TIMEOUT_SECONDS  # what the store itself would have taken
-        assert archive.counts["films"].late > 0
-
-
-def archive_is_back(archive: Archive, outage: tuple[object, object]) -> None:
-    """Redis keeps nothing over a kill here: what it had is stored again, as soon as it answers."""
-
-    def stored() -> bool:
-        try:
-            archive.put("films", KEYS, VECTORS)
-        except Unavailable:
-            return False
-        return True
-
-    if outage[0] is not Service.freeze:
-        until(stored)
+        check_outage(archive, server, outage, times=2)
 
 
 def test_put_says_that_the_store_is_down(server: Redis, tmp_path: Path) -> None:
@@ -138,14 +57,6 @@ def test_put_says_that_the_store_is_down(server: Redis, tmp_path: Path) -> None:
         server.start()
         until(lambda: works(lambda: archive.put("films", KEYS, VECTORS)))
         until(lambda: bool(archive.lookup("films", KEYS).found.all()))
-
-
-def works(call: Callable[[], object]) -> bool:
-    try:
-        call()
-    except Unavailable:
-        return False
-    return True
 
 
 def test_concurrent_misses_of_one_key_are_one_read(server: Redis, tmp_path: Path) -> None:

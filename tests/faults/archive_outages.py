@@ -1,0 +1,119 @@
+"""Outages of a store under an archive's lookups, the same for every store: they go on, and never fail."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+from headrace.archive.archive import Archive
+from headrace.errors import Unavailable
+from tests.faults.archive_processes import until
+from tools.services.service import Service
+
+KEYS = [f"film {number}" for number in range(20)]
+VECTORS = np.arange(60, dtype=np.float32).reshape(20, 3)
+TIMEOUT_SECONDS = 3.0
+"""What one call of the store may take."""
+
+OUTAGES: dict[str, tuple[Callable[[Service], object], Callable[[Service], object]]] = {
+    "frozen": (Service.freeze, Service.thaw),
+    "killed": (Service.kill, Service.start),
+    "stopped": (Service.stop, Service.start),
+}
+# A crowded machine keeps a thread waiting for this long, outage or not.
+_SLACK_SECONDS = 0.25
+
+
+class Lookups:
+    """Somebody who looks the same keys up on and on, each time in the store.
+
+    Attributes:
+        failures: What came of lookups that failed, or gave something else than the key's vector.
+        found: How many gave all vectors.
+        missing: How many gave none.
+        spent: How long each took, in seconds.
+    """
+
+    def __init__(self, archive: Archive) -> None:
+        self._archive = archive
+        self.failures: list[Exception] = []
+        self.found = self.missing = 0
+        self.spent: list[float] = []
+        self.done = threading.Event()
+
+    def run(self) -> None:
+        reader = self._archive.reader("films")
+        while not self.done.wait(0.002):
+            reader.forget_all()
+            started = time.monotonic()
+            try:
+                vectors, found = self._archive.lookup("films", KEYS, timeout_seconds=60.0)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the test shows it
+                self.failures.append(error)
+                return
+            self.spent.append(time.monotonic() - started)
+            right = np.where(found[:, None], VECTORS, 0)
+            if not np.array_equal(vectors, right):
+                self.failures.append(AssertionError("an answer is not its key's"))
+            self.found += int(found.all())
+            self.missing += int(not found.any())
+
+
+@contextmanager
+def looking(archive: Archive) -> Iterator[Lookups]:
+    lookups = Lookups(archive)
+    threads = [threading.Thread(target=lookups.run) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield lookups
+    finally:
+        lookups.done.set()
+        for thread in threads:
+            thread.join()
+    assert not lookups.failures
+
+
+def check_outage(archive: Archive, server: Service, outage: str, times: int) -> None:
+    """Have a store go and come back under lookups of ``films``, which never fail, and hardly take longer."""
+    begin, end = OUTAGES[outage]
+    stored(archive)
+    with looking(archive) as lookups:
+        until(lambda: lookups.found > 500)  # how long reads take is known by now
+        usual = p99(lookups.spent)
+        for _ in range(times):  # a second outage is met as the first one was
+            began = len(lookups.spent)
+            begin(server)
+            missing = lookups.missing
+            until(lambda missing=missing: lookups.missing > missing + 200)
+            assert p99(lookups.spent[began:]) < 2 * usual + _SLACK_SECONDS
+            end(server)
+            if outage != "frozen":  # Redis keeps nothing over a kill here
+                stored(archive)
+            found = lookups.found
+            until(lambda found=found: lookups.found > found + 100)
+        assert max(lookups.spent) < TIMEOUT_SECONDS  # what the store itself would have taken
+    assert archive.counts["films"].late > 0
+
+
+def stored(archive: Archive) -> None:
+    """Have the vectors be in the store, as soon as it answers."""
+    until(lambda: works(lambda: archive.put("films", KEYS, VECTORS)))
+
+
+def works(call: Callable[[], object]) -> bool:
+    """Whether a call ends otherwise than with Unavailable."""
+    try:
+        call()
+    except Unavailable:
+        return False
+    return True
+
+
+def p99(seconds: list[float]) -> float:
+    """What 99 of 100 take at the most."""
+    return float(np.percentile(seconds, 99))
