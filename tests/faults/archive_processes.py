@@ -5,12 +5,15 @@ It writes down what it embeds, for all processes together.
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,6 +23,7 @@ from headrace.archive.archive import Archive
 from tests.running_server import RunningServer
 
 BATCH, THREADS = 4, 2
+_HEADRACE = (sys.executable, "-m", "headrace", "archive")
 
 MODEL = """
 import time
@@ -89,13 +93,27 @@ def encoding(folder: Path, dimension: int = 3, *options: str) -> Iterator[Encode
 @contextmanager
 def filler(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A process that fills."""
-    command = [sys.executable, "-m", "headrace", "archive", "fill", "--archive", str(folder / "archive.toml")]
-    process = subprocess.Popen([*command, "--threads", str(THREADS), "--batch", str(BATCH)])
+    command = [*_HEADRACE, "fill", "--threads", str(THREADS), "--batch", str(BATCH)]
+    process = subprocess.Popen([*command, "--archive", str(folder / "archive.toml")])
     try:
         yield process
     finally:
         process.kill()
         process.wait()
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[int]:
+    """A process that answers lookups; gives its port of REST."""
+    command = [*_HEADRACE, "serve", "--json", "--http-port", "0", "--grpc-port", "0"]
+    with subprocess.Popen(
+        [*command, "--archive", str(folder / "archive.toml")], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        try:
+            yield int(json.loads(process.stdout.readline())["http"]["port"])
+        finally:
+            process.kill()
 
 
 def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
@@ -111,3 +129,30 @@ def all_found(archive: Archive, keys: Sequence[str]) -> bool:
         return False
     np.testing.assert_array_equal(vectors[:, 0], [len(key) for key in keys])
     return True
+
+
+def check_concurrent_misses(folder: Path, encoder: Encoder, key: str) -> None:
+    """Ask two servers for one key, a thousand times in all, until it has been filled; then again."""
+    with serving(folder) as one, serving(folder) as other, filler(folder):
+        asked = threading.Barrier(20)
+
+        def ask(number: int) -> None:
+            if number < 20:
+                asked.wait(60)
+            lookup((one, other)[number % 2], key)
+
+        with ThreadPoolExecutor(20) as pool:
+            list(pool.map(ask, range(1000)))
+        for server in (one, other):
+            until(lambda server=server: lookup(server, key) == [True])
+    assert encoder.embedded()[key] == 1
+
+
+def lookup(port: int, key: str) -> list[bool]:
+    asked = urllib.request.Request(
+        f"http://127.0.0.1:{port}/v1/archive/texts:lookup",
+        json.dumps({"keys": [key]}).encode(),
+        method="POST",
+    )
+    with urllib.request.urlopen(asked, timeout=60) as answer:
+        return list(json.loads(answer.read())["found"])
