@@ -185,10 +185,9 @@ class Engine:
         """Take the Source's whole wanted state, and add the objects that were given in process."""
         self._wanted = wanted, unusable
         models = {name: Wanted({1: Path(name)}, self._object_config) for name in self._objects}
-        models |= {
-            name: one for name, one in wanted.items() if not (self.awaits_archive and one.config.inputs)
-        }
-        self.manager.want(models, unusable)
+        waits = {name for name, one in wanted.items() if self.awaits_archive and one.config.inputs}
+        models |= {name: one for name, one in wanted.items() if name not in waits}
+        self.manager.want(models, unusable, is_all=not waits)
         self._look_whether_settled()
 
     def use_archive(self, archive: Archive) -> None:

@@ -67,8 +67,8 @@ class Manager(Generic[LoadedT]):
         self._to_load: dict[str, int] = {}
         self._attempts: Attempts[LoadedT] = Attempts(clock, load_threads)
         self._closes: Closes[LoadedT] = Closes(loader.close, clock, executor)
-        self._started = False
-        self._closing = False
+        self._is_all = True
+        self._started = self._closing = False
         self._on_closed: Callable[[], object] | None = None
 
     # ---- What requests ask ----
@@ -139,10 +139,8 @@ class Manager(Generic[LoadedT]):
         Raises:
             NotFound: There is no such model.
         """
-        said = self._known(model).warnings()
-        if self._attempts.too_many_hang(model):
-            said.append(TOO_MANY_HANG)
-        return said
+        hang = [TOO_MANY_HANG] if self._attempts.too_many_hang(model) else []
+        return self._known(model).warnings() + hang
 
     def labels(self, model: str) -> dict[str, int]:
         """Where a model's labels point now: at ready versions only.
@@ -178,18 +176,20 @@ class Manager(Generic[LoadedT]):
 
     # ---- What operators and Sources say ----
 
-    def want(self, models: Mapping[str, Wanted], unusable: Mapping[str, str] | None = None) -> None:
+    def want(
+        self, models: Mapping[str, Wanted], unusable: Mapping[str, str] | None = None, *, is_all: bool = True
+    ) -> None:
         """Say everything that is wanted; the last word wins. What is left out is drained and unloaded.
 
         Args:
             models: What is wanted of each model.
             unusable: What is no model, by name, and why.
+            is_all: Whether no more follows that belongs to the start.
         """
         if self._closing:
             return
-        self.unusable = unusable or {}
-        for name in models:
-            self._models.setdefault(name, ModelRecord(name))
+        self.unusable, self._is_all = unusable or {}, is_all
+        self._models |= {name: ModelRecord(name) for name in models if name not in self._models}
         for name, record in list(self._models.items()):
             wanted = models.get(name)
             if record.wanted != wanted or wanted is None:
@@ -307,7 +307,7 @@ class Manager(Generic[LoadedT]):
         self._look_whether_closed()
 
     def _look_whether_started(self) -> None:
-        if not self._started and all(model.settled for model in self._models.values()):
+        if not self._started and self._is_all and all(model.settled for model in self._models.values()):
             self._started = bool(self._defaults) or not any(
                 model.wanted is not None and not model.unloaded for model in self._models.values()
             )

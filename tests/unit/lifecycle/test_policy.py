@@ -7,7 +7,7 @@ import errno
 import pytest
 
 from headrace.config import VersionPolicy
-from headrace.errors import LoadError, NotLoadable
+from headrace.errors import LoadError, NotLoadable, Unavailable
 from headrace.lifecycle.policy import (
     Action,
     VersionView,
@@ -219,6 +219,7 @@ def caused(by: BaseException) -> LoadError:
         (OSError(errno.EAGAIN, "no thread can be started"), True),
         (RuntimeError("can't start new thread"), True),
         (MemoryError(), True),
+        (Unavailable("the store has not answered since the start"), True),
         (OSError(errno.ENOENT, "no such file"), False),
         (OSError(errno.EACCES, "forbidden"), False),
         (RuntimeError("the model's own"), False),

@@ -15,7 +15,7 @@ from headrace.lifecycle.source import DirectorySource
 from headrace.lifecycle.state import State
 from headrace.versions.control import pin
 from headrace.versions.manifest import check_manifest, publish
-from tests.unit.lifecycle.stage import Loaded, NotingLoader
+from tests.unit.lifecycle.stage import Loaded, NotingLoader, Stage, wanted
 
 POLL_SECONDS = 0.01
 DEADLINE_SECONDS = 30.0
@@ -100,3 +100,16 @@ async def life_of_versions(model: Path) -> None:
     manager.close(closed.set)
     await asyncio.wait_for(closed.wait(), DEADLINE_SECONDS)
     assert loader.open == set()
+
+
+def test_not_ready_while_more_is_to_follow() -> None:
+    """Models whose inputs come from an archive follow when it is open."""
+    stage = Stage()
+    stage.manager.want({"a": wanted(1)}, is_all=False)
+    stage.run()
+    assert stage.ready("a") == {1}
+    assert not stage.manager.ready()
+    stage.want(a=wanted(1), b=wanted(1))
+    assert not stage.manager.ready()
+    stage.run()
+    assert stage.manager.ready()
