@@ -44,14 +44,14 @@ class Lanes(LoadScopeScheduling):
     """Tests that start processes follow one another in one, and other files run in the rest.
 
     Two servers that are overloaded at once would test the machine. Files that share Redis, Cassandra and
-    Kafka stay together, too, so that each of those is started once.
+    Kafka stay together, too, so that each of those is started once; these mostly wait for those.
     """
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
-        if file.startswith(("tests/end_to_end/", "tests/faults/")):
-            return "processes"
-        return "services" if asks_for_services(file) else file
+        if asks_for_services(file):
+            return "services"
+        return "processes" if file.startswith(("tests/end_to_end/", "tests/faults/")) else file
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
