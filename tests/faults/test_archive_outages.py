@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +48,24 @@ def opened(server: Redis, folder: Path) -> Iterator[Archive]:
 def test_a_store_that_goes_and_comes(server: Redis, tmp_path: Path, outage: str) -> None:
     with opened(server, tmp_path) as archive:
         check_outage(archive, server, outage, times=2)
+
+
+def test_a_store_that_is_not_there_at_the_start(server: Redis, tmp_path: Path) -> None:
+    server.stop()
+    with opened(server, tmp_path) as archive:
+        for _ in range(3):
+            vectors, found = archive.lookup("films", KEYS)
+            assert vectors.shape == (20, 3)
+            assert not found.any()
+        for call in (
+            partial(archive.lookup, "films", KEYS, version=1),
+            partial(archive.put, "films", KEYS, VECTORS),
+        ):
+            with pytest.raises(Unavailable, match="has not answered since the start"):
+                call()
+        server.start()
+        until(lambda: works(lambda: archive.put("films", KEYS, VECTORS)))
+        assert archive.lookup("films", KEYS).found.all()
 
 
 def test_put_says_that_the_store_is_down(server: Redis, tmp_path: Path) -> None:

@@ -119,9 +119,10 @@ class Archive:
         Raises:
             NotFound: There is no such space, or version.
             InvalidRequest: A key is no text, empty, or too long; or there are too many.
-            Unavailable: The store has not been reached since the start.
+            Unavailable: The store has not been reached since the start, and the settings do not say how long
+                vectors are.
         """
-        reader = self.reader(space, version)
+        reader = self.answering(space, version)
         if out is not None:
             check_out(out, len(keys), reader.version)
         return reader.lookup(keys, timeout_seconds, caller, out)
@@ -155,6 +156,15 @@ class Archive:
 
         reader = self.reader(space, version)
         return look_back(reader, self.writes.past(reader), keys, times, written)
+
+    def answering(self, space: str, version: int = 0) -> SpaceReader:
+        """What answers a lookup: the space version, or one without vectors before the store is reached.
+
+        Raises:
+            NotFound: There is no such space, or version.
+            Unavailable: As for ``lookup``.
+        """
+        return self._spaces.answering(space, version)
 
     def reader(self, space: str, version: int = 0) -> SpaceReader:
         """A space version to look up in; for those who do so often, or must not wait.

@@ -6,23 +6,26 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headrace.archive.catalog import Catalog, SpaceRecord, SpaceVersion, partition, with_version
 from headrace.archive.columns import Column, Columns, check_columns, fingerprint, row_dtype
 from headrace.archive.config import ArchiveConfig, SpaceSettings
 from headrace.archive.embedders.embedder import Embedder
-from headrace.archive.looking import Counts, Parts, SpaceReader
+from headrace.archive.looking import Counts, Keys, Lookup, Parts, SpaceReader
 from headrace.archive.publishing import Publisher
 from headrace.archive.quotas import Quota
 from headrace.archive.reading import Reads
 from headrace.archive.records import ROW
 from headrace.errors import ConfigError, HeadraceError, InvalidRequest, NotFound, Unavailable, shown
 from headrace.stores.store import Store
+from headrace.tensors import Array
 
 _log = logging.getLogger(__name__)
 
 OpenEmbedder = Callable[[str], Embedder]
+
+_SMALLEST_CACHE_BYTES = 2**16
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,13 @@ class Shared:
     open_embedder: OpenEmbedder | None
 
 
+class _Unreached(SpaceReader):
+    """Answers the out-of-vocabulary vector, while the store has not told which versions there are."""
+
+    def _read_here(self, lookup: Lookup, asked: Array, some: Keys) -> None:
+        raise Unavailable("the store has not answered since the start")
+
+
 class Spaces:
     """The spaces, for any number of threads.
 
@@ -62,6 +72,7 @@ class Spaces:
             for name, one in config.spaces.items()
         }
         self._readers: dict[tuple[str, int], SpaceReader] = {}
+        self._unreached: dict[str, SpaceReader] = {}
         self._turn = threading.Lock()
 
     def known(self, space: str, version: int) -> SpaceReader | None:
@@ -78,6 +89,34 @@ class Spaces:
         found = self._readers.get((space, version))
         if found is None:
             raise self._no_reader(space, version)
+        return found
+
+    def answering(self, space: str, version: int = 0) -> SpaceReader:
+        """What answers a lookup: the reader, or one that has nothing where the store was not reached yet.
+
+        Raises:
+            NotFound: There is no such space, or version.
+            Unavailable: The store has not been reached since the start, and the settings do not say how long
+                vectors are.
+        """
+        found = self._readers.get((space, version))
+        if found is not None:
+            return found
+        error = self._no_reader(space, version)
+        if version or not isinstance(error, Unavailable):
+            raise error
+        found = self._unreached.get(space)
+        if found is None:
+            settings = self.settings(space)
+            if settings.columns:
+                meant = _of_columns(settings.columns)
+            elif settings.dimension:
+                meant = _made_by(settings, "", settings.dimension)
+            else:
+                raise error
+            parts = replace(self._parts(1), reads=None, cache_bytes=_SMALLEST_CACHE_BYTES)
+            counts, quota = self._shared.counts[space], self._quotas[space]
+            found = self._unreached[space] = _Unreached(space, meant, settings, parts, counts, quota)
         return found
 
     def record(self, space: str) -> SpaceRecord:
@@ -200,6 +239,7 @@ class Spaces:
                 readers[space, 0] = readers[space, record.default]
             self._readers = readers
             self._records[space] = record  # what is known can be looked up in
+            self._unreached.pop(space, None)
             generation, self._generations[space] = self._generations.get(space), record.generation
         if generation not in (None, record.generation):
             for version in record.versions:

@@ -56,7 +56,7 @@ def grpc_methods(door: Door, outcomes: Outcomes) -> list[GrpcMethod]:
 
 
 def _looking_up(door: Door) -> UnaryHandler:
-    find = door.archive.reader
+    find = door.archive.answering
 
     async def lookup(message: bytes, call: GrpcCall) -> bytes:
         if is_small(message):

@@ -72,7 +72,7 @@ def _looking_up(door: Door) -> HttpHandler:
             keys, version = json_bodies.keys_of(document), json_bodies.version_of(document)
             seconds = json_bodies.timeout_of(document)
             with_written = json_bodies.switch_of(document, "written")
-            reader = door.archive.reader(call.parameters["space"], version)
+            reader = door.archive.answering(call.parameters["space"], version)
             found = await door.lookup(reader, keys, call, seconds, allowance)
             answer = json_columns.answer if found.columns else json_bodies.answer
             return HttpReply(await answer(door, found, allowance, with_written=with_written))
