@@ -8,10 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 from weakref import ref
-
-import msgspec
 
 from headrace import cpus
 from headrace.batching.at_once import AtOnce
@@ -31,8 +29,7 @@ from headrace.predictors.predictor import Predictor
 from headrace.runtimes import registry
 from headrace.servable import Servable, Signature
 from headrace.tensors import Tensors
-from headrace.versions.layout import MANIFEST_FILE
-from headrace.versions.manifest import Manifest, check_manifest, published
+from headrace.versions.manifest import Manifest, check_manifest, published, space_versions
 from headrace.warmup import warm_up
 
 if TYPE_CHECKING:
@@ -206,17 +203,6 @@ class LoadedVersion:
         callback()
 
 
-def _space_versions(manifest: Manifest | None) -> dict[str, int]:
-    """The versions of the archive's spaces that a version of a model was trained on."""
-    said = {} if manifest is None else manifest.metadata.get("spaces", {})
-    try:
-        return msgspec.convert(said, dict[str, Annotated[int, msgspec.Meta(ge=1)]])
-    except msgspec.ValidationError as error:
-        raise NotLoadable(
-            f"{MANIFEST_FILE}: metadata.spaces: expected versions by space, got {said!r}"
-        ) from error
-
-
 def instances(policy: BatchingPolicy) -> int:
     """How many batches run side by side: as configured, or one a core."""
     return policy.instances or cpus.available()
@@ -336,7 +322,7 @@ class VersionLoader:
             archive = self.archive()
             if archive is None:
                 raise NotLoadable(_NO_ARCHIVE)
-            return FeaturedServable(servable, archive, model, config, _space_versions(manifest))
+            return FeaturedServable(servable, archive, model, config, space_versions(manifest))
         except BaseException:
             servable.close()
             raise

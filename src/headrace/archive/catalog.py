@@ -74,12 +74,18 @@ class SpaceRecord(msgspec.Struct, frozen=True, kw_only=True):
         default: Which of them bare lookups are answered from; 0 if there is none.
         last: The highest number that was ever given.
         generation: Counts how often keys were forgotten; who sees it change forgets what it keeps in memory.
+        dropped: Versions that are there no more, of which not all is removed yet.
     """
 
     versions: tuple[SpaceVersion, ...] = ()
     default: int = 0
     last: int = 0
     generation: int = 0
+    dropped: tuple[int, ...] = ()
+
+    def is_gone(self, number: int) -> bool:
+        """Whether there was such a version, and is no more."""
+        return number <= self.last and self.version(number) is None
 
     def version(self, number: int) -> SpaceVersion | None:
         """A version by its number, if it is there."""
@@ -126,17 +132,24 @@ def with_default(record: SpaceRecord, number: int) -> SpaceRecord:
 
 
 def without(record: SpaceRecord, number: int) -> SpaceRecord:
-    """A record with one version fewer.
+    """A record with one version fewer, of which the rest is still to be removed; as it is where that is so.
 
     Raises:
         NotFound: There is no such version.
         FailedPrecondition: It is the default.
     """
+    if number in record.dropped:
+        return record
     _version_of(record, number)
     if number == record.default:
         raise FailedPrecondition(f"version {number} is the default; move that first")
     kept = tuple(one for one in record.versions if one.number != number)
-    return msgspec.structs.replace(record, versions=kept)
+    return msgspec.structs.replace(record, versions=kept, dropped=(*record.dropped, number))
+
+
+def without_rest(record: SpaceRecord, number: int) -> SpaceRecord:
+    """A record of a space where nothing is left of a version that was dropped."""
+    return msgspec.structs.replace(record, dropped=tuple(one for one in record.dropped if one != number))
 
 
 def with_forgotten(record: SpaceRecord) -> SpaceRecord:

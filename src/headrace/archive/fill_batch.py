@@ -18,7 +18,7 @@ import numpy as np
 import tenacity
 
 from headrace.archive.archive import Archive
-from headrace.archive.catalog import partition
+from headrace.archive.catalog import NO_RECORD, partition
 from headrace.archive.config import MEAN
 from headrace.archive.contents import content_of, table_column
 from headrace.archive.dead_letters import DeadLetter, now
@@ -30,7 +30,7 @@ from headrace.archive.oov import ENOUGH, keep_mean
 from headrace.archive.publishing import Wanted, wanted_of
 from headrace.archive.records import Form, joined
 from headrace.archive.table_contents import texts_of
-from headrace.errors import FailedPrecondition, HeadraceError, Refused
+from headrace.errors import FailedPrecondition, HeadraceError, NotFound, Refused
 from headrace.queues.queue import Delivery
 from headrace.tensors import Array
 
@@ -159,12 +159,19 @@ class BatchFiller:
     def _groups(self, wanted: Asked, forgotten: Sequence[bool]) -> list[_Group]:
         """The keys to embed, by space version; those of a version that nobody can fill go to the newest."""
         groups: dict[tuple[str, int], _Group] = {}
+        records = {space: self._archive.record(space) for space in self._encoders}
         for (one, task), is_forgotten in zip(wanted, forgotten, strict=True):
-            encoders = self._encoders.get(one.space, ())
+            record = records.get(one.space, NO_RECORD)
+            encoders = [
+                encoder
+                for encoder in self._encoders.get(one.space, ())
+                if not record.is_gone(encoder.version)
+            ]
             if is_forgotten:
                 continue
             if not encoders or one.version > encoders[-1].version:
-                self._leave(one, encoders)
+                if not record.is_gone(one.version):  # else nobody can want it any more
+                    self._leave(one, encoders)
                 continue
             for encoder in encoders:
                 if encoder.version not in (one.version, encoders[-1].version):
@@ -285,6 +292,8 @@ class BatchFiller:
         counts, time = self.counts[group.reader.space], now()
         try:
             self._persist(lambda: self._archive.store_vectors(group.reader, keys, vectors))
+        except NotFound:  # the version has been dropped meanwhile
+            return
         except HeadraceError as error:  # nor ever: what is wrong with one must not keep the others
             if len(keys) > 1:
                 for place, key in enumerate(keys):

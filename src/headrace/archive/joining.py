@@ -16,15 +16,13 @@ import pyarrow as pa
 from headrace.archive.archive import Archive
 from headrace.archive.model_inputs import NO_KEY, Filled, ModelInputs, Question
 from headrace.archive.replaying import PastLookup
+from headrace.batching.request import VERSION, WRITTEN
 from headrace.config import InputSource
 from headrace.errors import ConfigError, InvalidRequest, InvalidRows, StreamError, shown
 from headrace.stream.parser import StreamParser
 from headrace.stream.schema import METADATA_KEY, Field, Schema
 from headrace.stream.sources import Readable, source_of
 from headrace.tensors import STRING, Array
-
-WRITTEN, VERSION = ".written", ".version"
-"""What the columns of a row are called, after the input, that say what it was served with."""
 
 _MICROSECONDS = 1000  # of a millisecond
 _LISTED = 50

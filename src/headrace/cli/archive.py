@@ -21,6 +21,7 @@ _VERBS = (
     "forget",
     "versions",
     "backfill",
+    "drop",
     "dead_letters",
     "neighbours",
     "duplicates",

@@ -18,7 +18,7 @@ from typing import Annotated
 import msgspec
 
 from headrace.disk import draft_directory, is_abandoned, open_file, read_file, sync_directory, sync_tree
-from headrace.errors import Conflict, FailedPrecondition, LoadError
+from headrace.errors import Conflict, FailedPrecondition, LoadError, NotLoadable
 from headrace.versions.layout import MANIFEST_FILE, version_directories
 
 FORMAT = 1
@@ -152,14 +152,14 @@ def space_versions(manifest: Manifest | None) -> dict[str, int]:
     """The versions of an archive's spaces that a version was trained on, by space; empty for none.
 
     Raises:
-        LoadError: The manifest says something else there.
+        NotLoadable: The manifest says something else there.
     """
     said = {} if manifest is None else manifest.metadata.get(SPACES_KEY, {})
     try:
         return msgspec.convert(said, dict[str, Annotated[int, msgspec.Meta(ge=1)]])
     except msgspec.ValidationError as error:
         expected = "expected versions by the names of spaces"
-        raise LoadError(f"{MANIFEST_FILE}: metadata.{SPACES_KEY}: {expected}, got {said!r}") from error
+        raise NotLoadable(f"{MANIFEST_FILE}: metadata.{SPACES_KEY}: {expected}, got {said!r}") from error
 
 
 def published(directory: Path) -> datetime | None:

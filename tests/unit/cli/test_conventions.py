@@ -243,6 +243,9 @@ RUNS: dict[str, Made] = {
     "archive backfill": lambda place: [
         *("items", "--to-version", "2", "--no-fill", "--archive", an_archive_of_two_versions(place))
     ],
+    "archive drop": lambda place: [
+        *("items", "2", "--models", str(place), "--archive", an_archive_of_two_versions(place))
+    ],
     "archive dead-letters list": lambda place: ["--archive", an_archive(place)],
     "archive dead-letters replay": lambda place: ["--archive", an_archive(place)],
     "archive dead-letters drop": lambda place: ["--archive", an_archive(place)],

@@ -21,6 +21,7 @@ REQUIRED = {
     "stream encode": ("--format", "csv"),
     "archive put": ("--keys", "x"),
     "archive join": ("--inputs", "x"),
+    "archive drop": ("--models", "x"),
 }
 
 

@@ -1,0 +1,54 @@
+"""``headrace archive drop SPACE VERSION --models DIR``: remove a space version that no model needs."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from headrace.cli import models, numbers, verbs
+from headrace.cli.archiving import opened
+
+
+def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the verb to the command line."""
+    parser = verbs.add(
+        words,
+        verbs.Verb(
+            name="drop",
+            help="remove a version of a space that no model needs",
+            description="Remove a version of a space with its vectors, what they were before they were "
+            "replaced, and its dead letters. It is refused for the default version, and where a version of a "
+            "model was trained on it, as manifests below the directories say.",
+            examples="examples:\n  headrace archive drop images 2 --models models\n"
+            "  headrace archive drop images 2 --models models --models old-models --json\n\n"
+            "What was stopped or killed on the way is run again.",
+            failure="a version of a model needs it, it is the default, or the store does not answer",
+            run=run,
+        ),
+    )
+    opened.add_space(parser)
+    parser.add_argument("number", metavar="N", help="the version")
+    opened.add_archive(parser)
+    parser.add_argument(
+        "--models",
+        metavar=models.DIRECTORY,
+        type=Path,
+        action="append",
+        required=True,
+        help="where models are that may need it; may be repeated",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Drop it, unless it is needed."""
+    from headrace.archive.dropping import check_unneeded, drop_version  # noqa: PLC0415 - not for the list of verbs
+
+    number = numbers.whole("N", least=1, most=2**31)(options.number)
+    with opened.open_archive_of(options) as archive:
+        looked_at = check_unneeded(options.space, number, options.models)
+        drop_version(archive, options.space, number)
+    if options.json:
+        verbs.print_json({"space": options.space, "version": number, "model_versions": looked_at})
+    else:
+        print(f"dropped version {number} of {options.space}; none of {looked_at} versions of models needs it")
+    return verbs.DONE
