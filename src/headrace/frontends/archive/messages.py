@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -249,25 +250,36 @@ def response(lookup: Lookup, *, with_written: bool) -> bytes:
     return b"".join(pieces)
 
 
-def _pieces(lookup: Lookup, with_written: bool) -> list[bytes | memoryview]:
+def _pieces(lookup: Lookup, with_written: bool) -> list[Any]:
     vectors, written = lookup.vectors, lookup.written
     if sys.byteorder == "big":
         vectors, written = vectors.astype(vectors.dtype.newbyteorder("<")), written.astype("<u8")
-    name = (ROW if lookup.columns else vectors.dtype.name).encode()
-    found = lookup.found.tobytes()
-    pieces: list[bytes | memoryview] = [
-        length_prefix(_VECTORS, vectors.nbytes),
-        vectors.data.cast("B") if vectors.nbytes else b"",
-        length_prefix(_FOUND, len(found)),
-        found,
-        varint(_VERSION << 3) + varint(lookup.version) + length_prefix(_DTYPE, len(name)) + name,
-        varint(_DIMENSION << 3) + varint(vectors.shape[1]),
-    ]
+    heads = _heads(vectors.shape, vectors.dtype, lookup.version, lookup.columns)
+    pieces: list[Any] = [heads[0], vectors, heads[1], lookup.found, heads[2]]
     if with_written:
-        pieces += [length_prefix(_WRITTEN, written.nbytes), written.tobytes()]
+        pieces += [length_prefix(_WRITTEN, written.nbytes), written]
     if lookup.columns:
         pieces.append(_columns(lookup.columns))
     return pieces
+
+
+@functools.lru_cache(maxsize=1024)
+def _heads(
+    shape: tuple[int, int], dtype: np.dtype[np.generic], version: int, columns: Columns
+) -> tuple[bytes, bytes, bytes]:
+    """What stands before the vectors, before what says which were found, and after it."""
+    rows, numbers = shape
+    name = (ROW if columns else dtype.name).encode()
+    return (
+        length_prefix(_VECTORS, rows * numbers * dtype.itemsize),
+        length_prefix(_FOUND, rows),
+        varint(_VERSION << 3)
+        + varint(version)
+        + length_prefix(_DTYPE, len(name))
+        + name
+        + varint(_DIMENSION << 3)
+        + varint(numbers),
+    )
 
 
 @functools.lru_cache(maxsize=1024)
