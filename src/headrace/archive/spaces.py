@@ -174,8 +174,10 @@ class Spaces:
             Unavailable: The store does not answer.
         """
         self.settings(space)
-        self.apply(space, self.catalog.read(space))
-        return self._records[space].versions
+        record = self.catalog.read(space)
+        if record.versions:
+            self.apply(space, record)
+        return record.versions
 
     def _no_reader(self, space: str, version: int) -> HeadraceError:
         self.settings(space)
@@ -192,19 +194,15 @@ class Spaces:
 
     def begin(self) -> None:
         """Find or make the versions of all spaces; a store that is down is asked again later."""
-        for space, settings in self._config.spaces.items():
+        for space in self._config.spaces:
             try:
-                record = self.catalog.read(space)
-                self.apply(space, record)
-                if not record.versions:
-                    self._first_version(space, settings)
+                self.look(space)
             except Unavailable as error:
                 _log.warning("the space %s is not known yet: %s", space, error.message)
 
     def _first_version(self, space: str, settings: SpaceSettings) -> None:
-        if settings.columns is not None:
-            if settings.columns:  # else its first file says them
-                self.table_version(space, settings.columns)
+        if settings.columns:
+            self.table_version(space, settings.columns)
         elif not settings.embedder:
             self._add(space, _made_by(settings, "", settings.dimension))
         elif self._shared.open_embedder is None:
@@ -300,10 +298,11 @@ class Spaces:
             HeadraceError: The store does not answer, or what it says cannot be.
         """
         record = self.catalog.read(space)
-        if record != self._records.get(space):
+        settings = self._config.spaces[space]
+        if not record.versions and (settings.columns or not settings.is_table):
+            self._first_version(space, settings)  # of other tables, the first file says the columns
+        elif record != self._records.get(space):
             self.apply(space, record)
-        if not record.versions:
-            self._first_version(space, self._config.spaces[space])
 
 
 def _of_columns(columns: Columns) -> SpaceVersion:

@@ -18,7 +18,7 @@ from headrace.archive.embedders.embedder import Embedded
 from headrace.archive.filling import Filler
 from headrace.archive.oov import oov_vector
 from headrace.archive.publishing import Wanted, wanted_of
-from headrace.errors import ConfigError, HeadraceError, InvalidRequest
+from headrace.errors import ConfigError, HeadraceError, InvalidRequest, Unavailable
 from headrace.queues.memory import MemoryMessages
 from headrace.queues.opening import open_queue
 from headrace.queues.queue import Message
@@ -249,3 +249,27 @@ def test_the_vectors_of_good_keys_stay_right(tmp_path: Path) -> None:
         until(lambda: bool(archive.lookup("texts", ["good"]).found.all()))
         filler.stop()
         np.testing.assert_array_equal(archive.lookup("texts", ["good"]).vectors, [vector_of("good")])
+
+
+class NotYet(InMemoryStore):
+    """A store that is read, and takes nothing yet."""
+
+    def create(self, partition: str) -> None:
+        raise Unavailable("no keyspace yet")
+
+
+def test_before_the_first_version_is_made_nothing_is_said_to_be_missing(tmp_path: Path) -> None:
+    table = {
+        "store": {"kind": "memory"},
+        "queue": {"kind": "memory"},
+        "spaces": TWO_SPACES | {"puts": {"dimension": 2}},
+    }
+    config = archive_config(table, "archive.toml", tmp_path)
+    queue = open_queue(config.queue)
+    with Archive(config, NotYet(MemoryStore()), queue, lambda _: LengthEmbedder()) as archive:
+        assert archive.lookup("puts", ["a"]).vectors.tolist() == [[0, 0]]
+        for space in ("puts", "films"):
+            with pytest.raises(Unavailable, match="not known yet"):
+                archive.put(space, ["a"], np.ones((1, 2)))
+        with pytest.raises(Unavailable, match="not known yet"):
+            archive.lookup("films", ["a"])
