@@ -38,6 +38,7 @@ NAMES = (
     "archive",
     "archive_wire",
     "archive_outage",
+    "prediction_cache",
 )
 ALONE = {
     "door": ("taskset",),
@@ -47,6 +48,7 @@ ALONE = {
     "seam": ("taskset",),
     "in_process": (),
     "similarity": (),
+    "prediction_cache": (),
     "archive": (),
     "stores": (),
     "embedders": (),

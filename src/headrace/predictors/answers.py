@@ -44,6 +44,7 @@ _LARGEST_SHARE = 16
 _MOST_KEPT_LONGER = 0.8
 """This part of the cache may be taken by answers that were asked for again."""
 
+_BYTES_BYTES, _ARRAY_BYTES = getsizeof(b""), getsizeof(np.empty(()))
 _ENTRY_BYTES = 560
 """What an entry takes beside the bytes of its inputs and outputs: its place in a dict, its tuple, itself."""
 
@@ -102,6 +103,8 @@ def own_columns(key: Key, columns: Sequence[Buffer]) -> Sequence[Buffer]:
     """
     if type(columns) is PackedColumns:
         return columns
+    if all(key.layout.row_bytes):
+        return key.inputs
     return tuple(
         np.copy(column) if spec.dtype == STRING else own
         for column, own, spec in zip(columns, key.inputs, key.layout.specs, strict=True)
@@ -128,20 +131,22 @@ class Kept:
 
 def copied(answer: Answer) -> dict[str, Array]:
     """An answer's rows of each output, not to be written to: a view would keep the whole batch's."""
-    found = {}
-    for name, tensor in answer.tensors().items():
-        found[name] = own = np.array(tensor, order="C")
-        own.flags.writeable = False
+    start, stop, found = answer.start, answer.stop, {}
+    for name, tensor in answer.outputs.tensors.items():
+        found[name] = own = tensor[start:stop].copy()
+        own.setflags(write=False)
     return found
 
 
-def size_of(key: Key, tensors: Tensors) -> int:
+def size_of(key: Key, answer: Answer) -> int:
     """What an answer would take that is kept."""
-    size = _ENTRY_BYTES + sum(map(getsizeof, key.inputs))
-    for tensor in tensors.values():
-        size += tensor.nbytes + getsizeof(tensor[:0])
+    size, rows = _ENTRY_BYTES, answer.rows
+    for own in key.inputs:
+        size += len(own) + _BYTES_BYTES
+    for name, tensor in answer.outputs.tensors.items():
+        size += rows * math.prod(tensor.shape[1:]) * tensor.itemsize + _ARRAY_BYTES + 16 * tensor.ndim
         if tensor.dtype == STRING:
-            size += sum(map(getsizeof, tensor.flat))
+            size += sum(map(getsizeof, answer.tensor(name).flat))
     return size
 
 

@@ -134,8 +134,7 @@ class Cached:
         Returns:
             What they get: rows that keep no batch alive, and that none of them can change for the others.
         """
-        views = answer.tensors()
-        size_bytes = size_of(key, views)
+        size_bytes = size_of(key, answer)
         is_kept = self._answers.takes(size_bytes)
         if not is_kept and waiting <= 1:
             return answer
@@ -150,6 +149,8 @@ class Cached:
         Returns:
             Whether somebody was answered.
         """
+        if len(waiting) == 1:  # the commonest
+            return waiting[0].settle(settlement)
         wanted = [request for request in waiting if request.wanted]
         for request in waiting:
             if not request.wanted:
@@ -217,7 +218,10 @@ class _Shared(Request):
     __slots__ = ("_around", "_held", "joined", "key", "waiting")
 
     def __init__(self, around: Cached, key: Key, waiting: Sequence[Request]) -> None:
-        latest = max(waiting, key=lambda request: request.deadline)
+        latest = waiting[0]
+        for request in waiting:
+            if request.deadline > latest.deadline:
+                latest = request
         self.layout, self.rows = latest.layout, latest.rows
         self.columns = own_columns(key, latest.columns)
         self.deadline = latest.deadline
@@ -236,7 +240,11 @@ class _Shared(Request):
     @property
     def wanted(self) -> bool:
         """Whether somebody still waits for the answer."""
-        return not self.settled and any(request.wanted for request in self.waiting)
+        if not self.settled:
+            for request in self.waiting:
+                if request.wanted:
+                    return True
+        return False
 
     def join(self, request: Request) -> None:
         """Let one more wait."""
