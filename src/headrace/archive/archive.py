@@ -347,7 +347,7 @@ class Archive:
         self._closed.set()
         if hasattr(self, "_thread"):
             self._thread.join()
-            self._tell(at_once=True)
+            self._tell(is_over=True)
         self._publisher.close()
         if self._reads is not None:
             self._reads.close()
@@ -405,10 +405,10 @@ class Archive:
                 except Exception:  # noqa: BLE001 - the boundary of the thread: the next look may succeed
                     _log.exception("the record of the space %s cannot be followed", space)
 
-    def _tell(self, *, at_once: bool = False) -> None:
+    def _tell(self, *, is_over: bool = False) -> None:
         """Tell others how this process fares."""
         try:
-            self._reporter.report(at_once=at_once)
+            self._reporter.report(is_over=is_over)
         except HeadraceError as error:
             _log.debug("this process cannot report: %s", error.message)
         except Exception:  # noqa: BLE001 - the boundary of the thread

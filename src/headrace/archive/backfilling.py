@@ -22,7 +22,7 @@ from headrace.archive.keys import all_stored, is_digest
 from headrace.archive.looking import SpaceReader
 from headrace.archive.records import joined
 from headrace.errors import Conflict, FailedPrecondition, HeadraceError
-from headrace.stores.store import pages
+from headrace.stores.store import Store, pages
 
 PAGE = 500
 """How many keys are asked for at once, at the most."""
@@ -112,9 +112,9 @@ class Backfill:
         self._archive, self._space = archive, space
         self._source: SpaceReader = archive.reader(space, source)
         self._target: SpaceReader = archive.reader(space, target)
-        self._name = f"backfill/{space}/{source}-{target}"
+        self._name = _name(space, source, target)
         self._saved = archive.store.read(self._name)
-        self.position = self._decoded(self._saved)
+        self.position = _decoded(self._saved, self._name)
         if self.position.is_done:  # keys may have come since; those that are there cost a look
             self.position = Position()
         self.failed = 0
@@ -238,12 +238,28 @@ class Backfill:
             )
         self._saved, self.position = content, position
 
-    def _decoded(self, content: bytes | None) -> Position:
-        if content is None:
-            return Position()
-        try:
-            position = msgspec.json.decode(content, type=Position)
-            bytes.fromhex(position.cursor)
-        except (msgspec.MsgspecError, ValueError) as error:
-            raise HeadraceError(f"the store's record {self._name!r} is damaged: {error}") from error
-        return position
+
+def is_done(store: Store, space: str, source: int, target: int) -> bool:
+    """Whether one version has been filled with the keys of another to the end.
+
+    Raises:
+        HeadraceError: The record of it is damaged.
+        Unavailable: The store does not answer.
+    """
+    name = _name(space, source, target)
+    return _decoded(store.read(name), name).is_done
+
+
+def _name(space: str, source: int, target: int) -> str:
+    return f"backfill/{space}/{source}-{target}"
+
+
+def _decoded(content: bytes | None, name: str) -> Position:
+    if content is None:
+        return Position()
+    try:
+        position = msgspec.json.decode(content, type=Position)
+        bytes.fromhex(position.cursor)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise HeadraceError(f"the store's record {name!r} is damaged: {error}") from error
+    return position

@@ -40,7 +40,9 @@ class Counts:
         keys: How many keys they had.
         cached: How many of those were in memory.
         stored: How many were in the store.
-        new: How many were handed on to be queued.
+        missing: How many were answered with the out-of-vocabulary vector.
+        new: How many were handed on to be queued, for the first time as far as this process knows.
+        again: How many were handed on again, as they had no vector when that was due.
         over_quota: How many were not, as their caller has had its share.
         late: How many lookups did not wait for the store to the end, or did not ask it.
         damaged: How many values of the store were no vectors of this space version.
@@ -50,15 +52,12 @@ class Counts:
     keys: int = 0
     cached: int = 0
     stored: int = 0
+    missing: int = 0
     new: int = 0
+    again: int = 0
     over_quota: int = 0
     late: int = 0
     damaged: int = 0
-
-    @property
-    def missing(self) -> int:
-        """How many keys were answered with the out-of-vocabulary vector."""
-        return self.keys - self.cached - self.stored
 
 
 @dataclass(slots=True, eq=False)
@@ -208,10 +207,11 @@ class SpaceReader:
         lookup = Lookup(found.vectors, found.written, version.number, version.columns, oov=oov)
         counts.lookups += 1
         counts.keys += len(texts)
+        cached = int(np.count_nonzero(found.written))
+        counts.cached += cached
+        counts.missing += len(texts) - cached - len(found.asked)
         if len(found.asked) == 0:
-            counts.cached += int(np.count_nonzero(found.written))
             return lookup
-        counts.cached += int(np.count_nonzero(found.written))
         asked, some = found.asked, Keys(texts, hashes, longest, caller)
         if len(asked) < len(texts):
             some = Keys([texts[place] for place in asked.tolist()], hashes[asked], longest, caller)
@@ -222,6 +222,7 @@ class SpaceReader:
             self._read_here(lookup, asked, some)
         except Unavailable:
             counts.late += 1
+            counts.missing += len(asked)
         return lookup
 
     def end(self, lookup: Lookup, waited_seconds: float) -> Lookup:
@@ -236,7 +237,7 @@ class SpaceReader:
             return lookup
         reads = self._parts.reads
         places, values = [], []
-        is_late = False
+        is_late, count = False, 0
         for place, (read, at) in lookup._places:
             if not read.done():
                 is_late = True
@@ -251,6 +252,7 @@ class SpaceReader:
             records, count = self.cache.check(values, self._since(0)[0])
             self.cache.give(records, np.array(places, np.int32), lookup.vectors, lookup.written)
             self.counts.stored += count
+        self.counts.missing += len(lookup._places) - count
         lookup.waits, lookup._places = [], []
         return lookup
 
@@ -327,6 +329,7 @@ class SpaceReader:
         records, count = self._arrived(some, values, epoch)
         self.cache.give(records, asked, lookup.vectors, lookup.written)
         self.counts.stored += count
+        self.counts.missing += len(asked) - count
 
     def _ask(self, lookup: Lookup, places: list[int], some: Keys, reads: Reads) -> None:
         epoch = self._epoch
@@ -340,6 +343,7 @@ class SpaceReader:
         found = reads.submit(self._partition, self._form.missing, keys, arrived)
         if not found:
             self.counts.late += 1
+        self.counts.missing += len(places) - len(found)
         lookup._places = list(zip(places, found, strict=False))
         lookup.waits = list({id(place.read): place.read for place in found}.values())
 
@@ -383,8 +387,10 @@ class SpaceReader:
         with self._lock:
             taken = self._quota.take(some.caller, len(new), time.monotonic())
         self.counts.over_quota += len(new) - taken
-        self.counts.new += taken
         if taken:
+            again = int(np.count_nonzero(self.cache.queued(some.hashes[new[:taken]], 0)))
+            self.counts.again += again
+            self.counts.new += taken - again
             number = self.version.number
             self._parts.publisher.want([Wanted(self.space, number, some.texts[row]) for row in new[:taken]])
 

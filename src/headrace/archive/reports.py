@@ -45,6 +45,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         recent_lookups: What its lookups came to lately.
         recent_fills: The same of its filling.
         troubles: What it waits for at present.
+        is_over: Whether this is the last that it says.
     """
 
     instance: str
@@ -55,6 +56,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     recent_lookups: dict[str, Counts]
     recent_fills: dict[str, FillCounts]
     troubles: tuple[str, ...] = ()
+    is_over: bool = False
 
 
 class Reporter:
@@ -83,17 +85,17 @@ class Reporter:
         self._before.append((time.monotonic(), {}, {}))
         self._due = 0.0
 
-    def report(self, *, at_once: bool = False) -> None:
+    def report(self, *, is_over: bool = False) -> None:
         """Report, if it is time.
 
         Args:
-            at_once: Whether it is time in any case.
+            is_over: Whether this is the last time: then it is time in any case.
 
         Raises:
             Unavailable: The store does not answer.
         """
         now = time.monotonic()
-        if now < self._due and not at_once:
+        if now < self._due and not is_over:
             return
         self._due = now + EVERY_SECONDS
         lookups = {space: Counts(**asdict(one)) for space, one in self._lookups.items()}
@@ -111,6 +113,7 @@ class Reporter:
             recent_lookups={space: _less(one, lookups_then.get(space)) for space, one in lookups.items()},
             recent_fills={space: _less(one, fills_then.get(space)) for space, one in fills.items()},
             troubles=tuple(sorted(set(self._troubles.copy().values()))) if self._troubles else (),
+            is_over=is_over,
         )
         if not self._created:
             self._store.create(PARTITION)

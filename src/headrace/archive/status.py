@@ -10,6 +10,8 @@ from typing import Any
 import msgspec
 
 from headrace.archive.archive import Archive
+from headrace.archive.backfilling import is_done
+from headrace.archive.catalog import SpaceRecord
 from headrace.archive.config import SpaceSettings
 from headrace.archive.fill_counts import FillCounts
 from headrace.archive.looking import Counts
@@ -29,7 +31,7 @@ class SpaceStatus(msgspec.Struct, frozen=True, kw_only=True):
         space: Its name.
         version: The default version; 0 if there is none.
         versions: All that there are.
-        processes: How many look up in it or fill it.
+        processes: How many look up in it or fill it, and have not ended.
         keys_per_second: How many keys are looked up.
         hit_rate: Which share of them has a vector; None where none were looked up.
         cached_rate: Which share is answered from memory.
@@ -91,7 +93,10 @@ def look(archive: Archive) -> Status:
         status = of_space(name, settings, told, depth)
         spaces.append(
             msgspec.structs.replace(
-                status, version=record.default, versions=tuple(one.number for one in record.versions)
+                status,
+                version=record.default,
+                versions=tuple(one.number for one in record.versions),
+                warnings=(*status.warnings, *_waiting(archive, name, record)),
             )
         )
     return Status(
@@ -101,6 +106,18 @@ def look(archive: Archive) -> Status:
         spaces=tuple(spaces),
         warnings=tuple(_troubles(told, refusal(archive.store))),
     )
+
+
+def _waiting(archive: Archive, space: str, record: SpaceRecord) -> Iterable[str]:
+    """Whether a newer version waits until somebody fills it."""
+    newest = record.versions[-1] if record.versions else None
+    if newest is None or newest.columns or newest.number <= record.default or newest.is_full:
+        return
+    if not is_done(archive.store, space, record.default, newest.number):
+        yield (
+            f"version {newest.number} is of a newer encoder and awaits the keys of version {record.default}, "
+            f"which answers until then: headrace archive backfill {space}"
+        )
 
 
 def _troubles(told: Iterable[Report], refused: str) -> Iterable[str]:
@@ -117,7 +134,7 @@ def of_space(name: str, settings: SpaceSettings, told: Iterable[Report], depth: 
     rates: dict[str, float] = dict.fromkeys(("keys", "new", "filled", "dead"), 0.0)
     for report in told:
         looked, filled = report.recent_lookups.get(name), report.recent_fills.get(name)
-        processes += looked is not None or filled is not None
+        processes += not report.is_over and (looked is not None or filled is not None)
         if looked is not None:
             lookups = _more(lookups, looked)
             rates["keys"] += _rate(looked.keys, report.seconds)
@@ -153,7 +170,7 @@ def _warnings(settings: SpaceSettings, lookups: Counts, fills: FillCounts, depth
             f"{lookups.new / keys:.0%} of the keys were never asked for before: an archive pays where keys "
             "repeat; is something in the key that changes with each request?"
         )
-    if lookups.new and depth.messages and not (fills.filled or fills.dead or fills.there):
+    if (lookups.new or lookups.again) and depth.messages and not (fills.filled or fills.dead or fills.there):
         yield (
             f"{depth.messages} keys wait, the oldest for {depth.oldest_seconds:.0f} s, and nothing was "
             "filled in the last minute: is headrace archive fill running?"

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 _EXAMPLES = """examples:
   headrace compile models                         what the models in a directory need
-  headrace compile --factors 8 --factors 16       what any model with 8 or 16 factors needs, or with none
+  headrace compile --factors 8 --factors 16       what any model with 8 or 16 factors needs, or with none,
+                                                  and an archive
   headrace compile --quantize 16 --quantize 8     and those that are published in fewer bits
   NUMBA_CACHE_DIR=/kernels headrace compile       in an image: keep them where the server will look
 
@@ -37,9 +38,10 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         words,
         verbs.Verb(
             name="compile",
-            help="compile what click models need ahead, for example in an image",
-            description="Compile the kernels that serving click models needs, and keep them on disk: a "
-            "server that finds them there answers at once, and needs to write nowhere.",
+            help="compile what click models and archives need ahead, for example in an image",
+            description="Compile the kernels that serving click models needs, and without DIR those of an "
+            "archive, and keep them on disk: a server that finds them there answers at once, and needs to "
+            "write nowhere.",
             examples=_EXAMPLES,
             failure="a model could not be loaded",
             run=run,
@@ -89,7 +91,10 @@ def run(options: argparse.Namespace) -> int:
             started = time.monotonic()
             problem = None
             try:
-                ctr_kernels.run_once(ctr.servable_of(version))
+                if version is None:
+                    _run_archives()
+                else:
+                    ctr_kernels.run_once(ctr.servable_of(version))
             except HeadraceError as raised:
                 problem = raised.message
             done.append((name, time.monotonic() - started, problem))
@@ -106,8 +111,16 @@ def run(options: argparse.Namespace) -> int:
     return verbs.FAILED if any(why for _, _, why in done) else verbs.DONE
 
 
-def _versions(options: argparse.Namespace, folder: Path) -> Iterator[tuple[str, Path]]:
+def _run_archives() -> None:
+    from headrace.archive import cache_kernels  # noqa: PLC0415 - compiled kernels, only when used
+
+    cache_kernels.run_once()
+
+
+def _versions(options: argparse.Namespace, folder: Path) -> Iterator[tuple[str, Path | None]]:
+    """Names and directories of what needs kernels; no directory of an archive."""
     if options.models is None:
+        yield "archive", None
         yield from _made_up(options.factors or [8], options.quantize or [], folder)
         return
     if options.factors or options.quantize:

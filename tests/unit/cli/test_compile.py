@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 import pytest
 
+from headrace.archive import cache_kernels
+from headrace.cli import compile as verb
 from headrace.cli.main import main
 from tests.conformance.ctr_models import write
 
@@ -44,3 +47,10 @@ def test_what_is_wrong_is_explained(
 ) -> None:
     assert main(["compile", *arguments]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_without_a_directory_an_archives_kernels_are_compiled_too(tmp_path: Path) -> None:
+    options = argparse.Namespace(models=None, factors=None, quantize=None)
+    assert next(verb._versions(options, tmp_path)) == ("archive", None)
+    verb._run_archives()
+    assert cache_kernels.find.signatures

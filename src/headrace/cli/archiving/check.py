@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.cli import verbs
 from headrace.cli.archiving import opened
@@ -15,11 +15,10 @@ from headrace.errors import ConfigError, HeadraceError
 from headrace.terminal import table
 
 if TYPE_CHECKING:
-    from headrace.archive.catalog import SpaceRecord
-    from headrace.archive.config import ArchiveConfig
+    from headrace.archive.catalog import SpaceRecord, SpaceVersion
+    from headrace.archive.config import ArchiveConfig, SpaceSettings
     from headrace.archive.contents import TableColumn
 
-_A_RECORD = "check"
 _OTHERS = "each process has its own; fine where one server does everything (fill = true)"
 
 
@@ -56,6 +55,13 @@ class _Found:
     code: int = verbs.DONE
 
 
+class _Made(NamedTuple):
+    """What an embedder makes."""
+
+    dimension: int
+    fingerprint: str
+
+
 def run(options: argparse.Namespace) -> int:
     """Check part after part; one that is wrong keeps no other from being looked at."""
     config = opened.settings_of(options)
@@ -71,23 +77,27 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check(config: ArchiveConfig, base: Path) -> Iterator[_Found]:
-    from headrace.archive.contents import table_column  # noqa: PLC0415 - not for the list of verbs
+    from headrace.archive.catalog import SpaceRecord  # noqa: PLC0415 - not for the list of verbs
+    from headrace.archive.contents import table_column  # noqa: PLC0415 - as above
 
-    yield _tried("store", lambda: _store(config))
+    records = {name: SpaceRecord() for name in config.spaces}
+    yield _tried("store", lambda: _store(config, records))
     yield _tried("queue", lambda: _queue(config))
-    dimensions: dict[str, int] = {}
+    made: dict[str, _Made] = {}
     for name in sorted({space.embedder for space in config.spaces.values()} - {""}):
-        check = functools.partial(_embedder, config, name, base, dimensions)
+        check = functools.partial(_embedder, config, name, base, made)
         yield _tried(f"embedders.{name}", check)
     for name in sorted(set(config.embedders) - {space.embedder for space in config.spaces.values()}):
-        yield _Found(f"embedders.{name}", "no space uses it")
+        yield _tried(f"embedders.{name}", functools.partial(_unused, config, name))
     for name, space in config.spaces.items():
         if space.is_table:
-            yield _tried(f"tables.{name}", functools.partial(_table, config, name))
+            yield _tried(f"tables.{name}", functools.partial(_table, space, records[name]))
         else:
-            yield _space(config, name, dimensions)
+            embedder = made.get(space.embedder)
+            yield _tried(f"spaces.{name}", functools.partial(_space, space, records[name], embedder))
             if source := table_column(space.content):
-                yield _tried(f"spaces.{name}.content", functools.partial(_content, config, source))
+                content = functools.partial(_content, source, records.get(source.table, SpaceRecord()))
+                yield _tried(f"spaces.{name}.content", content)
 
 
 def _tried(part: str, check: Callable[[], str]) -> _Found:
@@ -97,12 +107,14 @@ def _tried(part: str, check: Callable[[], str]) -> _Found:
         return _Found(part, error.message, verbs.exit_code(error))
 
 
-def _store(config: ArchiveConfig) -> str:
+def _store(config: ArchiveConfig, records: dict[str, SpaceRecord]) -> str:
+    """Open the store, and see which versions the spaces have."""
+    from headrace.archive.catalog import Catalog  # noqa: PLC0415 - not for the list of verbs
     from headrace.stores.opening import open_store  # noqa: PLC0415 - not for the list of verbs
 
     store = open_store(config.store)
     try:
-        store.read(_A_RECORD)
+        records.update((name, Catalog(store).read(name)) for name in config.spaces)
     finally:
         store.close()
     return _kind(config.store)
@@ -125,33 +137,33 @@ def _kind(settings: object) -> str:
     return f"{kind}, {path}" if path is not None else f"{kind}: {_OTHERS}" if kind == "memory" else kind
 
 
-def _embedder(config: ArchiveConfig, name: str, base: Path, dimensions: dict[str, int]) -> str:
-    from headrace.archive.opening import open_one_embedder  # noqa: PLC0415 - not for the list of verbs
+def _embedder(config: ArchiveConfig, name: str, base: Path, made: dict[str, _Made]) -> str:
+    from headrace.archive.embedders.opening import read_settings  # noqa: PLC0415 - not for the list of verbs
+    from headrace.archive.embedders.settings import ModelSettings  # noqa: PLC0415
+    from headrace.archive.opening import open_one_embedder  # noqa: PLC0415
 
+    settings = read_settings(name, config.embedders.get(name))
+    if isinstance(settings, ModelSettings) and not settings.url:
+        return f"the model {settings.model!r} of the server itself; not looked at, as no server runs here"
     embedder = open_one_embedder(config, name, base)
     try:
-        dimensions[name] = embedder.dimension
+        made[name] = _Made(embedder.dimension, embedder.fingerprint)
     finally:
         embedder.close()
-    return f"vectors of {dimensions[name]} numbers"
+    return f"vectors of {made[name].dimension} numbers"
 
 
-def _record(config: ArchiveConfig, space: str) -> SpaceRecord:
-    """What is decided about a space; nothing is made of one that is new."""
-    from headrace.archive.catalog import Catalog  # noqa: PLC0415 - not for the list of verbs
-    from headrace.stores.opening import open_store  # noqa: PLC0415 - the same
+def _unused(config: ArchiveConfig, name: str) -> str:
+    from headrace.archive.embedders.opening import read_settings  # noqa: PLC0415 - not for the list of verbs
 
-    store = open_store(config.store)
-    try:
-        return Catalog(store).read(space)
-    finally:
-        store.close()
+    read_settings(name, config.embedders[name])
+    return "no space uses it"
 
 
-def _table(config: ArchiveConfig, name: str) -> str:
+def _table(settings: SpaceSettings, record: SpaceRecord) -> str:
     from headrace.archive.columns import fingerprint, row_dtype  # noqa: PLC0415 - not for the list of verbs
 
-    columns, record = config.spaces[name].columns or (), _record(config, name)
+    columns = settings.columns or ()
     version = record.version(record.default)
     if not columns and version is None:
         return "no columns yet; headrace archive load has them from a file"
@@ -163,10 +175,9 @@ def _table(config: ArchiveConfig, name: str) -> str:
     return told
 
 
-def _content(config: ArchiveConfig, source: TableColumn) -> str:
+def _content(source: TableColumn, record: SpaceRecord) -> str:
     from headrace.archive.table_contents import text_column, told  # noqa: PLC0415 - not for the list of verbs
 
-    record = _record(config, source.table)
     if text_column(record, source) is None:
         if record.default:
             raise ConfigError(told(record, source))
@@ -174,12 +185,43 @@ def _content(config: ArchiveConfig, source: TableColumn) -> str:
     return f"from the column {source.column} of the table {source.table}"
 
 
-def _space(config: ArchiveConfig, name: str, dimensions: dict[str, int]) -> _Found:
-    settings = config.spaces[name]
-    made = dimensions.get(settings.embedder, settings.dimension)
-    if settings.dimension not in (0, made):
-        told = f"dimension: expected {made}, as {settings.embedder!r} makes them, got {settings.dimension}"
-        return _Found(f"spaces.{name}", f"{told}; leave it out", verbs.WRONG)
+def _space(settings: SpaceSettings, record: SpaceRecord, made: _Made | None) -> str:
+    """Whether the settings of a space fit to its embedder, to what is stored, and to their own files."""
+    expected = made.dimension if made is not None else settings.dimension
+    if settings.dimension not in (0, expected):
+        told = f"expected {expected}, as {settings.embedder!r} makes them, got {settings.dimension}"
+        raise ConfigError(f"dimension: {told}; leave it out")
+    fingerprint = made.fingerprint if made is not None else None if settings.embedder else ""
+    version = record.made_by(fingerprint) if fingerprint is not None else None
+    if version is not None:
+        _check_version(settings, version)
+        expected = version.dimension
+    if expected:
+        _check_oov(settings, expected)
     source = f"embedded by {settings.embedder}" if settings.embedder else "only by put"
-    numbers = f", {made} numbers" if made else ""
-    return _Found(f"spaces.{name}", f"{source}{numbers} of {settings.dtype}")
+    numbers = f", {expected} numbers" if expected else ""
+    unseen = "" if expected or settings.oov in ("zeros", "mean") else "; the oov file was not looked at"
+    return f"{source}{numbers} of {settings.dtype}{unseen}"
+
+
+def _check_version(settings: SpaceSettings, version: SpaceVersion) -> None:
+    """Refuse settings that mean another kind of vectors than the version has that they are of."""
+    for name, got, there in (
+        ("dimension", settings.dimension or version.dimension, version.dimension),
+        ("dtype", settings.dtype, version.dtype),
+    ):
+        if got != there:
+            raise ConfigError(
+                f"{name}: expected {there}, as version {version.number} has it, got {got}; what is stored "
+                "stays as it is: put the setting back, or begin a new space"
+            )
+
+
+def _check_oov(settings: SpaceSettings, dimension: int) -> None:
+    from headrace.archive.catalog import SpaceVersion  # noqa: PLC0415 - not for the list of verbs
+    from headrace.archive.oov import oov_vector  # noqa: PLC0415 - as above
+
+    version = SpaceVersion(
+        number=0, embedder="", fingerprint="", dimension=dimension, dtype=settings.dtype, created=0.0
+    )
+    oov_vector(settings.oov, version)

@@ -27,7 +27,12 @@ MISSING = Metric(
     "Keys that were answered with the out-of-vocabulary vector.",
     _SPACE,
 )
-NEW = Metric("headrace_archive_new_keys", "counter", "Missing keys that were handed on to be queued.", _SPACE)
+NEW = Metric(
+    "headrace_archive_new_keys",
+    "counter",
+    "Missing keys that were handed on to be queued, for the first time as far as this process knows.",
+    _SPACE,
+)
 OVER_QUOTA = Metric(
     "headrace_archive_over_quota_keys",
     "counter",
