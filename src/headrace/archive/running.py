@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from headrace.archive.config import ArchiveConfig, read_archive_config
 from headrace.archive.embedders.embedder import Embedder
+from headrace.archive.embedders.models.embedder import ModelEmbedder
 from headrace.archive.embedders.models.served import LocalModels
 from headrace.archive.filling import Filler
 from headrace.archive.opening import open_archive, open_one_embedder
@@ -28,7 +31,8 @@ class Running:
     def __init__(self, file: Path, models: LocalModels | None = None) -> None:
         """Open what an ``archive.toml`` describes; this takes as long as loading its embedders.
 
-        A store that is down keeps nothing from starting: filling begins when it answers.
+        A store that is down keeps nothing from starting: filling begins when it answers. When the version of
+        a model that makes vectors is unloaded, filling goes on with the one that took its place.
 
         Args:
             file: Where that is.
@@ -45,7 +49,7 @@ class Running:
         self._embedders: dict[str, Embedder] = {}
         self._filler: Filler | None = None
         self._closed = threading.Event()
-        self._starting: threading.Thread | None = None
+        self._thread: threading.Thread | None = None
         try:
             if config.fill:
                 self._begin_filling(config, base)
@@ -56,8 +60,8 @@ class Running:
     def close(self) -> None:
         """Give back what is not filled, queue what waits for that, and end all threads."""
         self._closed.set()
-        if self._starting is not None:
-            self._starting.join()
+        if self._thread is not None:
+            self._thread.join()
         if self._filler is not None:
             self._filler.stop()
         for embedder in self._embedders.values():
@@ -65,29 +69,44 @@ class Running:
         self.archive.close()
 
     def _begin_filling(self, config: ArchiveConfig, base: Path) -> None:
-        filled = {space: one.embedder for space, one in config.spaces.items() if one.embedder}
-        for name in dict.fromkeys(filled.values()):
-            self._embedders[name] = open_one_embedder(config, name, base, self._models)
-        by_space = {space: (self._embedders[name],) for space, name in filled.items()}
-        if by_space and not self._filled_from_now(by_space):
-            self._starting = threading.Thread(
-                target=self._fill_when_it_can, args=(by_space,), name="archive-fill-start", daemon=True
-            )
-            self._starting.start()
+        self._open = partial(open_one_embedder, config, base=base, models=self._models)
+        self._filled = {space: one.embedder for space, one in config.spaces.items() if one.embedder}
+        for name in dict.fromkeys(self._filled.values()):
+            self._embedders[name] = self._open(name)
+        if self._filled:
+            with suppress(Unavailable):  # it is tried again, and told then
+                self._fill_from_now()
+            self._thread = threading.Thread(target=self._see_to_it, name="archive-fill-look", daemon=True)
+            self._thread.start()
 
-    def _filled_from_now(self, by_space: dict[str, tuple[Embedder]]) -> bool:
-        try:
-            self._filler = Filler(self.archive, by_space)
-        except Unavailable as error:
-            _log.warning("filling has not begun: %s", error.message)
-            return False
-        self._filler.start()
-        return True
+    def _fill_from_now(self) -> None:
+        filler = Filler(
+            self.archive, {space: (self._embedders[name],) for space, name in self._filled.items()}
+        )
+        filler.start()
+        self._filler = filler
 
-    def _fill_when_it_can(self, by_space: dict[str, tuple[Embedder]]) -> None:
+    def _see_to_it(self) -> None:
+        """Begin to fill once the store answers, and anew when a model's version has gone for another."""
+        told = ""
         while not self._closed.wait(_AGAIN_SECONDS):
             try:
-                if self._filled_from_now(by_space):
-                    return
-            except Exception:  # noqa: BLE001 - the boundary of the thread: what is wrong may be put right
-                _log.exception("filling cannot begin")
+                self._renew()
+                if self._filler is None:
+                    self._fill_from_now()
+                told = ""
+            except Exception as error:  # noqa: BLE001 - the boundary of the thread: what is wrong may be put right
+                if str(error) != told:
+                    told = str(error)
+                    _log.warning("filling has not begun: %s", told)
+
+    def _renew(self) -> None:
+        """Open embedders again whose version is not served any more: what is there now makes a new one."""
+        for name, embedder in self._embedders.items():
+            if isinstance(embedder, ModelEmbedder) and embedder.is_outdated:
+                opened = self._open(name)
+                if self._filler is not None:
+                    self._filler.stop()  # which gives its batches back
+                    self._filler = None
+                self._embedders[name] = opened
+                embedder.close()

@@ -41,6 +41,7 @@ class ModelEmbedder:
     Attributes:
         dimension: As ``Embedder`` has it.
         fingerprint: As ``Embedder`` has it.
+        is_outdated: Whether its version was not served any more when it was asked: another is to be opened.
     """
 
     def __init__(self, served: Served, settings: ModelSettings) -> None:
@@ -54,6 +55,7 @@ class ModelEmbedder:
             ConfigError: It does not take one input of texts or numbers, or does not give vectors.
             HeadraceError: It does not answer.
         """
+        self.is_outdated = False
         described = served.describe()
         self._served = served
         self._input = chosen_input(described.inputs, settings.input)
@@ -97,6 +99,7 @@ class ModelEmbedder:
         try:
             answer = self._served.predict(self._input.name, values, self._output)
         except NotFound as error:
+            self.is_outdated = True
             raise FailedPrecondition(
                 f"the encoder's version is not served any more: {error.message}"
             ) from error

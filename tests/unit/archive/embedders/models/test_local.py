@@ -12,10 +12,12 @@ import pytest
 from headrace.archive.embedders.embedder import Embedder
 from headrace.archive.embedders.models.served import LocalModels
 from headrace.archive.embedders.opening import open_embedder
+from headrace.archive.running import Running
 from headrace.config import ServerConfig
 from headrace.engine import Engine, ModelSpec
 from headrace.errors import ConfigError, FailedPrecondition, ModelError, NotFound
 from tests.encoder_models import write_letters, write_models
+from tests.unit.archive.filling_parts import until
 
 Open = Callable[..., Embedder]
 
@@ -89,6 +91,39 @@ def test_the_version_stays_that_of_the_opening_until_it_is_gone(
     np.testing.assert_array_equal(newer.embed([b"ab"]).vectors, [[10, 10, 0]])
     with pytest.raises(FailedPrecondition, match="the encoder's version is not served any more"):
         embedder.embed([b"ab"])
+
+
+def test_filling_goes_on_with_the_version_that_took_the_others_place(
+    engine: Engine, directory: Path, tmp_path: Path
+) -> None:
+    settings = tmp_path / "archive.toml"
+    settings.write_text(
+        """
+        fill = true
+        store = { kind = "memory" }
+        queue = { kind = "memory" }
+        [spaces.texts]
+        embedder = "counts"
+        [embedders.counts]
+        kind = "model"
+        model = "letters"
+        output = "counts"
+        """
+    )
+    running = Running(settings, models_of(engine))
+    try:
+        archive = running.archive
+        archive.want("texts", ["ab"])
+        until(lambda: bool(archive.lookup("texts", ["ab"]).found.all()))
+        write_letters(directory, 2, scale=10)
+        until_ready(engine, "letters", 2)
+        archive.want("texts", ["abb"])
+        until(lambda: len(archive.record("texts").versions) == 2)
+        until(lambda: bool(archive.lookup("texts", ["abb"], version=2).found.all()))
+        assert archive.lookup("texts", ["abb"], version=2).vectors.tolist() == [[10, 20, 0]]
+        assert archive.lookup("texts", ["ab"]).vectors.tolist() == [[1, 1, 0]]
+    finally:
+        running.close()
 
 
 def until_ready(engine: Engine, model: str, version: int) -> None:
