@@ -55,13 +55,21 @@ class Feed:
         rows_before: How many of them came before those that errors count from.
     """
 
-    def __init__(self, archive: Archive, table: str, is_stopping: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        archive: Archive,
+        table: str,
+        is_stopping: Callable[[], bool] = lambda: False,
+        *,
+        is_saved: bool = True,
+    ) -> None:
         """Find or make the version of the table with the windows of its settings.
 
         Args:
             archive: Where the table is.
             table: Which.
             is_stopping: Says when a store that does not answer is no longer to be waited for.
+            is_saved: Whether its state will be saved, and gone on with.
 
         Raises:
             ConfigError: It has no windows, or its other versions cannot be fed in the same way.
@@ -85,6 +93,7 @@ class Feed:
         )
         self.maker = RowMaker(plan, settings.feed, archive.config.spaces[table].max_key_bytes)
         self._writer = Writer(archive, table, fed, self.counters, is_stopping)
+        self._writer.is_noted = is_saved
         self.rows = self.rows_before = 0
 
     # ---- Rows ---------------------------------------------------------------------------------

@@ -20,8 +20,8 @@ try:
 except ImportError as error:  # as with every package that is not always needed
     raise ConfigError(f"feeding a table needs an extra ({error}): pip install 'headrace[train]'") from None
 
-_BATCHES_AHEAD = 4
-_FILE_ROWS = 2**16
+_BATCHES_AHEAD = 2
+_ROWS_AT_ONCE = 2**16
 
 
 class Batches(NamedTuple):
@@ -70,7 +70,7 @@ def file_batches(file: Path, columns: list[str]) -> Batches:
     """
     found = ColumnFile(file)
     there = [name for name in columns if name in found.schema.names]
-    return Batches(found.schema.names, found.batches(there, _FILE_ROWS))
+    return Batches(found.schema.names, found.batches(there, _ROWS_AT_ONCE))
 
 
 def after(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
@@ -94,10 +94,32 @@ def after(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBat
 
 
 def _batches(source: Source, parser: StreamParser) -> Iterator[pa.RecordBatch]:
-    while True:
-        count = source.read(parser.room(), None)
-        if count == 0:
-            parser.finish()
-            return
-        if count is not None and (batch := parser.filled(count)) is not None:
-            yield batch
+    """The stream's rows; what has come together is given together, and nothing waits for more."""
+    waiting: list[pa.RecordBatch] = []
+    rows = 0
+    try:
+        while count := _read(source, parser, waits=not waiting):
+            if count > 0 and (batch := parser.filled(count)) is not None:
+                waiting.append(batch)
+                rows += batch.num_rows
+            if waiting and (count < 0 or rows >= _ROWS_AT_ONCE):
+                yield from _joined(waiting)
+                waiting, rows = [], 0
+        parser.finish()
+    except StreamError:
+        yield from _joined(waiting)
+        raise
+    yield from _joined(waiting)
+
+
+def _read(source: Source, parser: StreamParser, *, waits: bool) -> int:
+    """Read some bytes: how many; 0 at the end, -1 if there are none now."""
+    count = source.read(parser.room(), None if waits else 0.0)
+    return -1 if count is None else count
+
+
+def _joined(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    if len(batches) < 2:
+        yield from batches
+    else:
+        yield from pa.Table.from_batches(batches).combine_chunks().to_batches()

@@ -6,6 +6,7 @@ import logging
 import secrets
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -14,6 +15,7 @@ import tenacity
 
 from headrace.archive.archive import Archive
 from headrace.archive.catalog import with_default
+from headrace.archive.given import checked_rows
 from headrace.archive.windows.counters import Changed, Counters
 from headrace.archive.windows.window import Window
 from headrace.errors import Refused
@@ -24,6 +26,7 @@ _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 _ROWS_AT_ONCE = 2**16
+_STORED_AT_ONCE = 5000
 _MILLISECONDS = 1000
 _LONGEST_PAUSE_SECONDS = 2.0
 
@@ -89,6 +92,7 @@ class Writer:
         done: How far it is.
         since: By version: the bucket since which it is fed.
         stored: How many rows were written.
+        is_noted: Whether it notes how far it is, so that it can be gone on with.
     """
 
     def __init__(
@@ -99,7 +103,7 @@ class Writer:
         counters: Counters,
         is_stopping: Callable[[], bool],
     ) -> None:
-        """Begin a run.
+        """Begin a run, which nobody shall go on with unless ``is_noted`` is set.
 
         Args:
             archive: Where the table is.
@@ -111,6 +115,7 @@ class Writer:
         self.done = Done(run=secrets.token_hex(8))
         self.since: dict[int, int] = {}
         self.stored = 0
+        self.is_noted = False
         self._archive, self._table, self._fed, self._counters = archive, table, fed, counters
         self._is_stopping = is_stopping
         self._is_past_kept = archive.config.spaces[table].history_seconds > 0
@@ -168,12 +173,16 @@ class Writer:
             every = self._counters.plan.every_seconds
             if boundary // _MILLISECONDS - self.since[fed.number] * every >= fed.longest_seconds:
                 self._make_default(fed)
-        self._note()
+        if self.is_noted:
+            self._note()
 
     def _put(self, version: int, keys: list[str], values: Mapping[str, Array], written: Array) -> None:
-        self._persist(
-            lambda: self._archive.put_rows(self._table, keys, values, version=version, written=written)
-        )
+        """Store rows; the keys were checked with the stream's rows."""
+        reader = self._archive.reader(self._table, version)
+        rows = checked_rows(values, len(keys), reader.version)
+        for start in range(0, len(keys), _STORED_AT_ONCE):
+            some = slice(start, start + _STORED_AT_ONCE)
+            self._persist(partial(self._archive.store_vectors, reader, keys[some], rows[some], written[some]))
 
     def _make_default(self, fed: Fed) -> None:
         """Answer bare lookups from the version of today's settings, now that its windows are complete."""

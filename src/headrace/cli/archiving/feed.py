@@ -131,7 +131,12 @@ def run(options: argparse.Namespace) -> int:
         checkpoint = find_checkpoint(options.checkpoint, sys.stderr, resume=options.resume)
         archive = held.enter_context(opened.open_archive_of(options))
         interruptions = Interruptions()
-        feed = Feed(archive, options.table, lambda: interruptions.number is not None)
+        feed = Feed(
+            archive,
+            options.table,
+            lambda: interruptions.number is not None,
+            is_saved=options.checkpoint is not None,
+        )
         if checkpoint is not None:
             feed.restore(checkpoint.state, checkpoint.meta.get("feed"))
         origin = held.enter_context(open_origin(asking, checkpoint))
