@@ -15,7 +15,7 @@ from headrace import cpus
 from headrace.batching.at_once import AtOnce
 from headrace.batching.batcher import Batcher
 from headrace.batching.callers import Callers
-from headrace.batching.request import Origin
+from headrace.batching.request import VERSION, WRITTEN, Origin
 from headrace.batching.statistics import VersionStatistics
 from headrace.clock import Clock
 from headrace.config import MODEL_CONFIG_FILE, BatchingPolicy, ModelConfig
@@ -203,6 +203,12 @@ class LoadedVersion:
         callback()
 
 
+def _nothing_looked_up(config: ModelConfig) -> dict[str, object]:
+    """What a default says of inputs from the archive, in outputs that are none of the model's own."""
+    names = [name for name, source in config.inputs.items() if source.answer]
+    return {name + kind: 0 for name in names for kind in (WRITTEN, VERSION)}
+
+
 def instances(policy: BatchingPolicy) -> int:
     """How many batches run side by side: as configured, or one a core."""
     return policy.instances or cpus.available()
@@ -344,7 +350,7 @@ class VersionLoader:
         if policy.values:
             loaded.predictor = DefaultValues(
                 loaded.predictor,
-                default_rows(policy.values, loaded.signatures),
+                default_rows(_nothing_looked_up(loaded.config) | policy.values, loaded.signatures),
                 origin=Origin(loaded.name, 0, is_default=True),
                 statistics=loaded.batcher.statistics,
                 clock=self.clock,

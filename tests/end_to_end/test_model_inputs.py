@@ -68,6 +68,10 @@ OF_CTR = """
 [inputs.image]
 space = "images"
 key = "url"
+answer = true
+
+[default]
+values = { probability = 0.5 }
 """
 KEYS = [f"image {number}" for number in range(200)]
 
@@ -332,7 +336,9 @@ def test_over_both_protocols_and_both_transports(place: Path) -> None:
             if name != "image"
         }
         body = {"inputs": {**fields, "url": ["image 1", ""]}}
-        assert len(post(server, "/v1/models/ctr:predict", body)["outputs"]) == 2
+        answer = post(server, "/v1/models/ctr:predict", body)["outputs"]
+        assert set(answer) == {"probability", "image.written", "image.version"}
+        assert [written > 0 for written in answer["image.written"]] == [True, False]
         _, metrics = server.get("/metrics")
         keys = 'headrace_archive_input_keys_total{input="image",model="echo"} 24.0'
         assert keys in metrics.decode()

@@ -81,9 +81,9 @@ class Asker:
 
     def _begin(self, question: Question) -> _Begun:
         space = question.space
-        keys = list(dict.fromkeys(question.keys))  # the rows of one user have one key
-        places = None
-        if len(keys) < len(question.keys):
+        keys, places = question.keys, None
+        if len(place_of := dict.fromkeys(keys, 0)) < len(keys):  # the rows of one user have one key
+            keys = list(place_of)
             place_of = {key: place for place, key in enumerate(keys)}
             places = np.array([place_of[key] for key in question.keys])
         reader = None

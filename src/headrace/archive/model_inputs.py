@@ -26,6 +26,8 @@ NO_KEY = -1
 """What stands for no key where keys are integers; of texts, the empty one does."""
 
 _MILLISECONDS = 1000
+_ALL = slice(None)
+_SEPARATOR = b"\x1f"  # in no usual key; ASCII, so that it is within no letter
 
 
 class Question(NamedTuple):
@@ -186,7 +188,6 @@ class ModelInputs:
         made = Filled({}, {}, {})
         for question, answer in zip(asked, answers, strict=True):
             whole = _of_all_rows(question, answer, rows)
-            columns = whole.values() if self.sources[question.inputs[0]].column else {}
             for name in question.inputs:
                 source = self.sources[name]
                 too_old = _too_old(source, whole.written, now, (recorded or {}).get(name))
@@ -194,7 +195,7 @@ class ModelInputs:
                 if too_old is not None:
                     written = np.where(too_old, np.uint64(0), written)
                 found = written != 0
-                values = columns[source.column] if source.column else whole.vectors
+                values = whole.part(source.column, _ALL) if source.column else whole.vectors
                 if not found.all():
                     values = _with_missing(values, ~found, _missing(source, whole))
                 made.inputs[name] = _as_input(values, self.specs.get(name))
@@ -274,7 +275,9 @@ def _texts(name: str, values: Array) -> tuple[list[str], Array]:
         return list(map(str, values[rows].tolist())), rows
     given = values.tolist()
     try:
-        texts = [key.decode() for key in given]
+        texts = _SEPARATOR.join(given).decode().split(_SEPARATOR.decode())  # half the time of one by one
+        if len(texts) != len(given):
+            texts = [key.decode() for key in given]
     except UnicodeDecodeError:
         raise _not_utf8(name, given) from None
     if "" not in texts:
@@ -323,7 +326,7 @@ def _missing(source: InputSource, answer: Lookup) -> Array | bytes | float:
         return source.default.encode() if isinstance(source.default, str) else source.default
     if not source.column:
         return answer.oov
-    value: bytes | float = replace(answer, vectors=answer.oov[None]).values()[source.column][0]
+    value: bytes | float = replace(answer, vectors=answer.oov[None]).part(source.column, _ALL)[0]
     return value
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -78,7 +78,7 @@ class Elsewhere(InMemoryStore):
         self.goes_on = threading.Event()
         self.goes_on.set()
 
-    def get_many(self, partition: str, keys: list[bytes], missing: bytes) -> list[bytes]:  # type: ignore[override]
+    def get_many(self, partition: str, keys: Sequence[bytes], missing: bytes = b"") -> list[bytes]:
         self.goes_on.wait(20)
         return super().get_many(partition, keys, missing)
 

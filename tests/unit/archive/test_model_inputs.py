@@ -80,6 +80,12 @@ def test_the_empty_text_is_no_key() -> None:
     assert filled.counts["image"].keys == 1
 
 
+def test_a_key_may_have_any_letter_in_it() -> None:
+    (question,) = model_inputs(image=IMAGE).questions({"url": texts("a\x1fb", "", "ä\x00")})
+    assert question.keys == ["a\x1fb", "ä\x00"]
+    assert question.rows.tolist() == [0, 2]
+
+
 def test_integers_are_keys_but_for_minus_one() -> None:
     source = InputSource(space="images", key="item", key_dtype="int64")
     filled = model_inputs(image=source).fill({"item": np.array([7, -1, 8])}, look, NOW)
