@@ -21,7 +21,7 @@ from headrace.archive.dead_letters import now
 from headrace.archive.keys import all_stored, is_digest
 from headrace.archive.looking import SpaceReader
 from headrace.archive.records import joined
-from headrace.errors import Conflict, FailedPrecondition, HeadraceError
+from headrace.errors import Conflict, FailedPrecondition, HeadraceError, InvalidRequest
 from headrace.stores.store import Store, pages
 
 PAGE = 500
@@ -105,8 +105,12 @@ class Backfill:
         Raises:
             NotFound: There is no such space, or version.
             FailedPrecondition: Both are the same.
+            InvalidRequest: It is a feature table: nothing embeds its keys.
             Unavailable: The store does not answer.
         """
+        if archive.reader(space, source).version.columns:
+            problem = f"expected a space of vectors, got the feature table {space!r}; load the file anew"
+            raise InvalidRequest(problem, field="space")
         if source == target:
             raise FailedPrecondition(f"version {source} of the space {space!r} cannot be filled from itself")
         self._archive, self._space = archive, space

@@ -11,7 +11,7 @@ from headrace.archive.archive import Archive
 from headrace.archive.catalog import partition
 from headrace.archive.keys import is_digest
 from headrace.archive.records import HEAD, Form, joined
-from headrace.errors import TooLarge
+from headrace.errors import InvalidRequest, TooLarge
 from headrace.stores.store import Store, pages
 from headrace.tensors import Array
 
@@ -59,10 +59,13 @@ def read_whole(
 
     Raises:
         NotFound: There is no such space, or version.
+        InvalidRequest: It is a feature table.
         TooLarge: The vectors are more bytes than they may be.
         Unavailable: The store does not answer.
     """
     reader = archive.reader(space, version)
+    if reader.version.columns:
+        raise InvalidRequest(f"expected vectors, got the feature table {space!r}", field="space")
     form, number = reader.version.form, reader.version.number
     keys: list[str] = []
     read: list[Array] = []

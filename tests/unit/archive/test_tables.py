@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 from headrace.archive.archive import Archive
+from headrace.archive.backfilling import Backfill
 from headrace.archive.catalog import with_default
 from headrace.archive.columns import Column
 from headrace.archive.config import archive_config
+from headrace.archive.whole import read_whole
 from headrace.errors import ConfigError, InvalidRequest, NotFound
 from tests.unit.archive.filling_parts import open_parts
 
@@ -107,6 +109,10 @@ def test_rows_and_vectors_are_not_mistaken_for_one_another(archive: Archive) -> 
         archive.put_rows("texts", ["a"], {"age": [1]})
     with pytest.raises(InvalidRequest, match="expected a feature table, got a space of vectors"):
         archive.lookup("texts", ["a"]).values()
+    with pytest.raises(InvalidRequest, match="space: expected vectors, got the feature table 'users'"):
+        read_whole(archive, "users")
+    with pytest.raises(InvalidRequest, match="space: expected a space of vectors, got the feature table"):
+        Backfill(archive, "users", 1, 1)
     with pytest.raises(InvalidRequest, match="expected a feature table, got the space 'texts'"):
         archive.table_version("texts", [Column(name="age", dtype="int64")])
 
