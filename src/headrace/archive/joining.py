@@ -193,7 +193,7 @@ class Join:
         written = question.written
         others = np.zeros(len(question.keys), np.bool_)
         if written is not None and served is not None:
-            others = served[question.rows] != version.number
+            others = (served[question.rows] != version.number) & (written != 0)  # what was missing stays so
         elif written is None:
             others = times < int(version.created * 1000)
         looked = self._back(question, times, written if not others.any() else None)

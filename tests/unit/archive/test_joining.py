@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 from headrace.archive.archive import Archive
+from headrace.archive.columns import Column
 from headrace.archive.config import archive_config
 from headrace.archive.embedders.embedder import Embedder
 from headrace.archive.joining import Join, JoinSettings, Rows
@@ -257,6 +258,25 @@ def test_a_newer_encoder_is_learnt_with_rows_that_an_older_one_served(local: Arc
         assert table.column("image").to_pylist() == [[2.0] * 4, [0.0] * 4]
         assert joined.schema.spaces == {"images": 2, "ads": 1}
         assert joined.counts["image"].lost == 0
+
+
+def test_a_table_with_another_column_is_learnt_as_it_was_at_the_rows_time(local: Archive) -> None:
+    server = Server(local)
+    server.serve("a", 1)  # nothing of this ad was known
+    set_ad(local, 1, 3)
+    tick()
+    server.serve("a", 1)
+    columns = local.reader("ads").version.columns
+    more = (*columns, Column(name="views", dtype="int64", default=0))
+    newer = local.table_version("ads", more).number
+    for views, row in enumerate(server.rows):
+        values = {"clicks": np.array([7]), "city": np.array(["Zug"]), "views": np.array([views])}
+        written = np.array([row["served"] // 1000 - 1], np.uint64)
+        local.put_rows("ads", ["1"], values, version=newer, written=written)
+    source = {"views": InputSource(space="ads", column="views", key="ad"), **SOURCES}
+    _, table = join(local, server.stream(), source, versions={"ads": newer})
+    assert table.column("clicks").to_pylist() == [0, 7]
+    assert table.column("views").to_pylist() == [0, 1]
 
 
 def test_the_joined_stream_says_what_its_columns_are_and_which_versions(local: Archive) -> None:
