@@ -161,11 +161,17 @@ def test_a_topic_is_gone_on_with_where_it_was(
     kafka_server: Kafka, stream: Path, wanted: object, tmp_path: Path
 ) -> None:
     settings, topic = archive_in(tmp_path / "archive"), f"kafka://{kafka_server.address}/orders"
-    run("stream", "publish", stream, topic, "--partitions", 1, "--batch-rows", BATCH)
+    with pa.ipc.open_stream(stream) as reader:
+        table = reader.read_all()
+    for name, part in (("first", table.slice(0, ROWS // 2)), ("second", table.slice(ROWS // 2))):
+        with pa.ipc.new_stream(tmp_path / name, table.schema) as writer:
+            writer.write_table(part, BATCH)
+    run("stream", "publish", tmp_path / "first", topic, "--partitions", 1, "--batch-rows", BATCH)
     words = [topic, "--archive", settings, "--checkpoint", tmp_path / "c", "--checkpoint-every-seconds", 0.05]
     with feeding(*words) as process:
-        wait_for((tmp_path / "c/2").exists, "a checkpoint")
+        wait_for((tmp_path / "c/1").exists, "a checkpoint")
         process.kill()
+    run("stream", "publish", tmp_path / "second", topic)
     with feeding(*words, "--resume", "--json") as process:
         wait_for(lambda: written_until(settings) > START + MINUTES * 60, "the last row")
         process.terminate()
