@@ -32,6 +32,11 @@ embedder = "minilm"
 
 [spaces.items]
 dimension = 3
+
+[spaces.limited]
+embedder = "minilm"
+max_new_keys_per_second = 0.001
+max_new_keys_burst = 3
 """
 SECONDS = 60.0
 
@@ -116,7 +121,7 @@ def test_the_stub_puts_describes_streams_and_forgets(
         found = stub.Lookup(messages.LookupRequest(space="items", keys=["a", "b"]), timeout=10).found
         assert found == b"\0\1"
         described = stub.Describe(messages.DescribeRequest(), timeout=10)
-        assert [one.name for one in described.spaces] == ["titles", "items"]
+        assert [one.name for one in described.spaces] == ["titles", "items", "limited"]
         with pytest.raises(grpc.RpcError) as refused:
             stub.Lookup(messages.LookupRequest(space="items", keys=["a", ""]), timeout=10)
         assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -132,6 +137,40 @@ def test_models_answer_beside_it_and_the_metrics_tell_of_both(server: RunningSer
     assert keys is not None
     assert float(keys[1]) >= 2
     assert re.search(r"^headrace_archive_queued_keys \d", told, re.MULTILINE)
+
+
+def test_a_callers_new_keys_are_counted_over_both_protocols_together_and_no_other_callers(
+    server: RunningServer, stubs: tuple[ModuleType, ModuleType]
+) -> None:
+    messages, services = stubs
+
+    def counted(name: str) -> float:
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.http_port}/metrics", timeout=30) as answer:
+            told = answer.read().decode()
+        found = re.search(
+            rf'^headrace_archive_{name}_keys_total{{space="limited"}} (.*)$', told, re.MULTILINE
+        )
+        return float(found[1]) if found is not None else 0.0
+
+    def ask(caller: str, keys: list[str]) -> list[bool]:
+        headers = {"headrace-caller": caller}
+        address = f"http://127.0.0.1:{server.http_port}/v1/archive/limited:lookup"
+        request = urllib.request.Request(address, json.dumps({"keys": keys}).encode(), headers)
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            found: list[bool] = json.loads(answer.read())["found"]
+            return found
+
+    assert not any(ask("ads", ["Heat", "Alien"]))
+    assert (counted("new"), counted("over_quota")) == (2, 0)
+    with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
+        request = messages.LookupRequest(space="limited", keys=["Jaws", "Rocky", "Tron"])
+        metadata = (("headrace-caller", "ads"),)
+        assert not any(services.ArchiveStub(channel).Lookup(request, timeout=10, metadata=metadata).found)
+    assert (counted("new"), counted("over_quota")) == (3, 2)
+    assert not any(ask("search", ["Big", "Up"]))
+    assert (counted("new"), counted("over_quota")) == (5, 2)
+    until(lambda: ask("ads", ["Heat", "Alien", "Jaws"]) == [True] * 3)
+    assert ask("ads", ["Rocky", "Tron"]) == [False, False]
 
 
 def test_unknown_spaces_and_refusals_have_http_codes(server: RunningServer) -> None:

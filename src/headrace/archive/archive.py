@@ -15,7 +15,7 @@ from headrace.archive.config import ArchiveConfig
 from headrace.archive.dead_letters import DeadLetters
 from headrace.archive.embedders.embedder import Embedder
 from headrace.archive.fill_counts import FillCounts
-from headrace.archive.forgotten import Forgotten
+from headrace.archive.forgotten import CLOCKS_APART_SECONDS, Forgotten
 from headrace.archive.given import check_out, checked_rows, checked_vectors, checked_written, size_of
 from headrace.archive.keys import checked, in_slices, wrong_key
 from headrace.archive.looking import Counts, Lookup, SpaceReader
@@ -285,7 +285,9 @@ class Archive:
         """
         texts = self._checked(space, keys)
         self.forgotten.add(space, texts)
-        self.queue.remove([message_key(space, text) for text in texts])
+        if not self.queue.remove([message_key(space, text) for text in texts]):
+            # Fillers drop what waits, by when it was queued, which another machine's clock may have said.
+            self.forgotten.add(space, texts, CLOCKS_APART_SECONDS)
         self.forget_made(space, texts)
 
     def forget_made(self, space: str, keys: Sequence[str]) -> None:

@@ -14,6 +14,9 @@ PARTITION = "forgotten"
 _KEPT_SECONDS = 30 * 86_400.0
 _STAMP_BYTES = 8
 
+CLOCKS_APART_SECONDS = 5.0
+"""How far clocks of two machines may be apart, where what was queued is compared with what was forgotten."""
+
 
 class Forgotten:
     """When keys were forgotten: whoever fills asks before it embeds a key, and after it has stored a vector.
@@ -26,14 +29,19 @@ class Forgotten:
         """Keep it in a store."""
         self._store = store
 
-    def add(self, space: str, keys: Sequence[str]) -> None:
+    def add(self, space: str, keys: Sequence[str], margin_seconds: float = 0.0) -> None:
         """Remember that keys are forgotten now.
+
+        Args:
+            space: Their space.
+            keys: The keys.
+            margin_seconds: For how long after now what is queued counts as queued before.
 
         Raises:
             Unavailable: The store does not answer.
         """
         self._store.create(PARTITION)
-        stamp = time.time_ns().to_bytes(_STAMP_BYTES, "big")
+        stamp = (time.time_ns() + int(margin_seconds * 1e9)).to_bytes(_STAMP_BYTES, "big")
         self._store.put_many(PARTITION, [Item(_name(space, key), stamp) for key in keys], _KEPT_SECONDS)
 
     def since(self, wanted: Sequence[tuple[str, str, float]]) -> list[bool]:

@@ -122,7 +122,7 @@ class LmdbMessages:
         return self._writer.run(lambda transaction: self._tables.take(transaction, receiver, limit))
 
     def keep(self, receiver: bytes) -> None:
-        """Put off the end of a receiver's lease."""
+        """Put off the end of a receiver's visibility time."""
         self._writer.run(lambda transaction: self._tables.keep(transaction, receiver))
 
     def settle(self, receiver: bytes, numbers: Sequence[int], *, is_done: bool, is_all: bool) -> list[int]:
@@ -244,13 +244,13 @@ class LmdbReceiver:
         """See Receiver."""
         check_receive(limit, wait_seconds)
         end = time.monotonic() + wait_seconds
-        seen, pause, lease_end = _NEVER, _FIRST_PAUSE_SECONDS, 0.0
+        seen, pause, visibility_end = _NEVER, _FIRST_PAUSE_SECONDS, 0.0
         while True:
             self.keep()
             seen, prospect = self._queue.look(seen)
             if prospect is not None:
-                lease_end = time.monotonic() + prospect.lease_seconds
-            if (prospect is not None and prospect.is_ready) or time.monotonic() >= lease_end:
+                visibility_end = time.monotonic() + prospect.visibility_seconds
+            if (prospect is not None and prospect.is_ready) or time.monotonic() >= visibility_end:
                 found = self._take(limit)
                 if found:
                     return found
@@ -281,7 +281,7 @@ class LmdbReceiver:
         """See Receiver."""
         with self._lock:
             held = sorted(self._held)
-        with suppress(HeadraceError):  # the leases end by themselves
+        with suppress(HeadraceError):  # the visibility time ends by itself
             self._settle(held, is_done=False)
 
     def _take(self, limit: int) -> list[Delivery]:

@@ -8,8 +8,8 @@ digest of the key, 1, digest of a body → number: what is known already.
 ``receivers``: who → until when he may be silent, for how long at a time, and in which boot of the machine.
 ``state``: the last number.
 
-Times of leases are of a clock that runs on from one boot of the machine to its end, for all processes; of
-another boot, all are over.
+Until when something is out of sight is of a clock that runs on from one boot of the machine to its end, for
+all processes; of another boot, all is over.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NAMES = (b"messages", b"keys", b"ready", b"held", b"receivers", b"state")
 
 _NUMBER = Struct(">Q")
 _HEAD = Struct("<dH")
-_LEASE = Struct("<dd16s")
+_VISIBILITY = Struct("<dd16s")
 _DIGEST_BYTES = 16
 _ORDER, _CONTENT = b"\0", b"\1"
 _LAST = b"last"
@@ -57,12 +57,12 @@ class Clocks(NamedTuple):
     """What time it is.
 
     Attributes:
-        lease: In seconds since the boot, for all processes.
+        visibility: In seconds since the boot, for all processes.
         boot: Which one.
         wall: In seconds of Unix time; for people only.
     """
 
-    lease: Callable[[], float] = monotonic
+    visibility: Callable[[], float] = monotonic
     boot: bytes = boot_id()
     wall: Callable[[], float] = _wall
 
@@ -84,11 +84,11 @@ class Prospect(NamedTuple):
 
     Attributes:
         is_ready: Whether something can be received.
-        lease_seconds: After what time the first lease ends; infinite if there is none.
+        visibility_seconds: After what time the first visibility time ends; infinite if there is none.
     """
 
     is_ready: bool
-    lease_seconds: float
+    visibility_seconds: float
 
 
 def _digest(data: bytes) -> bytes:
@@ -178,7 +178,7 @@ class Tables:
 
     def take(self, transaction: Transaction, receiver: bytes, limit: int) -> list[Delivery]:
         """Give a receiver the oldest messages that can be had."""
-        self._end_leases(transaction)
+        self._end_visibilities(transaction)
         with transaction.cursor(self._ready) as cursor:
             numbers = list(islice(cursor.iternext(values=False), limit))
         found = []
@@ -188,22 +188,23 @@ class Tables:
             queued, message = self._read(transaction, number)
             found.append(Delivery(message, queued, _NUMBER.unpack(number)[0]))
         if found:
-            self._write_lease(transaction, receiver)
+            self._write_visibility(transaction, receiver)
         return found
 
     def prospect(self, transaction: Transaction) -> Prospect:
         """What could be received now; by reading only."""
-        now, left = self._clocks.lease(), float("inf")
+        now, left = self._clocks.visibility(), float("inf")
         with transaction.cursor(self._receivers) as cursor:
-            for _, lease in cursor:
-                left = min(left, 0.0 if self._is_over(lease, now) else _LEASE.unpack(lease)[0] - now)
+            for _, visibility in cursor:
+                until = _VISIBILITY.unpack(visibility)[0]
+                left = min(left, 0.0 if self._is_over(visibility, now) else until - now)
         return Prospect(transaction.stat(self._ready)["entries"] > 0, left)
 
     def keep(self, transaction: Transaction, receiver: bytes) -> None:
-        """Put off the end of a receiver's lease, if it is not over."""
-        lease = transaction.get(receiver, db=self._receivers)
-        if lease is not None and not self._is_over(lease, self._clocks.lease()):
-            self._write_lease(transaction, receiver)
+        """Put off the end of a receiver's visibility time, if it is not over."""
+        visibility = transaction.get(receiver, db=self._receivers)
+        if visibility is not None and not self._is_over(visibility, self._clocks.visibility()):
+            self._write_visibility(transaction, receiver)
 
     def settle(
         self, transaction: Transaction, receiver: bytes, numbers: Iterable[int], *, is_done: bool
@@ -226,20 +227,20 @@ class Tables:
         """Forget a receiver that has nothing."""
         transaction.delete(receiver, db=self._receivers)
 
-    def _write_lease(self, transaction: Transaction, receiver: bytes) -> None:
+    def _write_visibility(self, transaction: Transaction, receiver: bytes) -> None:
         seconds = self._visibility_seconds
-        lease = _LEASE.pack(self._clocks.lease() + seconds, seconds, self._clocks.boot)
-        transaction.put(receiver, lease, db=self._receivers)
+        visibility = _VISIBILITY.pack(self._clocks.visibility() + seconds, seconds, self._clocks.boot)
+        transaction.put(receiver, visibility, db=self._receivers)
 
-    def _is_over(self, lease: bytes, now: float) -> bool:
-        until, seconds, boot = _LEASE.unpack(lease)
+    def _is_over(self, visibility: bytes, now: float) -> bool:
+        until, seconds, boot = _VISIBILITY.unpack(visibility)
         # One that ends later than it could is of an earlier boot, where the system does not say which.
         return bool(boot != self._clocks.boot or until <= now or until > now + seconds + 1)
 
-    def _end_leases(self, transaction: Transaction) -> None:
-        now = self._clocks.lease()
+    def _end_visibilities(self, transaction: Transaction) -> None:
+        now = self._clocks.visibility()
         with transaction.cursor(self._receivers) as cursor:
-            gone = {receiver for receiver, lease in cursor if self._is_over(lease, now)}
+            gone = {receiver for receiver, visibility in cursor if self._is_over(visibility, now)}
         if not gone:
             return
         for receiver in gone:

@@ -106,7 +106,7 @@ class MemoryMessages:
         with self._changed:
             while True:
                 now = time.monotonic()
-                self._end_leases(now)
+                self._end_visibilities(now)
                 self._renew(receiver, now)
                 found = self._ready_ones(receiver, limit)
                 if found or now >= end:
@@ -116,7 +116,7 @@ class MemoryMessages:
                 self._changed.wait(max(0.0, min(end - now, pause, self._settings.visibility_seconds / 3)))
 
     def keep(self, receiver: MemoryReceiver) -> None:
-        """Put off the end of a receiver's lease, if it is not over."""
+        """Put off the end of a receiver's visibility time, if it is not over."""
         with self._changed:
             self._renew_if_alive(receiver)
 
@@ -194,7 +194,7 @@ class MemoryMessages:
         if receiver in self._receivers and now < receiver.until:
             self._renew(receiver, now)
 
-    def _end_leases(self, now: float) -> None:
+    def _end_visibilities(self, now: float) -> None:
         for receiver in [one for one in self._receivers if one.until <= now]:
             self._drop_receiver(receiver)
 
@@ -209,7 +209,7 @@ class MemoryReceiver:
     """A receiver of MemoryMessages.
 
     Attributes:
-        until: When its lease ends, on the monotonic clock.
+        until: When its visibility time ends, on the monotonic clock.
         held: The numbers of what it has received.
     """
 

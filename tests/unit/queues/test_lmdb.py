@@ -1,4 +1,4 @@
-"""The LMDB queue's leases over boots and jumps of clocks, its limits, its place on disk."""
+"""The LMDB queue's visibility time over boots and jumps of clocks, its limits, its place on disk."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def queue(tmp_path: Path) -> Iterator[LmdbMessages]:
         (BOOT, 5.0, True),  # where the system does not say which boot it is
     ],
 )
-def test_leases_end_with_their_time_and_with_the_boot(
+def test_visibility_ends_with_its_time_and_with_the_boot(
     tmp_path: Path, boot: bytes, now: float, is_over: bool
 ) -> None:
     queue = opened(tmp_path, Clocks(Turned(1000.0), BOOT))
