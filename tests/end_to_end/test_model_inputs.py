@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 import urllib.request
@@ -13,18 +14,23 @@ from typing import Any
 import grpc
 import numpy as np
 import onnx
+import pyarrow as pa
 import pytest
 from onnx import TensorProto, helper
 
 from headrace.archive.archive import Archive
+from headrace.archive.joining import Join, JoinSettings
 from headrace.archive.opening import open_archive_file
 from headrace.batching.request import Answer
+from headrace.config import parse_model_config
 from headrace.crossing import run_in
 from headrace.engine import Engine, ModelSpec
-from headrace.errors import FailedPrecondition
+from headrace.errors import FailedPrecondition, InvalidRequest
 from headrace.frontends.wire import protos
+from headrace.stream.schema import Field, Schema
 from headrace.versions.manifest import publish
 from tests.conformance import ctr_models
+from tests.encoder_models import write_letters
 from tests.running_server import RunningServer
 from tests.unit.archive.filling_parts import LengthEmbedder
 from tools.services.redis_server import Redis
@@ -33,8 +39,10 @@ SPACES = """
 [spaces.images]
 dimension = 4
 dtype = "float16"
+history_seconds = 600
 
 [tables.users]
+history_seconds = 600
 columns = { age = "int64", country = { dtype = "text", default = "?" } }
 """
 REMOTE = """
@@ -96,6 +104,18 @@ def echo() -> onnx.ModelProto:
         value("sum", TensorProto.FLOAT, ["rows"]),
     ]
     graph = helper.make_graph(nodes, "echo", inputs, outputs)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def identity() -> onnx.ModelProto:
+    """Gives the three numbers that it gets."""
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [helper.make_node("Identity", ["counts"], ["same"])],
+        "identity",
+        [value("counts", TensorProto.FLOAT, ["rows", 3])],
+        [value("same", TensorProto.FLOAT, ["rows", 3])],
+    )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
@@ -228,6 +248,54 @@ def test_a_click_model_answers_as_if_the_request_had_the_vectors(
     np.testing.assert_array_equal(given, wanted)
 
 
+def test_what_was_served_is_what_is_learnt(opened: tuple[Engine, Archive]) -> None:
+    """Although a vector has come since, another has changed, and so has what the row itself counted up."""
+    engine, archive = opened
+    archive.put("images", ["image 900"], np.full((1, 4), 0.1), version=2)
+    archive.put_rows("users", ["9"], {"age": [18], "country": ["ch"]})
+    answer = engine.predict_blocking("echo", asked(900, 901, user=9))
+    served = time.time_ns() // 1000 + 1000
+    rows = pa.record_batch(
+        {
+            "label": [0.0, 1.0],
+            "served": [served, served],
+            "url": ["image 900", "image 901"],
+            "user": [9, 9],
+            "image.written": answer["image.written"],
+            "image.version": answer["image.version"],
+        }
+    )
+    until(lambda: time.time_ns() // 1000 > served + 1000)
+    archive.put("images", ["image 900", "image 901"], np.full((2, 4), 7), version=2)
+    archive.put_rows("users", ["9"], {"age": [19], "country": ["de"]})
+    sources = parse_model_config(INPUTS).inputs
+    schema = Schema(fields=(Field(name="label", role="label"),))
+    settings = JoinSettings(sources, "served", {"images": 2})
+    joined = Join(archive, settings, rows.schema, schema).batch(rows)
+    learnt = joined.column("image").flatten().to_numpy()
+    assert learnt.tobytes() == answer["vector"].tobytes()
+    assert (learnt[:4] > 0).all()
+    assert not learnt[4:].any()
+    assert joined.column("age").to_pylist() == (answer["sum"] - 1).tolist() == [18, 18]
+    assert joined.column("country").to_pylist() == [land.decode() for land in answer["land"]] == ["ch"] * 2
+
+
+def test_a_key_that_cannot_be_is_the_error_of_its_own_request(opened: tuple[Engine, Archive]) -> None:
+    engine, _ = opened
+
+    async def ask() -> list[object]:
+        requests = [asked(1), {**asked(1), "url": ["x" * 9000]}, asked(2)]
+        answers = [engine.predict("echo", request) for request in requests]
+        return await asyncio.gather(*answers, return_exceptions=True)
+
+    one, wrong, two = run_in(engine._loop, ask())
+    assert isinstance(wrong, InvalidRequest)
+    assert wrong.message == "url: row 0: expected a key of up to 8192 bytes of UTF-8, got 9000"
+    assert isinstance(one, dict)
+    assert isinstance(two, dict)
+    assert (one["vector"][0, 0], two["vector"][0, 0]) == (-1, -2)
+
+
 def test_without_an_archive_the_model_does_not_load_and_says_why(place: Path) -> None:
     said = "there is none; start with --archive FILE"
     with Engine.in_thread(place / "models") as engine, pytest.raises(FailedPrecondition, match=said):
@@ -343,6 +411,21 @@ def test_over_both_protocols_and_both_transports(place: Path) -> None:
         keys = 'headrace_archive_input_keys_total{input="image",model="echo"} 24.0'
         assert keys in metrics.decode()
         assert 'headrace_archive_input_found_keys_total{input="image",model="echo"} 16.0' in metrics.decode()
+
+
+def test_a_server_fills_what_its_models_miss_by_another_of_its_models(tmp_path: Path) -> None:
+    """The archive opens when the embedder is loaded, and then the model whose inputs come from it loads."""
+    write_letters(tmp_path / "models", 1)
+    publish(lambda draft: onnx.save(identity(), draft / "model.onnx"), tmp_path / "models" / "same", 1)
+    inputs = '[inputs.counts]\nspace = "letters"\nkey = "text"\n'
+    (tmp_path / "models" / "same" / "headrace.toml").write_text(inputs)
+    embedder = '[embedders.letters]\nkind = "model"\nmodel = "letters"\noutput = "counts"\n'
+    (tmp_path / "archive.toml").write_text(f'fill = true\n[spaces.letters]\nembedder = "letters"\n{embedder}')
+    options = ("--archive", str(tmp_path / "archive.toml"), "--allow-code")
+    with RunningServer(tmp_path / "models", *options) as server:
+        ask = lambda: post(server, "/v1/models/same:predict", {"inputs": {"text": ["abba"]}})  # noqa: E731
+        assert ask()["outputs"] == [[0, 0, 0]]
+        until(lambda: ask()["outputs"] == [[2, 2, 0]])
 
 
 def test_answers_go_on_while_the_store_is_frozen_and_gone(

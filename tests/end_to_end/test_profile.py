@@ -52,6 +52,13 @@ def test_recorded_requests_are_used(model: Path) -> None:
     assert "line 1 of warm_up.jsonl" in ran.stderr
 
 
+def test_recorded_keys_of_an_archive_are_not_taken_for_the_models_own_inputs(model: Path) -> None:
+    (model / "warm_up.jsonl").write_text('{"inputs": {"url": ["a"]}}\n')
+    (model / "headrace.toml").write_text('[inputs.x]\nspace = "images"\nkey = "url"\n')
+    ran = headrace("profile", model, "--calls", "3")
+    assert ran.returncode == 0, ran.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [

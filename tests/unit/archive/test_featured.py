@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from headrace.archive.archive import Archive
-from headrace.archive.catalog import with_default
+from headrace.archive.catalog import with_default, without
 from headrace.archive.columns import Column
 from headrace.archive.config import archive_config
 from headrace.archive.featured import FeaturedServable
 from headrace.batching.batch import declared_outputs
 from headrace.config import BatchingPolicy, InputSource, ModelConfig
-from headrace.errors import InvalidRows, NotLoadable, Unavailable
+from headrace.errors import InvalidRows, NotFound, NotLoadable, Unavailable
 from headrace.queues.memory import MemoryMessages
 from headrace.queues.settings import MemoryQueue
 from headrace.servable import DEFAULT_SIGNATURE, Signature, TensorSpec
@@ -252,6 +252,24 @@ def test_an_archive_that_is_closed_is_no_error() -> None:
         model = featured(archive)
         archive.reader("images").forget_all()
     assert model.predict(asked(["a"], ["7"]))["vector"].tolist() == [[0] * 4]
+
+
+def test_a_version_that_goes_while_it_is_served_is_no_error(archive: Archive) -> None:
+    model = featured(archive, images=1)
+    newer = archive.add_version("images", LengthEmbedder("lengths-2"))
+    archive.catalog.change("images", lambda record: without(with_default(record, newer.number), 1))
+
+    def is_gone() -> bool:
+        try:
+            archive.reader("images", 1)
+        except NotFound:
+            return True
+        return False
+
+    until(is_gone)
+    outputs = model.predict(asked(["a"], ["7"]))
+    assert outputs["vector"].tolist() == [[0] * 4]
+    assert (outputs["image.written"].tolist(), outputs["years"].tolist()) == ([0], [41])
 
 
 def test_keys_that_cannot_be_are_the_errors_of_their_rows(archive: Archive) -> None:
