@@ -1,0 +1,145 @@
+"""From serving to training: what a model was served with is logged, joined, learnt, and named afterwards."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pyarrow as pa
+import pytest
+
+from headrace.archive.archive import Archive
+from headrace.archive.opening import open_archive_file
+from headrace.cli.main import main
+from headrace.engine import Engine
+from headrace.stream.schema import METADATA_KEY, Field, Schema
+from headrace.versions.manifest import publish, read_manifest, space_versions
+from tests.end_to_end.test_model_inputs import echo
+from tests.unit.archive.filling_parts import LengthEmbedder
+
+ARCHIVE = """
+[spaces.images]
+dimension = 4
+dtype = "int8"
+history_seconds = 600
+
+[tables.users]
+columns = { age = "int64", country = { dtype = "text", default = "?" } }
+history_seconds = 600
+cache_seconds = 0
+"""
+INPUTS = """
+[inputs.image]
+space = "images"
+key = "url"
+answer = true
+
+[inputs.age]
+space = "users"
+column = "age"
+key = "user"
+answer = true
+
+[inputs.country]
+space = "users"
+column = "country"
+key = "user"
+default = "nowhere"
+answer = true
+"""
+SCHEMA = Schema(
+    fields=(
+        Field(name="clicked", role="label"),
+        Field(name="url", role="categorical", text=True),
+        Field(name="image", role="vector", size=4),
+        Field(name="age", role="dense"),
+        Field(name="country", role="categorical", text=True),
+    )
+)
+ROUNDS = 40
+
+
+def change(archive: Archive, number: int) -> None:
+    """What goes on beside serving: vectors come and are replaced, users change, keys are removed."""
+    some = np.random.default_rng(number).normal(size=(2, 4))
+    archive.put("images", [f"image {number % 5}", f"image {number % 3}"], some)
+    archive.put_rows("users", [f"u{number % 2}"], {"age": np.array([number]), "country": [f"land {number}"]})
+    if number % 7 == 0:
+        archive.invalidate("images", ["image 1"])
+    if number % 11 == 0:
+        archive.invalidate("users", ["u1"])
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> list[dict[str, Any]]:
+    """Rows as a service logs them, with what the model got beside what answers say of it."""
+    publish(lambda draft: onnx.save(echo(), draft / "model.onnx"), tmp_path / "models/echo")
+    (tmp_path / "models/echo/headrace.toml").write_text(INPUTS)
+    (tmp_path / "archive.toml").write_text(ARCHIVE)
+    rows = []
+    with (
+        open_archive_file(tmp_path / "archive.toml") as archive,
+        Engine.in_thread(tmp_path / "models", archive=archive) as engine,
+    ):
+        for number in range(ROUNDS):
+            url, user = f"image {number % 6}", f"u{number % 3}"
+            given = {"bid": np.zeros(1, np.float32), "url": [url], "user": [user]}
+            answer = engine.predict_blocking("echo", given)
+            rows.append(
+                {
+                    "clicked": number % 2,
+                    "url": url,
+                    "user": user,
+                    "served": (
+                        answer["vector"].tobytes(),
+                        answer["sum"].item(),
+                        answer["land"].item().decode(),
+                    ),
+                    **{name: answer[name].item() for name in answer if "." in name},
+                }
+            )
+            change(archive, number)
+        archive.add_version("images", LengthEmbedder("newer"))
+    return rows
+
+
+def test_what_was_served_is_what_is_learnt(
+    tmp_path: Path, served: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    logged = [{name: value for name, value in row.items() if name != "served"} for row in served]
+    batch = pa.RecordBatch.from_pylist(logged).replace_schema_metadata({METADATA_KEY: SCHEMA.encode()})
+    with pa.ipc.new_stream(tmp_path / "rows", batch.schema) as writer:
+        writer.write_batch(batch)
+    words = "archive join rows --inputs models/echo/headrace.toml --out joined"
+    done = subprocess.run(
+        [sys.executable, "-m", "headrace", *words.split()],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "are lost" not in done.stderr
+    table = pa.ipc.open_stream(tmp_path / "joined").read_all()
+    vectors = table.column("image").combine_chunks().flatten().to_numpy().reshape(-1, 4)
+    joined = zip(vectors, table.column("age").to_pylist(), table.column("country").to_pylist(), strict=True)
+    assert [(vector.tobytes(), age, land) for vector, age, land in joined] == [
+        row["served"] for row in served
+    ]
+    assert len({row["served"] for row in served}) > ROUNDS // 2  # they have changed all the while
+
+    where = ["--models", str(tmp_path / "models"), "--archive", str(tmp_path / "archive.toml")]
+    published = str(tmp_path / "models/clicks")
+    assert main(["train", str(tmp_path / "joined"), "--model", "lr", "--publish", published]) == 0
+    assert space_versions(read_manifest(tmp_path / "models/clicks/1")) == {"images": 1, "users": 1}
+    capsys.readouterr()
+    assert main(["archive", "drop", "images", "1", *where]) == 1
+    needed = re.escape("version 1 of the space 'images' is needed: ") + ".*models/clicks/1 was trained on it"
+    assert re.search(needed, capsys.readouterr().err)
+    assert main(["archive", "drop", "images", "2", *where]) == 0
