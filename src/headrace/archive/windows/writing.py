@@ -120,6 +120,8 @@ class Writer:
         self._is_stopping = is_stopping
         self._is_past_kept = archive.config.spaces[table].history_seconds > 0
         self._name = f"feed/{table}"
+        self._noted: bytes | None = None
+        self._is_told = False
 
     def restore(self, run: str, since: Mapping[int, int]) -> None:
         """Go on with a run. What it has written is not written again: nothing that is served gets older.
@@ -195,12 +197,17 @@ class Writer:
         """Say in the store how far the run is."""
         content, store = msgspec.json.encode(self.done), self._archive.store
 
-        def note() -> None:
+        def note() -> bytes | None:
             before = store.read(self._name)
             if before != content:
                 store.swap(self._name, before, content)
+            return before
 
-        self._persist(note)
+        before = self._persist(note)
+        if self._noted is not None and before not in (self._noted, content) and not self._is_told:
+            self._is_told = True
+            _log.warning("another feed writes the table %s, too: its rows are now of both", self._table)
+        self._noted = content
 
     def _persist(self, call: Callable[[], _T]) -> _T:
         """Call until the store answers, or there is no waiting any more."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 import time
 from collections.abc import Iterator
@@ -35,6 +36,8 @@ _EXAMPLES = """examples:
   headrace archive feed demand kafka://localhost:9092/orders --checkpoint state/demand --resume
 
 docs/windowed-features.md says what is counted, and when it is written."""
+
+_log = logging.getLogger(__name__)
 
 _CHECKPOINT_SECONDS = 60.0
 _TERMINATED = 143
@@ -238,6 +241,7 @@ class _Going:
         if self._origin is not None:
             self._origin.saved()
         self._saved = time.monotonic()
+        _log.info("saved: %s", self._told())
 
     def _told(self) -> str:
         feed = self._feed

@@ -11,8 +11,14 @@ import pyarrow as pa
 import pytest
 
 from headrace.archive.archive import Archive
+from headrace.archive.config import archive_config
 from headrace.archive.windows.feed import Feed
-from headrace.errors import ConfigError, StreamError
+from headrace.errors import ConfigError, StreamError, Unavailable
+from headrace.queues.memory import MemoryMessages
+from headrace.queues.settings import MemoryQueue
+from headrace.stores.memory import InMemoryStore
+from headrace.stores.settings import MemoryStore
+from headrace.stores.store import Item
 from tests.unit.archive.filling_parts import open_parts
 
 EVERY, HOUR = 60, 3600
@@ -155,6 +161,52 @@ def test_what_goes_on_from_a_state_writes_what_an_undisturbed_feed_does(tmp_path
         second.finish()
         assert everything(archive) == wanted
         assert second.rows == whole.rows
+
+
+class Restarting(InMemoryStore):
+    """A store that does not answer a few calls."""
+
+    silent = 0
+
+    def put_many(self, partition: str, items: Sequence[Item], ttl_seconds: float = 0.0) -> None:
+        if self.silent:
+            self.silent -= 1
+            raise Unavailable("the store is starting")
+        super().put_many(partition, items, ttl_seconds)
+
+
+def archive_of(store: InMemoryStore, folder: Path) -> Archive:
+    tables = {"demand": {"feed": FEED, "windows": WINDOWS}}
+    config = archive_config({"queue": {"kind": "memory"}, "tables": tables}, "archive.toml", folder)
+    return Archive(config, store, MemoryMessages(MemoryQueue()))
+
+
+def test_a_store_that_does_not_answer_is_waited_for_until_the_feed_is_to_end(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows, store = rows_of(300), Restarting(MemoryStore())
+    is_stopping = False
+    with archive_of(store, tmp_path) as archive:
+        feed = Feed(archive, "demand", lambda: is_stopping)
+        store.silent = 2
+        feed.take(rows.slice(0, 150))
+        assert served(archive, "a") == expected(rows, "a", feed.clock_seconds * 1000)
+        assert "cannot be stored, trying again: the store is starting" in caplog.text
+        store.silent, is_stopping = 10**9, True
+        with pytest.raises(Unavailable):
+            feed.take(rows.slice(150))
+
+
+def test_two_feeds_of_one_table_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = rows_of(300)
+    with opened(tmp_path) as archive:
+        one, other = feed_of(archive), feed_of(archive)
+        one.take(rows.slice(0, 100))
+        one.take(rows.slice(100, 100))
+        assert not caplog.text
+        other.take(rows)
+        one.take(rows.slice(200))
+        assert "another feed writes the table demand, too" in caplog.text
 
 
 def test_a_state_of_another_feed_is_refused(tmp_path: Path) -> None:
