@@ -47,7 +47,7 @@ class Lookups:
 
     def run(self) -> None:
         reader = self._archive.reader("films")
-        while not self.done.wait(0.002):
+        while not self.done.wait(0.005):  # few enough that the machine has time for the store
             reader.forget_all()
             started = time.monotonic()
             try:
@@ -83,7 +83,7 @@ def check_outage(archive: Archive, server: Service, outage: str, times: int) -> 
     begin, end = OUTAGES[outage]
     stored(archive)
     with looking(archive) as lookups:
-        until(lambda: lookups.found > 500)  # how long reads take is known by now
+        until(lambda: lookups.found > 300)  # how long reads take is known by now
         usual = p99(lookups.spent)
         for _ in range(times):  # a second outage is met as the first one was
             began = len(lookups.spent)
