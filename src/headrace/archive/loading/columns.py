@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import NoReturn
 
 import numpy as np
@@ -122,7 +123,7 @@ def _numbers(column: Column, values: pa.Array, first_row: int) -> pa.Array:
             else values.cast(pa.float64()).cast(kind, safe=False)
         )
     except _NO_CAST:
-        _refuse_first(column, values, kind, first_row, f"expected {expected} of {column.dtype}")
+        _refuse_first(column.name, values, kind, first_row, f"expected {expected} of {column.dtype}")
     if pa.types.is_floating(kind):
         finite = pc.fill_null(pc.is_finite(made), True)
         if not pc.all(finite).as_py():
@@ -145,18 +146,60 @@ def _texts(column: Column, values: pa.Array, first_row: int) -> pa.Array:
     return made.cast(pa.large_binary())
 
 
-def _refuse_first(
-    column: Column, values: pa.Array, kind: pa.DataType, first_row: int, expected: str
-) -> NoReturn:
+def _refuse_first(name: str, values: pa.Array, kind: pa.DataType, first_row: int, expected: str) -> NoReturn:
     """Say which value no cast can make; they are tried one by one, as no other way tells."""
     for row in range(len(values)):
         try:
             values.slice(row, 1).cast(kind)
         except pa.ArrowNotImplementedError:
-            raise InvalidRequest(f"{expected}, got {values.type}", field=f"column {column.name!r}") from None
+            raise InvalidRequest(f"{expected}, got {values.type}", field=f"column {name!r}") from None
         except _NO_CAST:
-            refuse(column.name, first_row + row, f"{expected}, got {_shown(values[row])}")
-    raise InvalidRequest(f"{expected}, got {values.type}", field=f"column {column.name!r}")
+            refuse(name, first_row + row, f"{expected}, got {_shown(values[row])}")
+    raise InvalidRequest(f"{expected}, got {values.type}", field=f"column {name!r}")
+
+
+def written_of(name: str, values: pa.Array, first_row: int) -> Array:
+    """When the rows of a batch were written: milliseconds of Unix time, uint64 ``[N]``.
+
+    Args:
+        name: What the column is called.
+        values: Times, or milliseconds of Unix time; in texts, such numbers, or times as in
+            ``2026-01-31T12:00:00Z``.
+        first_row: The number of the first row.
+
+    Raises:
+        InvalidRequest: One is not there, or no time after the beginning of 1970.
+    """
+    values, expected = plain(values), "milliseconds of Unix time, or times such as 2026-01-31T12:00:00Z"
+    if not (is_text(values.type) or is_whole(values.type) or is_time(values.type)):
+        raise InvalidRequest(f"expected {expected}, got {values.type}", field=f"column {name!r}")
+    kind = _kind_of_time(values)
+    try:
+        made = values.cast(kind)
+    except _NO_CAST:
+        _refuse_first(name, values, kind, first_row, f"expected {expected}")
+    if pa.types.is_timestamp(kind):
+        made = made.cast(pa.timestamp("ms", kind.tz), safe=False).cast(pa.int64())
+    wrong = pc.fill_null(pc.less_equal(made, 0), True)
+    if pc.any(wrong).as_py():
+        row = wrong.index(True).as_py()
+        refuse(name, first_row + row, f"expected a time after 1970, got {_shown(values[row])}")
+    times: Array = made.to_numpy(zero_copy_only=False)
+    return times.astype(np.uint64)
+
+
+def _kind_of_time(values: pa.Array) -> pa.DataType:
+    """What times are to be read as: texts as the first of them is written."""
+    if is_whole(values.type):
+        return pa.int64()
+    if not is_text(values.type):
+        return pa.timestamp(getattr(values.type, "unit", "ms"), getattr(values.type, "tz", None))
+    there = values.drop_null()[:1]
+    for kind in (pa.int64(), pa.timestamp("ns", tz="UTC")):
+        with suppress(*_NO_CAST):
+            there.cast(kind)
+            return kind
+    return pa.timestamp("ns")
 
 
 def vectors_of(name: str, values: pa.Array, dimension: int, first_row: int) -> Array:

@@ -22,6 +22,7 @@ from headrace.archive.loading.columns import (
     refuse,
     values_of,
     vectors_of,
+    written_of,
 )
 from headrace.archive.loading.files import ColumnFile
 from headrace.errors import InvalidRequest, shown
@@ -48,6 +49,7 @@ class Target:
         left_out: Columns of the file that are not loaded.
         nulls: By column, how many values that are not there are stored as its default; known only where the
             file says the columns.
+        written: The file's column that says when each row was written; "" where that is now.
     """
 
     version: SpaceVersion
@@ -57,6 +59,7 @@ class Target:
     is_new: bool = False
     left_out: Sequence[str] = ()
     nulls: dict[str, int] = field(default_factory=dict)
+    written: str = ""
 
 
 class Stopped(Exception):
@@ -86,11 +89,12 @@ class Load:
         self._archive, self._space, self._file, self._stopping = archive, space, file, stopping
         self.rows = 0
 
-    def table(self, key: str, told: Told) -> Target:
+    def table(self, key: str, written: str, told: Told) -> Target:
         """Find or make the version of a table that the file fits.
 
         Args:
             key: The column of keys; "" for the one that seems to be it.
+            written: The column that says when each row was written; "" for now.
             told: Told how far it is: a file that says the columns is read once for that.
 
         Raises:
@@ -99,7 +103,9 @@ class Load:
         """
         settings, names = self._archive.config.spaces[self._space], self._file.schema.names
         declared = settings.columns or ()
-        key = self._key(key, {column.name for column in declared})
+        if written:
+            self._check_there(written, "--written")
+        key = self._key(key, {column.name for column in declared} | {written})
         for column in declared:
             if column.name not in names and column.default is None:
                 there = ", ".join(names[:_NAMES_SHOWN])
@@ -108,14 +114,14 @@ class Load:
         nulls: dict[str, int] = {}
         columns = declared
         if not declared:
-            guesses = self._guesses([name for name in names if name != key], told)
+            guesses = self._guesses([name for name in names if name not in (key, written)], told)
             columns = tuple(one for one in (guess.column() for guess in guesses) if one is not None)
             nulls = {guess.name: guess.nulls for guess in guesses if guess.nulls}
         check_columns(columns)
         version, is_new = self._version_of(columns, is_exact=bool(declared))
         loaded = tuple(column for column in version.columns if column.name in names)
-        left_out = sorted(set(names) - {column.name for column in loaded} - {key})
-        return Target(version, key, "", loaded, is_new, left_out, nulls)
+        left_out = sorted(set(names) - {column.name for column in loaded} - {key, written})
+        return Target(version, key, "", loaded, is_new, left_out, nulls, written)
 
     def vectors(self, key: str, vectors: str, number: int) -> Target:
         """The version of a space of vectors that a file goes to.
@@ -153,7 +159,7 @@ class Load:
         """
         longest = self._archive.config.spaces[self._space].max_key_bytes
         value_names = [target.vectors] if target.vectors else [column.name for column in target.columns]
-        names = list(dict.fromkeys([target.key, *value_names]))
+        names = list(dict.fromkeys([target.key, *([target.written] if target.written else []), *value_names]))
         for batch in self._batches(names, target.version.form.record_bytes, told):
             first = self.rows + 1
             keys = keys_of(target.key, batch.column(target.key), first, longest)
@@ -180,8 +186,9 @@ class Load:
 
     def _put_rows(self, target: Target, keys: list[str], batch: pa.RecordBatch, first: int) -> None:
         values = {one.name: values_of(one, batch.column(one.name), first) for one in target.columns}
+        written = written_of(target.written, batch.column(target.written), first) if target.written else None
         try:
-            self._archive.put_rows(self._space, keys, values, version=target.version.number)
+            self._archive.put_rows(self._space, keys, values, version=target.version.number, written=written)
         except InvalidRequest as error:
             said = re.fullmatch(r"columns\.(.*)\[(\d+)\]", error.field, re.DOTALL)
             if said is None:

@@ -64,6 +64,12 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         default="",
         help="the column of vectors, for a space (default: the only one with lists)",
     )
+    parser.add_argument(
+        "--written",
+        metavar="NAME",
+        default="",
+        help="the column that says when each row of a table was written (default: now)",
+    )
     opened.add_version(parser)
     parser.add_argument("--format", choices=_FORMATS, help="what the file is (default: what its name says)")
     parser.add_argument(
@@ -103,12 +109,14 @@ def run(options: argparse.Namespace) -> int:
 
 def _target(options: argparse.Namespace, archive: Archive, load: Load, progress: _Progress) -> Target:
     if not archive.config.spaces[options.space].is_table:
+        if options.written:
+            raise InvalidRequest("expected none, as vectors are written now", field="--written")
         return load.vectors(options.key, options.vectors, options.version)
     for name in ("vectors", "version"):
         if getattr(options, name):
             problem = f"expected none, as {options.space!r} is a feature table"
             raise InvalidRequest(problem, field=f"--{name}")
-    return load.table(options.key, progress.stage("looking at the columns"))
+    return load.table(options.key, options.written, progress.stage("looking at the columns"))
 
 
 class _Progress:

@@ -41,9 +41,9 @@ def loader(archive: Archive, space: str, file: Path) -> Load:
     return Load(archive, space, ColumnFile(file), threading.Event())
 
 
-def load_table(archive: Archive, table: str, file: Path, key: str = "") -> Target:
+def load_table(archive: Archive, table: str, file: Path, key: str = "", written: str = "") -> Target:
     load = loader(archive, table, file)
-    target = load.table(key, lambda rows, share: None)
+    target = load.table(key, written, lambda rows, share: None)
     load.run(target, lambda rows, share: None)
     load.make_default(target)
     archive._spaces.look(table)
@@ -80,7 +80,7 @@ def test_a_file_of_any_format_fills_a_table_and_says_how_far_it_is(
 ) -> None:
     load = loader(archive, "users", written(tmp_path / name, USERS))
     shares: list[float] = []
-    target = load.table("", lambda rows, share: None)
+    target = load.table("", "", lambda rows, share: None)
     load.run(target, lambda rows, share: shares.append(share))
     assert load.rows == 20_000
     assert (target.key, target.is_new, target.version.number, target.left_out) == ("user_id", False, 1, [])
@@ -174,7 +174,7 @@ def test_a_default_moves_only_when_all_is_loaded_and_running_it_again_ends_it(
     file = written(tmp_path / "more.parquet", USERS)
     stopping = threading.Event()
     load = Load(archive, "films", ColumnFile(file), stopping)
-    target = load.table("", lambda rows, share: None)
+    target = load.table("", "", lambda rows, share: None)
 
     def stop(rows: int, share: float) -> None:
         stopping.set()
@@ -187,6 +187,51 @@ def test_a_default_moves_only_when_all_is_loaded_and_running_it_again_ends_it(
     assert load_table(archive, "films", file).version.number == 2
     assert archive.lookup("films", ["u1", "u19999"]).found.all()
     assert archive.lookup("films", ["u1"]).version == 2
+
+
+WHEN = [datetime(2026, 1, day, tzinfo=UTC) for day in (1, 2, 3, 4)]
+MILLISECONDS = [int(when.timestamp() * 1000) for when in WHEN]
+
+
+@pytest.mark.parametrize(
+    ("name", "times"),
+    [
+        ("a.parquet", WHEN),
+        ("a.csv", WHEN),
+        ("b.csv", MILLISECONDS),
+        ("c.csv", [when.isoformat().replace("+00:00", "") for when in WHEN]),
+        ("b.parquet", [when.date() for when in WHEN]),
+    ],
+)
+def test_rows_with_their_times_are_found_as_they_were(tmp_path: Path, name: str, times: list[object]) -> None:
+    rows = pa.table({"id": ["a", "b", "a", "a"], "at": times, "n": [1, 2, 3, 4]})
+    tables = {"films": {"history_seconds": 10**9}}
+    with open_parts(tmp_path, "memory", {"dimension": 3}, tables=tables) as archive:
+        target = load_table(archive, "films", written(tmp_path / name, rows), written="at")
+        assert [column.name for column in target.version.columns] == ["n"]
+        found = archive.lookup("films", ["a", "b"])
+        assert (found.values()["n"].tolist(), found.written.tolist()) == ([4, 2], MILLISECONDS[3:0:-2])
+        asked = np.array([MILLISECONDS[0] - 1, MILLISECONDS[0], MILLISECONDS[3] - 1], np.uint64)
+        then = archive.as_of("films", ["a", "a", "a"], asked)
+        assert then.values()["n"].tolist() == [0, 1, 3]
+        assert then.found.tolist() == [False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("times", "problem"),
+    [
+        ([1, None], "row 2, column 'at': expected a time after 1970, got None"),
+        ([1, -5], "row 2, column 'at': expected a time after 1970, got -5"),
+        ([0.5, 1], "column 'at': expected milliseconds of Unix time, or times such as .*, got double"),
+        (["2026-01-01", "soon"], "row 2, column 'at': expected milliseconds of Unix time, .*, got 'soon'"),
+    ],
+)
+def test_times_that_are_none_are_refused(
+    archive: Archive, tmp_path: Path, times: list[object], problem: str
+) -> None:
+    file = written(tmp_path / "u.parquet", pa.table({"id": ["a", "b"], "at": times, "n": [1, 2]}))
+    with pytest.raises(InvalidRequest, match=problem):
+        load_table(archive, "films", file, written="at")
 
 
 def test_vectors_are_loaded_into_a_space(archive: Archive, tmp_path: Path) -> None:
@@ -334,4 +379,4 @@ def test_the_key_is_the_column_that_is_called_so(
     file = written(
         tmp_path / "some.parquet", pa.table(rows | ({"age": [1], "score": [1]} if table == "users" else {}))
     )
-    assert loader(archive, table, file).table("", lambda rows, share: None).key == key
+    assert loader(archive, table, file).table("", "", lambda rows, share: None).key == key
