@@ -62,7 +62,7 @@ class ColumnFile:
             InvalidRequest: It is no such file, cannot be read, or has two columns of one name.
         """
         if not path.is_file():
-            raise NotFound(f"{path}: there is no such file")
+            raise NotFound(f"{path}: there is no such file{'; it is a folder' if path.is_dir() else ''}")
         self.path, self.format = path, format_ or _format_of(path)
         names = path.suffixes[-2:]
         self._delimiter = delimiter or ("\t" if ".tsv" in names else ",")

@@ -114,13 +114,17 @@ class Load:
         nulls: dict[str, int] = {}
         columns = declared
         if not declared:
-            guesses = self._guesses([name for name in names if name not in (key, written)], told)
+            guesses = self._guesses([name for name in names if name not in (key, written, "")], told)
             columns = tuple(one for one in (guess.column() for guess in guesses) if one is not None)
             nulls = {guess.name: guess.nulls for guess in guesses if guess.nulls}
+        if not columns:
+            problem = f"beside the key {shown(key)}, expected columns that a table can have, got none"
+            way_out = "; is --delimiter what stands between them?" if self._file.format == "csv" else ""
+            raise InvalidRequest(problem + way_out, field="FILE")
         check_columns(columns)
         version, is_new = self._version_of(columns, is_exact=bool(declared))
         loaded = tuple(column for column in version.columns if column.name in names)
-        left_out = sorted(set(names) - {column.name for column in loaded} - {key, written})
+        left_out = sorted(set(names) - {column.name for column in loaded} - {key, written or key})
         return Target(version, key, "", loaded, is_new, left_out, nulls, written)
 
     def vectors(self, key: str, vectors: str, number: int) -> Target:

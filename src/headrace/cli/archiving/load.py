@@ -169,6 +169,7 @@ def _finish(
         print(f"  it is new, with the columns {columns}{f' and {more} more' if more > 0 else ''}")
     print(f"  keys: {target.key}")
     if target.left_out:
-        print(f"  left out: {', '.join(target.left_out[:_LISTED])}")
+        names = (name or "(one without a name)" for name in target.left_out[:_LISTED])
+        print(f"  left out: {', '.join(names)}")
     for name, count in target.nulls.items():
         print(f"  {name}: {count:,} values are not there, and stored as its default")

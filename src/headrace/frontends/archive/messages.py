@@ -221,8 +221,8 @@ def rows_of(asked: Asked) -> dict[str, Array]:
     given = {}
     for one in asked.columns:
         room = one.size_bytes if one.dtype == TEXT else 1
-        if one.dtype not in DTYPES or not 0 < room <= LARGEST_ROW_BYTES:
-            expected = f"one of {', '.join(DTYPES)}, and the size of texts"
+        if not one.name or one.dtype not in DTYPES or not 0 < room <= LARGEST_ROW_BYTES:
+            expected = f"a name, one of {', '.join(DTYPES)}, and the size of texts"
             raise InvalidRequest(
                 f"expected {expected}, got {one.dtype!r:.40}", field=f"columns.{one.name[:100]}"
             )

@@ -344,6 +344,23 @@ def test_files_that_are_none_are_refused(
         load_table(archive, "users", tmp_path / name)
 
 
+def test_a_column_without_a_name_as_pandas_writes_its_index_is_left_out(
+    archive: Archive, tmp_path: Path
+) -> None:
+    (tmp_path / "f.csv").write_text(",id,year\n0,a,1995\n")
+    target = load_table(archive, "films", tmp_path / "f.csv")
+    assert (target.key, target.left_out) == ("id", [""])
+    assert archive.lookup("films", ["a"]).values()["year"].tolist() == [1995]
+
+
+def test_a_wrong_delimiter_is_what_an_error_asks_for(archive: Archive, tmp_path: Path) -> None:
+    (tmp_path / "f.csv").write_text("id;year\na;1995\n")
+    with pytest.raises(
+        InvalidRequest, match=r"FILE: beside the key 'id;year', .*is --delimiter what stands bet"
+    ):
+        load_table(archive, "films", tmp_path / "f.csv")
+
+
 def test_a_file_without_rows_loads_none(archive: Archive, tmp_path: Path) -> None:
     (tmp_path / "u.csv").write_text("user_id,age,score\n")
     assert load_table(archive, "users", tmp_path / "u.csv").version.number == 1

@@ -138,8 +138,9 @@ def test_what_is_wrong_is_named_over_grpc() -> None:
     assert told(vectors=bytes(19)) == "vectors: expected 1 rows of 20 bytes, one a key, got 19 bytes"
     assert told(keys=[]) == "vectors: expected 0 rows of 20 bytes, one a key, got 20 bytes"
     assert told(columns=[COLUMNS[0]] * 2).startswith("columns: expected up to 1000 columns, each once")
-    assert told(columns=[{"name": "age", "dtype": "i8"}]).startswith("columns.age: expected one of float32, ")
-    assert told(columns=[{"name": "a", "dtype": "text"}]).startswith("columns.a: expected one of float32, ")
+    assert told(columns=[{"name": "age", "dtype": "i8"}]).startswith("columns.age: expected a name, one of f")
+    assert told(columns=[{"name": "a", "dtype": "text"}]).startswith("columns.a: expected a name, one of fl")
+    assert told(columns=[{"dtype": "int64"}], vectors=bytes(8)).startswith("columns.: expected a name, one o")
     assert told(columns=[COLUMNS[0] | {"size_bytes": 4}]) == "columns.age: expected size_bytes of 8, got 4"
     assert told(columns=[COLUMNS[0]], vectors=bytes(8)).startswith("columns.score: expected a value a key")
     assert told(space="items").startswith("columns: expected vectors, as for any space that is no feature t")
