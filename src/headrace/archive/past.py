@@ -22,7 +22,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from headrace.archive.catalog import SpaceVersion, partition
+from headrace.archive.catalog import Catalog, SpaceVersion, partition
 from headrace.archive.config import SpaceSettings
 from headrace.archive.past_links import NO_NODE, Node, decoded
 from headrace.archive.records import HEAD, joined
@@ -95,6 +95,7 @@ class Past:
     def __init__(self, store: Store, space: str, version: SpaceVersion, settings: SpaceSettings) -> None:
         """Keep them in a store, beside the values that lookups find."""
         self._store, self._form, self._settings = store, version.form, settings
+        self._space, self._number = space, version.number
         self._values = partition(space, version.number)
         self._entries = past_partition(space, version.number)
         # An entry is written with its value, and anew when that is replaced: so long it is there after both.
@@ -114,6 +115,7 @@ class Past:
             The rows to be stored, each key once, and the heads that ``point`` is to write afterwards.
 
         Raises:
+            NotFound: The version has been dropped.
             Unavailable: The store does not answer; nothing is to be stored.
         """
         known = self._known(keys)
@@ -337,7 +339,9 @@ class Past:
         made = [Item(key, value) for key, value in items.items()]
         try:
             self._store.put_many(self._entries, made, self._kept_seconds)
-        except NotFound:  # nothing of this version was kept before
+        except NotFound:  # nothing of this version was kept before, unless it has been dropped
+            if Catalog(self._store).read(self._space).is_gone(self._number):
+                raise
             self._store.create(self._entries)
             self._store.put_many(self._entries, made, self._kept_seconds)
 

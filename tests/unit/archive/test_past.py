@@ -14,6 +14,7 @@ import pytest
 
 from headrace.archive.archive import Archive
 from headrace.archive.config import archive_config
+from headrace.archive.dropping import drop_version
 from headrace.archive.keys import all_stored
 from headrace.archive.past import Past, past_partition
 from headrace.archive.replaying import PastLookup
@@ -21,7 +22,7 @@ from headrace.errors import InvalidRequest, NotFound
 from headrace.queues.opening import open_queue
 from headrace.stores.opening import open_store
 from headrace.stores.store import START
-from tests.unit.archive.filling_parts import DIMENSION, open_parts
+from tests.unit.archive.filling_parts import DIMENSION, LengthEmbedder, open_parts
 from tools.services.redis_server import Redis
 
 KEPT = {"dimension": DIMENSION, "history_seconds": 3600.0, "oov": "zeros"}
@@ -278,14 +279,46 @@ def test_writers_in_many_threads_lose_nothing(archive: Archive) -> None:
         for value in range(20):
             archive.put("texts", ["a"], np.full((1, DIMENSION), float(1 + number * 20 + value)))
 
+    start = time.time_ns() // 1_000_000
     threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     last = int(archive.lookup("texts", ["a"]).written[0])
-    values = was(archive, "a", *range(last - 2000, last + 1))
+    values = was(archive, "a", *range(start, last + 1))
     assert set(values) - {0.0} == {float(value) for value in range(1, 81)}
+
+
+def test_of_two_processes_that_replace_the_same_value_neither_is_lost(archive: Archive) -> None:
+    first = put(archive, "a", 1.0)
+    wait_for_the_next_millisecond()
+    reader, keys = archive.reader("texts"), all_stored(["a"])
+    written = []
+    for value in (2.0, 3.0):  # each has looked before the other one has written
+        past = archive.writes.past(reader)
+        records = reader.version.form.encode(np.full((1, DIMENSION), value, np.float32), first + int(value))
+        known = past._known(keys)
+        past._known = lambda _, known=known: known  # type: ignore[method-assign, misc]
+        written.append((past, records))
+    heads = [past.keep(keys, records, is_told=False)[1] for past, records in written]
+    for (past, records), head in zip(written, heads, strict=True):
+        archive.writes._put(reader, ["a"], records)
+        past.point(head)
+    assert exactly(archive, "a", first, first + 2, first + 3).vectors[:, 0].tolist() == [1.0, 2.0, 3.0]
+    assert was(archive, "a", first, first + 3) == [1.0, 3.0]
+    archive.forget("texts", ["a"])
+    assert not exactly(archive, "a", first, first + 2, first + 3).found.any()
+
+
+def test_nothing_is_kept_of_a_version_that_was_dropped(archive: Archive) -> None:
+    archive.add_version("texts", LengthEmbedder())
+    reader = archive.reader("texts", 2)
+    drop_version(archive, "texts", 2)
+    with pytest.raises(NotFound):
+        archive.store_vectors(reader, ["a"], np.ones((1, DIMENSION), np.float32))
+    with pytest.raises(NotFound):
+        archive.store.put_many(past_partition("texts", 2), [])
 
 
 def test_history_that_begins_later_keeps_what_was_there(tmp_path: Path) -> None:
