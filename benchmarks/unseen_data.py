@@ -70,21 +70,26 @@ class Split(NamedTuple):
     unseen: Items
 
 
-def films(folder: Path, seed: int = 0, *, described: bool = True) -> Split:
+def films(
+    folder: Path,
+    seed: int = 0,
+    *,
+    described: bool = True,
+    vectors_of: Callable[[list[str]], Array] | None = None,
+) -> Split:
     """MovieLens-100k: four stars and more are a click, each rating a row; a quarter of the films is unseen.
 
     Args:
         folder: Where the data is, or goes.
         seed: Which films are unseen.
         described: Whether genres and years are among the categorical fields, besides what is known of people.
+        vectors_of: Gives the vectors of titles, zeros for those that are missing; MiniLM's if left out.
     """
     data = load(fetch(folder))
     random = np.random.default_rng(seed)
     rated = sorted({one.film for one in data.ratings}, key=int)
     unseen = {rated[number] for number in random.permutation(len(rated))[: len(rated) // 4]}
-    embedder = open_text(TextSettings(), Path())
-    titles = embedder.embed([data.films[one].title.encode() for one in rated]).vectors
-    embedder.close()
+    titles = (vectors_of or _embedded)([data.films[one].title for one in rated])
     place = {film: number for number, film in enumerate(rated)}
     order = random.permutation(len(data.ratings))
     ratings = [data.ratings[number] for number in order]
@@ -98,6 +103,13 @@ def films(folder: Path, seed: int = 0, *, described: bool = True) -> Split:
     )
     is_unseen = np.array([one.film in unseen for one in ratings])
     return Split(items.chosen(np.flatnonzero(~is_unseen)), items.chosen(np.flatnonzero(is_unseen)))
+
+
+def _embedded(titles: list[str]) -> Array:
+    embedder = open_text(TextSettings(), Path())
+    vectors = embedder.embed([title.encode() for title in titles]).vectors
+    embedder.close()
+    return vectors
 
 
 _FILM_FIELDS = (

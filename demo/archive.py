@@ -2,7 +2,8 @@
 
 Pages of film titles are asked for while nothing is there: every answer comes at once, out of vocabulary. A
 filler embeds what was missed; the same pages hit. Then what is stored is used otherwise: neighbours of a
-film, films that are there twice, and a picture of the space. With ENGINES=1 the vectors are in Cassandra, and
+film, films that are there twice, a picture of the space, and a click model that has never seen a film, but
+knows its title. With ENGINES=1 the vectors are in Cassandra, and
 what waits is in Kafka; both are fetched and started. Exits 1 if something did not come about.
 """
 
@@ -20,14 +21,20 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from demo import data
+from demo.unseen import Unseen
+from headrace.tensors import Array
 from headrace.terminal import table
 
 FOLDER = Path(".data")
 PICTURE = FOLDER / "archive-titles.png"
+UNSEEN_PICTURE = FOLDER / "archive-unseen.png"
 FILM = "Toy Story"
 PAGE_FILMS = 100
 PATIENCE_SECONDS = 120.0
@@ -123,10 +130,8 @@ class Pages:
         """Ask for all pages once, and note how that went; gives the share of titles that were found."""
         found, took = 0, []
         for page in self._pages:
-            body = json.dumps({"keys": page}).encode()
             started = time.perf_counter()
-            with urllib.request.urlopen(urllib.request.Request(self._url, body)) as reply:
-                answer = json.load(reply)
+            answer = self._answer(page)
             took.append(1e3 * (time.perf_counter() - started))
             found += sum(answer["found"])
         count = sum(map(len, self._pages))
@@ -135,6 +140,21 @@ class Pages:
         line = (when, str(len(took)), str(count), f"{found / count:.0%}", f"{p50:.1f}", f"{p99:.1f}")
         self.lines.append(line)
         return found / count
+
+    def vectors(self, titles: list[str]) -> Array:
+        """The vectors of titles, float32 ``[titles, size]``; zeros where there is none."""
+        parts: list[list[list[float]]] = []
+        for start in range(0, len(titles), PAGE_FILMS):
+            answer = self._answer(titles[start : start + PAGE_FILMS])
+            found = zip(answer["vectors"], answer["found"], strict=True)
+            parts.append([vector if there else [0.0] * len(vector) for vector, there in found])
+        return np.concatenate(parts, dtype=np.float32)
+
+    def _answer(self, keys: Sequence[str]) -> dict[str, Any]:
+        body = json.dumps({"keys": keys}).encode()
+        with urllib.request.urlopen(urllib.request.Request(self._url, body)) as reply:
+            answer: dict[str, Any] = json.load(reply)
+        return answer
 
 
 def fill(file: Path, pages: Pages) -> None:
@@ -172,11 +192,15 @@ def main() -> None:
             pages.ask("all are embedded")
             print()
             print(table(pages.lines, right=range(1, 6)))
-            show(file, "status")
-            show(file, "neighbours", "titles", FILM, "--count", "5")
-            show(file, "duplicates", "titles", "--threshold", "0.9", "--groups", "5")
-            show(file, "plot", "titles", "--out", str(PICTURE.resolve()))
-    say(f"done; the picture is {PICTURE}")
+            say("headrace train --model mdn begins to learn from ratings, with titles and without")
+            with closing(Unseen(FOLDER / "ratings", pages.vectors)) as unseen:
+                show(file, "status")
+                show(file, "neighbours", "titles", FILM, "--count", "5")
+                show(file, "duplicates", "titles", "--threshold", "0.9", "--groups", "5")
+                show(file, "plot", "titles", "--out", str(PICTURE.resolve()))
+                print()
+                unseen.show(UNSEEN_PICTURE)
+    say(f"done; the pictures are {PICTURE} and {UNSEEN_PICTURE}")
 
 
 if __name__ == "__main__":
