@@ -36,6 +36,7 @@ Transaction = Any
 _MOST_READERS = 2048
 _DATA, _READERS, _NEXT, _WRITE = "data.mdb", "lock.mdb", "next.lock", "write.lock"
 _READER_BYTES = 64  # a reader's place in LMDB's table
+_BLOCK_BYTES = 512  # of what the system says that a file takes
 CONTENTS_KEY = b"format"
 """The key by which a file says what it holds; in every file."""
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.0001, 0.004
@@ -277,24 +278,25 @@ def _open(options: LmdbOptions, deadline: float) -> LmdbFile:
 def _reserve_readers(path: Path) -> None:
     """Have the disk keep room for LMDB's table of readers, which is memory that they share.
 
-    On a full disk, the first who writes to it would be killed by the system.
+    On a full disk, the first who writes to it would be killed by the system. Where the system cannot keep
+    room, and for all else that is wrong with the path, LMDB says what it says.
 
     Raises:
         Unavailable: The disk is full.
-        ConfigError: The directory cannot be written.
     """
     wanted = (_MOST_READERS + 2) * _READER_BYTES
+    if not hasattr(os, "posix_fallocate"):
+        return
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o664)
         try:
-            if os.fstat(descriptor).st_blocks * 512 < wanted:
+            if os.fstat(descriptor).st_blocks * _BLOCK_BYTES < wanted:
                 os.posix_fallocate(descriptor, 0, wanted)
         finally:
             os.close(descriptor)
     except OSError as error:
-        if error.errno == errno.ENOSPC:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise NoRoom(f"{path}: the disk under the LMDB file is full: {error.strerror}") from error
-        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
 
 
 def _check(opened: LmdbFile, environment: lmdb.Environment, deadline: float) -> None:

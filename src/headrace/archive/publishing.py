@@ -137,6 +137,8 @@ class Publisher:
             with self._changed:
                 if pause and not self._closed:
                     self._changed.wait_for(lambda: self._closed, pause)
+                if not self._waiting:
+                    self._troubles.pop(self, None)
                 while not self._waiting and not self._closed:
                     self._changed.wait()
                 batch = list(self._waiting)[:_MOST_A_CALL]

@@ -18,6 +18,8 @@ from headrace.archive.embedders.embedder import Embedded
 from headrace.archive.filling import Filler
 from headrace.archive.oov import oov_vector
 from headrace.archive.publishing import Wanted, wanted_of
+from headrace.archive.reports import Reporter
+from headrace.archive.status import look
 from headrace.errors import ConfigError, HeadraceError, InvalidRequest, Unavailable
 from headrace.queues.memory import MemoryMessages
 from headrace.queues.opening import open_queue
@@ -273,3 +275,19 @@ def test_before_the_first_version_is_made_nothing_is_said_to_be_missing(tmp_path
                 archive.put(space, ["a"], np.ones((1, 2)))
         with pytest.raises(Unavailable, match="not known yet"):
             archive.lookup("films", ["a"])
+
+
+def test_status_tells_what_processes_wait_for(tmp_path: Path) -> None:
+    with of_spaces(tmp_path, TWO_SPACES) as archive:
+        for troubles in ({"a thread": "filling waits: no room", "another": "filling waits: no room"}, {}):
+            Reporter(archive.store, archive.counts, archive.fills, dict(troubles)).report()
+        assert look(archive).warnings == ("1 process waits: filling waits: no room",)
+
+
+def test_a_full_queue_is_a_trouble_as_long_as_there_are_missing_keys(tmp_path: Path) -> None:
+    with of_spaces(tmp_path, TWO_SPACES, queue={"kind": "memory", "max_messages": 1}) as archive:
+        archive.lookup("films", ["one", "two", "three"])
+        told: list[str] = []
+        until(lambda: told.extend(archive.troubles.copy().values()) or told)
+        assert told[0].startswith("the queue takes no missing keys: the queue holds 1 of")
+        until(lambda: not archive.troubles)
