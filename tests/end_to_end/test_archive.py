@@ -37,6 +37,14 @@ dimension = 3
 embedder = "minilm"
 max_new_keys_per_second = 0.001
 max_new_keys_burst = 3
+
+[spaces.stories]
+embedder = "minilm"
+content = "table:films.story"
+
+[tables.films.columns]
+story = { dtype = "text", bytes = 200 }
+year = { dtype = "int32", default = -1 }
 """
 SECONDS = 60.0
 
@@ -102,6 +110,39 @@ def test_a_new_key_is_missing_then_filled_and_found_by_both_protocols(
         assert found.found == b"\1"
 
 
+def test_a_table_is_filled_and_found_by_both_protocols_and_its_texts_are_embedded(
+    server: RunningServer, stubs: tuple[ModuleType, ModuleType]
+) -> None:
+    messages, services = stubs
+    columns = {"story": ["a boxer fights", "a lion is king"], "year": [1976, None]}
+    assert post(server, "/v1/archive/films:put", {"keys": ["1", "2"], "columns": columns}) == {}
+    row = np.dtype([("story", "S30"), ("year", "<i4")])
+    with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
+        stub = services.ArchiveStub(channel)
+        put = messages.PutRequest(space="films", keys=["3"], dtype="row")
+        put.vectors = np.array([(b"an heir is kidnapped", 1957)], row).tobytes()
+        put.columns.add(name="story", dtype="text", size_bytes=30)
+        put.columns.add(name="year", dtype="int32", size_bytes=4)
+        stub.Put(put, timeout=10)
+        found = stub.Lookup(messages.LookupRequest(space="films", keys=["1", "2", "3", "4"]), timeout=10)
+    numbers = {"int32": "<i4"}
+    lies = [(one.name, numbers.get(one.dtype, f"S{one.size_bytes}")) for one in found.columns]
+    rows = np.frombuffer(found.vectors, lies)
+    assert rows["year"].tolist() == [1976, -1, 1957, -1]
+    answer = post(server, "/v1/archive/films:lookup", {"keys": ["3", "4"]})
+    assert answer["columns"] == {"story": ["an heir is kidnapped", ""], "year": [1957, -1]}
+    assert answer["found"] == [True, False]
+    by_id, by_text = (
+        ("/v1/archive/stories:lookup", ["3"]),
+        ("/v1/archive/titles:lookup", [rows["story"][2].decode()]),
+    )
+    until(
+        lambda: all(post(server, path, {"keys": keys})["found"] == [True] for path, keys in (by_id, by_text))
+    )
+    one, other = (post(server, path, {"keys": keys})["vectors"][0] for path, keys in (by_id, by_text))
+    np.testing.assert_allclose(one, other, atol=1e-5)
+
+
 def test_the_stub_puts_describes_streams_and_forgets(
     server: RunningServer, stubs: tuple[ModuleType, ModuleType]
 ) -> None:
@@ -121,7 +162,8 @@ def test_the_stub_puts_describes_streams_and_forgets(
         found = stub.Lookup(messages.LookupRequest(space="items", keys=["a", "b"]), timeout=10).found
         assert found == b"\0\1"
         described = stub.Describe(messages.DescribeRequest(), timeout=10)
-        assert [one.name for one in described.spaces] == ["titles", "items", "limited"]
+        names = ["titles", "items", "limited", "stories", "films"]
+        assert [one.name for one in described.spaces] == names
         with pytest.raises(grpc.RpcError) as refused:
             stub.Lookup(messages.LookupRequest(space="items", keys=["a", ""]), timeout=10)
         assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
