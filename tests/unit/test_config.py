@@ -112,6 +112,10 @@ def test_every_setting_of_a_model_can_be_set() -> None:
 
 
 WRONG_MODELS = {
+    '[cache]\nsize_bytes = 100000\n[inputs.image]\nspace = "images"\nkey = "url"': (
+        "headrace.toml: cache.seconds: expected more than 0 beside [inputs]: what comes from the archive "
+        "changes while a version is loaded, got 0.0"
+    ),
     "x = ": "headrace.toml: not TOML: ",
     "[batch]": "headrace.toml: batch: unknown setting; did you mean batching?",
     "[zzz]": (

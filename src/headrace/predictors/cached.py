@@ -1,7 +1,8 @@
 """A prediction cache: what a version has been asked already is answered again without the model.
 
-It stands directly around the version's Batcher, so it sees what the model takes and gives and nothing else: a
-default's answer is never kept, and inputs that are looked up for a request are part of what is asked.
+It stands directly around the version's Batcher, and what answers in the model's place stands around it: a
+default's answer is never kept. Inputs from an archive are looked up behind it, by keys that are part of what
+is asked; so answers of such a model are repeated for a time that its settings must name.
 
 Equal requests that come while the first is computed wait for its answer. What is computed for them is one
 request to the Batcher, which is wanted as long as one of them waits and whose deadline is the latest of
