@@ -140,7 +140,7 @@ class Feed:
             rows=self.rows,
             measures=list(plan.measures),
             totals=list(plan.totals),
-            since=self._writer.since,
+            since=self._writer.done.since,
         )
         found: dict[str, object] = msgspec.to_builtins(meta, str_keys=True)
         return self.counters.state(), found

@@ -37,10 +37,12 @@ class Done(msgspec.Struct, kw_only=True):
     Attributes:
         run: What tells it from others that feed the table, before it or by mistake beside it.
         written: By version: the last boundary that all its rows were written of, in Unix milliseconds.
+        since: By version: the bucket since which it is fed.
     """
 
     run: str
     written: dict[int, int] = {}
+    since: dict[int, int] = {}
 
 
 @dataclass
@@ -90,7 +92,6 @@ class Writer:
 
     Attributes:
         done: How far it is.
-        since: By version: the bucket since which it is fed.
         stored: How many rows were written.
         is_noted: Whether it notes how far it is, so that it can be gone on with.
     """
@@ -113,7 +114,6 @@ class Writer:
             is_stopping: Says when a store that does not answer is no longer to be waited for.
         """
         self.done = Done(run=secrets.token_hex(8))
-        self.since: dict[int, int] = {}
         self.stored = 0
         self.is_noted = False
         self._archive, self._table, self._fed, self._counters = archive, table, fed, counters
@@ -129,7 +129,7 @@ class Writer:
         Raises:
             Unavailable: The store does not answer, and is no longer waited for.
         """
-        self.since, self.done = dict(since), Done(run=run)
+        self.done = Done(run=run, since=dict(since))
         noted = self._persist(lambda: self._archive.store.read(self._name))
         if noted is not None and (done := msgspec.json.decode(noted, type=Done)).run == run:
             self.done = done
@@ -154,8 +154,8 @@ class Writer:
         boundary = changed.boundary * plan.every_seconds * _MILLISECONDS
         if boundary <= self.done.written.get(fed.number, 0):
             return 0  # before the feed was killed
-        if fed.number not in self.since:  # all that is counted is new to it
-            self.since[fed.number] = changed.boundary
+        if fed.number not in self.done.since:  # all that is counted is new to it
+            self.done.since[fed.number] = changed.boundary
             slots = np.union1d(slots, self._counters.slots_in_windows)
         fed.slots.append(slots)
         fed.boundaries.append(boundary)
@@ -173,7 +173,7 @@ class Writer:
             self.done.written[fed.number] = boundary
             self.stored += len(keys)
             every = self._counters.plan.every_seconds
-            if boundary // _MILLISECONDS - self.since[fed.number] * every >= fed.longest_seconds:
+            if boundary // _MILLISECONDS - self.done.since[fed.number] * every >= fed.longest_seconds:
                 self._make_default(fed)
         if self.is_noted:
             self._note()

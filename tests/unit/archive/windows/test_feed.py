@@ -140,26 +140,36 @@ def everything(archive: Archive, version: int = 1) -> dict[bytes, bytes]:
     return dict(zip(keys, archive.store.get_many(f"demand_v{version}", keys), strict=True))
 
 
-def test_what_goes_on_from_a_state_writes_what_an_undisturbed_feed_does(tmp_path: Path) -> None:
-    rows = rows_of(1500, seed=2)
-    with opened(tmp_path / "whole") as archive:
+def history(archive: Archive) -> dict[str, list[int]]:
+    """When what was served at each boundary had been written."""
+    times = np.arange(START, START + 4 * HOUR, EVERY, dtype=np.uint64) * np.uint64(1000)
+    return {key: archive.as_of("demand", [key] * len(times), times).written.tolist() for key in KEYS}
+
+
+@pytest.mark.parametrize("history_seconds", [0.0, 86_400.0])
+@pytest.mark.parametrize("saved", [5, 100])
+def test_what_goes_on_from_a_state_writes_what_an_undisturbed_feed_does(
+    tmp_path: Path, saved: int, history_seconds: float
+) -> None:
+    rows = rows_of(300, seed=5)
+    with opened(tmp_path / "whole", history_seconds=history_seconds) as archive:
         whole = feed_of(archive)
         whole.take(rows)
         whole.finish()
-        wanted = everything(archive)
-    with opened(tmp_path / "killed") as archive:
+        wanted = everything(archive), history(archive) if history_seconds else None
+    with opened(tmp_path / "killed", history_seconds=history_seconds) as archive:
         first = feed_of(archive)
-        first.take(rows.slice(0, 500))
+        first.take(rows.slice(0, saved))
         arrays, meta = first.state()
-        first.take(rows.slice(500, 500))  # and is killed: this is not in the state
+        first.take(rows.slice(saved, 200 - saved))  # and is killed: this is not in the state
         between = {key: served(archive, key) for key in KEYS}
         second = feed_of(archive)
         second.restore(arrays, meta)
-        second.take(rows.slice(500, 300))
+        second.take(rows.slice(saved, 160 - saved))
         assert {key: served(archive, key) for key in KEYS} == between, "nothing is served that is older"
-        second.take(rows.slice(800))
+        second.take(rows.slice(160))
         second.finish()
-        assert everything(archive) == wanted
+        assert (everything(archive), history(archive) if history_seconds else None) == wanted
         assert second.rows == whole.rows
 
 
