@@ -22,6 +22,7 @@ from tools.services.kafka_server import Kafka
 
 HEADRACE = [sys.executable, "-m", "headrace"]
 SECONDS = 150
+EACH_TIME = 1e-6
 ROWS, BATCH, MINUTES = 10_000, 200, 100
 START = 1_767_225_600  # 2026-01-01, so that it lies on a boundary
 LAST = START + (MINUTES + 60) * 60
@@ -142,7 +143,7 @@ def wanted(stream: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 def test_killed_and_resumed_it_writes_the_same(stream: Path, wanted: object, tmp_path: Path) -> None:
     settings, content = archive_in(tmp_path / "archive"), stream.read_bytes()
     words = ["--archive", settings, "--checkpoint", tmp_path / "c"]
-    with feeding(*words, "--checkpoint-every-seconds", 0.05) as process:
+    with feeding(*words, "--checkpoint-every-seconds", EACH_TIME) as process:
         assert process.stdin is not None
         process.stdin.write(content[: len(content) // 3])
         process.stdin.flush()
@@ -167,7 +168,15 @@ def test_a_topic_is_gone_on_with_where_it_was(
         with pa.ipc.new_stream(tmp_path / name, table.schema) as writer:
             writer.write_table(part, BATCH)
     run("stream", "publish", tmp_path / "first", topic, "--partitions", 1, "--batch-rows", BATCH)
-    words = [topic, "--archive", settings, "--checkpoint", tmp_path / "c", "--checkpoint-every-seconds", 0.05]
+    words = [
+        topic,
+        "--archive",
+        settings,
+        "--checkpoint",
+        tmp_path / "c",
+        "--checkpoint-every-seconds",
+        EACH_TIME,
+    ]
     with feeding(*words) as process:
         wait_for((tmp_path / "c/1").exists, "a checkpoint")
         process.kill()
