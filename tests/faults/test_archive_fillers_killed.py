@@ -144,7 +144,8 @@ def test_a_stopped_filler_goes_on_and_another_one_has_done_its_work(folder: Path
         counted.hold()
         archive.want("texts", keys)
         with filler(folder) as stopped:
-            until(lambda: sum(counted.embedded()[key] for key in keys) >= BATCH)
+            # All its threads wait for the encoder: none is stopped while it writes, which is another test's.
+            until(lambda: sum(counted.embedded()[key] for key in keys) >= THREADS * BATCH)
             os.kill(stopped.pid, signal.SIGSTOP)
             counted.go()
             with filler(folder):
