@@ -39,6 +39,9 @@ NAMES = (
     "archive_wire",
     "archive_outage",
     "prediction_cache",
+    "archive_filling",
+    "archive_reason",
+    "archive_sizes",
 )
 ALONE = {
     "door": ("taskset",),
@@ -54,6 +57,9 @@ ALONE = {
     "embedders": (),
     "archive_wire": ("taskset", "h2load", "wrk"),
     "archive_outage": (),
+    "archive_filling": ("taskset",),
+    "archive_reason": (),
+    "archive_sizes": (),
 }
 """What those need that compare headrace with no other server; all others need more, and the peers."""
 

@@ -1,8 +1,9 @@
-"""Lookups in process: from the cache and from LMDB, beside a plain dict and LMDB's own loop.
+"""Lookups in process: from the cache and from LMDB, beside a plain dict, LMDB's own loop and Redis.
 
 A million distinct keys, Python texts in random order; half of them are in the cache. 256 numbers of float16.
 Values are checked in the end: every vector that is found is its key's, and just those are found that should
-be. Throughput is by processor time of this process, as the machine may be shared.
+be. Throughput is by processor time of this process, as the machine may be shared; beside Redis, which has
+processes of its own, it is the middle call by the clock. Redis holds as many keys as LMDB.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from headrace.archive.archive import Archive
 from headrace.archive.catalog import partition
 from headrace.archive.config import archive_config
 from headrace.archive.opening import open_archive
+from tools.services.catalogue import running
+from tools.services.redis_server import Redis
 
 KEYS = 1_000_000
 IN_LMDB = 200_000
@@ -38,6 +41,7 @@ DICT = "dict.get, no vectors"
 DICT_JOINED = "dict of bytes, joined"
 FROM_LMDB = "archive, LMDB"
 LMDB_LOOP = "LMDB's own get loop"
+REDIS = "Redis MGET, joined"
 
 Ask = Callable[[list[Any]], Any]
 
@@ -72,6 +76,7 @@ def run(effort: Effort) -> None:
         sides = {
             **of_cache(cached, [keys[place] for place in random.permutation(KEYS).tolist()]),
             **of_lmdb(stored, keys[:IN_LMDB], random.permutation(IN_LMDB).tolist()),
+            REDIS: held.enter_context(of_redis(keys[:IN_LMDB], random.permutation(IN_LMDB).tolist())),
         }
         gc.collect()
         gc.freeze()  # a million keys are no garbage; the server does the same
@@ -171,6 +176,25 @@ def of_lmdb(opened: Archive, keys: list[str], order: list[int]) -> dict[str, Sid
     }
 
 
+@contextmanager
+def of_redis(keys: list[str], order: list[int]) -> Iterator[Side]:
+    """What is asked for keys by MGET, over the loopback, and makes one array of what comes."""
+    import redis  # noqa: PLC0415 - only here
+
+    with running(Redis) as server, redis.Redis(port=server.port, protocol=3) as client:
+        for start in range(0, len(keys), PART):
+            some = keys[start : start + PART]
+            made = vectors(start, start + len(some)).astype(np.float16)
+            client.mset({key: vector.tobytes() for key, vector in zip(some, made, strict=True)})
+
+        def ask(some: list[str]) -> Any:
+            together = b"".join(client.mget(some))
+            return np.frombuffer(together, np.float16).reshape(len(some), -1)
+
+        assert (ask(keys[:PART]) == vectors(0, PART).astype(np.float16)).all()
+        yield Side(ask, [keys[place] for place in order])
+
+
 def store_prefix(transaction: Any, where: str) -> bytes:
     """How the store's keys of a partition begin."""
     from headrace.stores.lmdb import _partition  # noqa: PLC0415 - LMDB's own loop needs the keys as they are
@@ -223,6 +247,9 @@ def print_rounds(batch: int, rounds: dict[str, list[Timed]]) -> None:
         above = [one.nanoseconds_a_key for one in rounds[base]]
         below = [one.nanoseconds_a_key for one in rounds[name]]
         print(f"  {name}: {spread(ratios(above, below))} x as many keys/s as {base}")
+    above = [one.p50_microseconds for one in rounds[REDIS]]
+    below = [one.p50_microseconds for one in rounds[FROM_LMDB]]
+    print(f"  {FROM_LMDB}: 1/{spread(ratios(above, below), 1)} of the time of {REDIS}, the middle call")
     print()
 
 
