@@ -10,11 +10,13 @@ import numpy as np
 
 from headrace.batching.joining import MOST_FILLED_BYTES, MOST_FILLED_TIMES, cut
 from headrace.batching.request import Answer, BatchOutputs, Request, Settlement
-from headrace.errors import ModelError, TooLarge
+from headrace.errors import Cancelled, ModelError, TooLarge
 from headrace.servable import Shape
 from headrace.tensors import STRING, Array
 
 _log = logging.getLogger(__name__)
+
+_LEFT = Cancelled("nobody waits for the answer any more")
 
 
 def parts_within(rows: int, max_rows: int) -> list[int]:
@@ -63,7 +65,8 @@ class _Part(Request):
     def settle(self, settlement: Settlement) -> bool:
         wanted = super().settle(settlement)
         if not wanted and not self.whole.settled:
-            self.whole.settle(settlement)  # nobody waits for it: it hears that it is over
+            # Nobody waits for it: it hears that it is over. A part's answer is not the whole's.
+            self.whole.settle(_LEFT if isinstance(settlement, Answer) else settlement)
         return wanted
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from headrace.batching.request import NO_DEADLINE, Answer, BatchOutputs, Request, Settlement, Timings
 from headrace.batching.splitting import parts_within, split
-from headrace.errors import DeadlineExceeded, ModelError, TooLarge
+from headrace.errors import Cancelled, DeadlineExceeded, ModelError, TooLarge
 from headrace.tensors import Array
 from tests.unit.batching.stage import SUMS
 
@@ -75,6 +75,27 @@ def test_a_request_whose_caller_has_left_hears_that_it_is_over() -> None:
     assert not parts[0].settle(DeadlineExceeded("late"))
     assert whole.request.settled
     assert whole.settlements == []
+
+
+class Hearing(Request):
+    """A request that says what it is settled with, also where nobody waits, as those do that stand around."""
+
+    __slots__ = ("heard",)
+    heard: Settlement
+
+    def settle(self, settlement: Settlement) -> bool:
+        self.heard = settlement
+        return super().settle(settlement)
+
+
+def test_a_parts_answer_is_never_taken_for_the_answer_of_the_whole() -> None:
+    left = Future[None]()
+    layout, columns, rows = SUMS.check({"x": np.zeros((10, 1), np.float32)})
+    whole = Hearing(layout, columns, rows, lambda _: None, waiter=left)
+    parts = split(whole, parts_within(rows, 4))
+    left.cancel()
+    assert not parts[0].settle(answer(parts[0]))
+    assert isinstance(whole.heard, Cancelled)
 
 
 def test_the_first_error_is_the_answer_and_the_other_parts_are_not_wanted_any_more() -> None:

@@ -11,12 +11,13 @@ import pytest
 
 from headrace.batching.request import NO_DEADLINE, Answer, BatchOutputs, Origin, Request, Settlement, Timings
 from headrace.batching.statistics import VersionStatistics
-from headrace.config import CachePolicy
+from headrace.config import BatchingPolicy, CachePolicy
 from headrace.errors import ConfigError, DeadlineExceeded, ModelError, Overloaded, Unavailable
 from headrace.predictors.answers import Answers, Kept, copied, key_of, own_columns, size_of
 from headrace.predictors.cached import Cached
 from headrace.predictors.default_values import DefaultValues, default_rows
 from headrace.servable import Signature, TensorSpec
+from tests.unit.batching.stage import SUMS, Asked, Stage
 from tests.unit.predictors.doubles import FLOAT, ONE, Around, answer_of
 from tests.virtual_clock import VirtualClock
 
@@ -436,6 +437,35 @@ def test_texts_of_an_answer_are_copied_as_they_are() -> None:
     own = copied(Answer(BatchOutputs({"name": names}, FROM), 1, 3, Timings(0.0, 3, 2)))
     assert own["name"].tolist() == [b"bb", b"ccc"]
     assert own["name"].base is None
+
+
+def test_a_part_that_nobody_waits_for_is_not_kept_as_the_answer_to_the_whole() -> None:
+    policy = BatchingPolicy(max_batch_rows=8)
+    with Stage(policy) as stage:
+        cache = Cached(
+            stage.batcher,
+            CachePolicy(size_bytes=MEBIBYTE),
+            origin=FROM,
+            statistics=stage.batcher.statistics,
+            clock=stage.clock,
+            most_waiting_rows=100,
+        )
+        both = [Asked(np.full((12, 1), 2.0, FLOAT)) for _ in range(2)]
+        for asked in both:
+            asked.request = Request(*SUMS.check({"x": asked.values}), asked.respond, waiter=asked)
+        first, second = both
+        assert first.request is not None
+        assert second.request is not None
+        cache.submit(first.request)
+        stage.turn(enter=1)
+        stage.finish(enter=1)  # eight rows are there, four are computed
+        first.gone = True
+        stage.finish()
+        cache.submit(second.request)
+        while not second.settlements:
+            stage.turn(enter=1)
+            stage.finish()
+        assert second.answered_right
 
 
 # --- settings ---
