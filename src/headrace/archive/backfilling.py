@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from headrace.archive.archive import Archive
-from headrace.archive.catalog import partition, with_default
+from headrace.archive.catalog import partition
 from headrace.archive.dead_letters import now
 from headrace.archive.keys import all_stored, is_digest
 from headrace.archive.looking import SpaceReader
@@ -179,7 +179,7 @@ class Backfill:
         if not self.position.is_done:
             raise FailedPrecondition("the backfill is not done; the default stays where it is")
         number = self._target.version.number
-        self._archive.catalog.change(self._space, lambda record: with_default(record, number))
+        self._archive.catalog.move_default(self._space, number)
 
     def _pages(self, size: int) -> Iterator[_Page]:
         """The keys that are still to be done, a page at a time."""

@@ -6,18 +6,22 @@ version twice, or undo what another has done.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import msgspec
+import numpy as np
 
 from headrace.archive.columns import Column, row_dtype
 from headrace.archive.config import LARGEST_DIMENSION
 from headrace.archive.records import DTYPES, ROW, Form
 from headrace.errors import ConfigError, Conflict, FailedPrecondition, HeadraceError, NotFound
 from headrace.stores.store import Store
+from headrace.tensors import Array
 
 _MOST_TRIES = 50
 _MOST_VERSIONS = 1000
+_MOST_MOVES = 1000
 
 
 class SpaceVersion(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,6 +79,8 @@ class SpaceRecord(msgspec.Struct, frozen=True, kw_only=True):
         last: The highest number that was ever given.
         generation: Counts how often keys were forgotten; who sees it change forgets what it keeps in memory.
         dropped: Versions that are there no more, of which not all is removed yet.
+        moves: Since when which version has been the default, in seconds of Unix time, ascending; the newest
+            thousand.
     """
 
     versions: tuple[SpaceVersion, ...] = ()
@@ -82,6 +88,21 @@ class SpaceRecord(msgspec.Struct, frozen=True, kw_only=True):
     last: int = 0
     generation: int = 0
     dropped: tuple[int, ...] = ()
+    moves: tuple[tuple[float, int], ...] = ()
+
+    def defaults_at(self, times: Array) -> Array:
+        """Which versions were the default at some times.
+
+        Args:
+            times: Milliseconds of Unix time, uint64 ``[N]``.
+
+        Returns:
+            int64 ``[N]``; 0 where there was none yet.
+        """
+        since = np.array([int(at * 1000) for at, _ in self.moves], np.uint64)
+        numbers = np.array([0, *(number for _, number in self.moves)], np.int64)
+        found: Array = numbers[np.searchsorted(since, times, "right")]
+        return found
 
     def is_gone(self, number: int) -> bool:
         """Whether there was such a version, and is no more."""
@@ -113,13 +134,17 @@ def with_version(record: SpaceRecord, version: SpaceVersion) -> SpaceRecord:
         raise FailedPrecondition(f"expected at most {_MOST_VERSIONS} versions of a space; drop old ones")
     number = record.last + 1
     new = msgspec.structs.replace(version, number=number, is_full=not record.versions)
-    return msgspec.structs.replace(
-        record, versions=(*record.versions, new), last=number, default=record.default or number
-    )
+    added = msgspec.structs.replace(record, versions=(*record.versions, new), last=number)
+    return added if record.default else with_default(added, number, version.created)
 
 
-def with_default(record: SpaceRecord, number: int) -> SpaceRecord:
+def with_default(record: SpaceRecord, number: int, at: float) -> SpaceRecord:
     """A record whose bare lookups go to another version, which counts as full from then on.
+
+    Args:
+        record: As it was.
+        number: The version.
+        at: When that is decided, in seconds of Unix time.
 
     Raises:
         NotFound: There is no such version.
@@ -128,7 +153,8 @@ def with_default(record: SpaceRecord, number: int) -> SpaceRecord:
     versions = tuple(
         msgspec.structs.replace(one, is_full=True) if one.number == number else one for one in record.versions
     )
-    return msgspec.structs.replace(record, versions=versions, default=number)
+    moves = record.moves if number == record.default else (*record.moves, (at, number))[-_MOST_MOVES:]
+    return msgspec.structs.replace(record, versions=versions, default=number, moves=moves)
 
 
 def without(record: SpaceRecord, number: int) -> SpaceRecord:
@@ -209,6 +235,19 @@ class Catalog:
             if self._store.swap(_name(space), before, msgspec.json.encode(wanted)):
                 return wanted
         raise Conflict(f"others have changed the space {space!r} {_MOST_TRIES} times meanwhile; try again")
+
+    def move_default(self, space: str, number: int) -> SpaceRecord:
+        """Have bare lookups of a space go to another version from now on, whoever else changes it meanwhile.
+
+        Returns:
+            What the record is now.
+
+        Raises:
+            NotFound: There is no such version.
+            Conflict: Others change it all the time.
+            Unavailable: The store does not answer.
+        """
+        return self.change(space, lambda record: with_default(record, number, time.time_ns() / 1e9))
 
     def _decoded(self, space: str, content: bytes | None) -> SpaceRecord:
         if content is None:

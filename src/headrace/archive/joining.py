@@ -195,7 +195,7 @@ class Join:
         if written is not None and served is not None:
             others = (served[question.rows] != version.number) & (written != 0)  # what was missing stays so
         elif written is None:
-            others = times < int(version.created * 1000)
+            others = self._archive.record(question.space).defaults_at(times) != version.number
         looked = self._back(question, times, written if not others.any() else None)
         if others.any():
             if written is not None:
@@ -219,25 +219,33 @@ class Join:
         """
         if not self._archive.config.spaces[question.space].embedder:
             return
-        was = self._written_before(question, times) if question.written is None else question.written
+        gone = np.zeros(len(times), np.bool_)
+        was = question.written
+        if was is None:
+            was, gone = self._written_before(question, times)
         now = self._back(question, np.full(len(question.keys), _now(), np.uint64), None)
-        now.lost |= (now.written == 0) & (was != 0)  # it is not filled yet, or forgotten
+        now.lost |= gone | ((now.written == 0) & (was != 0))  # it is not filled yet, or forgotten
         now.written = np.where((was != 0) & (now.written != 0), was, np.uint64(0))
         now.vectors[now.written == 0] = now.oov
         _take(looked, now, others)
 
-    def _written_before(self, question: Question, times: Array) -> Array:
-        """When what rows were served with was written, in the newest version that there was then."""
-        versions = self._archive.record(question.space).versions
-        before = [one for one in versions if one.number != question.version]
-        there = np.searchsorted([int(one.created * 1000) for one in before], times.astype(np.int64), "right")
-        written = np.zeros(len(times), np.uint64)
-        for place, one in enumerate(before, 1):
-            rows = there == place
-            if rows.any():
-                earlier = self._back(question._replace(version=one.number), times, None)
+    def _written_before(self, question: Question, times: Array) -> tuple[Array, Array]:
+        """When what rows were served with was written, in the version that was the default then.
+
+        Returns:
+            That, uint64 ``[N]``, and of which rows that version has been dropped since, bool ``[N]``.
+        """
+        record = self._archive.record(question.space)
+        numbers = record.defaults_at(times)
+        written, gone = np.zeros(len(times), np.uint64), np.zeros(len(times), np.bool_)
+        for number in np.unique(numbers).tolist():
+            rows = numbers == number
+            if record.is_gone(number):
+                gone |= rows & (number != 0)
+            elif number != question.version:
+                earlier = self._back(question._replace(version=number), times, None)
                 written[rows] = earlier.written[rows]
-        return written
+        return written, gone
 
     def _check(self, columns: pa.Schema) -> None:
         for name, source in self.sources.items():

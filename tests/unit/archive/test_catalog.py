@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from headrace.archive.catalog import (
@@ -44,11 +45,19 @@ def test_a_further_version_waits_to_be_filled() -> None:
 
 
 def test_the_default_moves_to_what_is_full_then() -> None:
-    made = with_default(record("a", "b"), 2)
+    made = with_default(record("a", "b"), 2, 5.0)
     assert made.default == 2
     assert made.versions[1].is_full
     with pytest.raises(NotFound, match="no version 3 of the space; there are 1, 2"):
-        with_default(made, 3)
+        with_default(made, 3, 6.0)
+
+
+def test_what_was_the_default_at_a_time_is_known() -> None:
+    made = with_default(with_default(record("a", "b"), 2, 5.0), 2, 6.0)
+    assert made.moves == ((1.0, 1), (5.0, 2))
+    times = np.array([0, 999, 1000, 4999, 5000, 9000], np.uint64)
+    assert made.defaults_at(times).tolist() == [0, 0, 1, 1, 2, 2]
+    assert NO_RECORD.defaults_at(times).tolist() == [0] * 6
 
 
 def test_a_number_is_never_given_again() -> None:

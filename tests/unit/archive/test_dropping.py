@@ -84,7 +84,7 @@ def test_the_default_version_stays(archive: Archive) -> None:
     with pytest.raises(FailedPrecondition, match="version 1 is the default"):
         drop_version(archive, "texts", 1)
     assert left(archive, 1) == (2, 6, 1)
-    archive.catalog.change("texts", lambda record: with_default(record, 2))
+    archive.catalog.change("texts", lambda record: with_default(record, 2, 1.0))
     drop_version(archive, "texts", 1)
     assert left(archive, 1) == (0, 0, 0)
 

@@ -219,14 +219,14 @@ def test_a_new_default_is_asked_if_it_fits_the_model() -> None:
         model = featured(archive)
         archive.put_rows("users", ["7"], {"age": [41]})
         of_texts = archive.table_version("users", [Column(name="age", dtype="text")])
-        archive.catalog.change("users", lambda record: with_default(record, of_texts.number))
+        archive.catalog.change("users", lambda record: with_default(record, of_texts.number, 1.0))
         until(lambda: archive.reader("users").version.number == of_texts.number)
         assert model.predict(asked(["a"], ["7"]))["years"].tolist() == [41]
         of_more = archive.table_version(
             "users", [Column(name="age", dtype="int64"), Column(name="name", dtype="text")]
         )
         archive.put_rows("users", ["7"], {"age": [42], "name": ["Ann"]}, version=of_more.number)
-        archive.catalog.change("users", lambda record: with_default(record, of_more.number))
+        archive.catalog.change("users", lambda record: with_default(record, of_more.number, 1.0))
         until(lambda: archive.reader("users").version.number == of_more.number)
         assert model.predict(asked(["a"], ["7"]))["years"].tolist() == [42]
 
@@ -257,7 +257,7 @@ def test_an_archive_that_is_closed_is_no_error() -> None:
 def test_a_version_that_goes_while_it_is_served_is_no_error(archive: Archive) -> None:
     model = featured(archive, images=1)
     newer = archive.add_version("images", LengthEmbedder("lengths-2"))
-    archive.catalog.change("images", lambda record: without(with_default(record, newer.number), 1))
+    archive.catalog.change("images", lambda record: without(with_default(record, newer.number, 1.0), 1))
 
     def is_gone() -> bool:
         try:

@@ -15,6 +15,7 @@ import pytest
 from headrace.archive.archive import Archive
 from headrace.archive.columns import Column
 from headrace.archive.config import archive_config
+from headrace.archive.dropping import drop_version
 from headrace.archive.embedders.embedder import Embedder
 from headrace.archive.joining import Join, JoinSettings, Rows
 from headrace.archive.model_inputs import Filled, ModelInputs
@@ -23,7 +24,7 @@ from headrace.errors import ConfigError, StreamError
 from headrace.queues.opening import open_queue
 from headrace.stores.opening import open_store
 from headrace.stream.schema import METADATA_KEY, Field, Schema, parse_schema
-from tests.unit.archive.filling_parts import LengthEmbedder
+from tests.unit.archive.filling_parts import LengthEmbedder, until
 
 SOURCES = {
     "image": InputSource(space="images", key="url"),
@@ -258,6 +259,42 @@ def test_a_newer_encoder_is_learnt_with_rows_that_an_older_one_served(local: Arc
         assert table.column("image").to_pylist() == [[2.0] * 4, [0.0] * 4]
         assert joined.schema.spaces == {"images": 2, "ads": 1}
         assert joined.counts["image"].lost == 0
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_rows_that_the_old_version_serves_during_a_backfill_are_learnt_as_such(
+    local: Archive, recorded: bool
+) -> None:
+    """The new version is there, and still empty: that is not what the rows were served with."""
+    server = Server(local)
+    embed(local, "a", 1.0)
+    newer = local.add_version("images", LengthEmbedder("lengths-2")).number
+    tick()
+    server.serve("a", 1)
+    server.serve("later", 1)
+    embed(local, "a", 2.0, newer)
+    embed(local, "later", 3.0, newer)
+    tick()
+    local.catalog.move_default("images", newer)
+    until(lambda: local.lookup("images", ["a"]).version == newer)
+    server.serve("later", 1)
+    joined, table = join(local, server.stream(recorded=recorded), versions={"images": newer})
+    assert table.column("image").to_pylist() == [[2.0] * 4, [0.0] * 4, [3.0] * 4]
+    assert joined.counts["image"].lost == 0
+
+
+def test_rows_that_a_dropped_version_served_are_lost_by_time(local: Archive) -> None:
+    server = Server(local)
+    embed(local, "a", 1.0)
+    tick()
+    server.serve("a", 1)
+    newer = local.add_version("images", LengthEmbedder("lengths-2")).number
+    embed(local, "a", 2.0, newer)
+    local.catalog.move_default("images", newer)
+    drop_version(local, "images", 1)
+    until(lambda: local.record("images").is_gone(1))
+    joined, _ = join(local, server.stream(recorded=False), versions={"images": newer})
+    assert joined.counts["image"].lost == 1
 
 
 def test_a_table_with_another_column_is_learnt_as_it_was_at_the_rows_time(local: Archive) -> None:

@@ -30,7 +30,7 @@ def test_a_new_version_or_default_or_mean_empties_no_cache_of_another(tmp_path: 
         assert keep_mean(archive.store, archive.catalog, "texts", archive.reader("texts", 1).version)
         until(lambda: bool(archive.lookup("texts", ["none"]).vectors.all()))
         assert are_in_memory()
-        archive.catalog.change("texts", lambda record: with_default(record, 2))
+        archive.catalog.change("texts", lambda record: with_default(record, 2, 1.0))
         until(lambda: archive.lookup("texts", ["none"]).version == 2)
         assert archive.reader("texts", 2).version.is_full
         assert are_in_memory()

@@ -78,7 +78,7 @@ def test_another_schema_is_another_version_and_both_answer(archive: Archive) -> 
     archive.put_rows("users", ["a", "b"], {**GIVEN, "visits": [1, 2]}, version=2)
     assert "visits" not in archive.lookup("users", ["a"]).values()
     assert archive.lookup("users", ["b"], version=2).values()["visits"].tolist() == [2]
-    archive.catalog.change("users", lambda record: with_default(record, 2))
+    archive.catalog.change("users", lambda record: with_default(record, 2, 1.0))
     archive._spaces.look("users")
     assert archive.lookup("users", ["b"]).version == 2
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from headrace.archive.archive import Archive
-from headrace.archive.catalog import SpaceVersion, with_default
+from headrace.archive.catalog import SpaceVersion
 from headrace.archive.columns import TEXT, Column, check_columns
 from headrace.archive.loading.columns import (
     Guess,
@@ -183,10 +183,7 @@ class Load:
             NotFound: The version is gone.
             Unavailable: The store does not answer.
         """
-        number = target.version.number
-        self._archive.catalog.change(
-            self._space, lambda record: record if record.default == number else with_default(record, number)
-        )
+        self._archive.catalog.move_default(self._space, target.version.number)
 
     def _put_rows(self, target: Target, keys: list[str], batch: pa.RecordBatch, first: int) -> None:
         values = {one.name: values_of(one, batch.column(one.name), first) for one in target.columns}

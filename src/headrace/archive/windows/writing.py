@@ -14,7 +14,6 @@ import numpy as np
 import tenacity
 
 from headrace.archive.archive import Archive
-from headrace.archive.catalog import with_default
 from headrace.archive.given import checked_rows
 from headrace.archive.windows.counters import Changed, Counters
 from headrace.archive.windows.window import Window
@@ -190,8 +189,7 @@ class Writer:
         """Answer bare lookups from the version of today's settings, now that its windows are complete."""
         if not fed.is_newest or self._archive.record(self._table).default == fed.number:
             return
-        change = self._archive.catalog.change
-        self._persist(lambda: change(self._table, lambda found: with_default(found, fed.number)))
+        self._persist(partial(self._archive.catalog.move_default, self._table, fed.number))
 
     def _note(self) -> None:
         """Say in the store how far the run is."""
