@@ -1,6 +1,7 @@
 """Time, injected: whoever waits or measures asks a Clock, so that tests can turn it by hand.
 
-Deadlines and timings are seconds on the monotonic clock. The wall clock is for log stamps only.
+Deadlines and timings are seconds on the monotonic clock. The wall clock is for log stamps, and for what is
+kept beyond this process: when a value was written.
 """
 
 from __future__ import annotations
@@ -9,6 +10,11 @@ import asyncio
 import time
 from collections.abc import Callable
 from typing import Protocol
+
+
+def unix_milliseconds() -> int:
+    """The wall clock, as what is kept says when it was written: milliseconds of Unix time."""
+    return time.time_ns() // 1_000_000
 
 
 class Timer(Protocol):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -25,6 +24,7 @@ from headrace.archive.reading import Reads
 from headrace.archive.reports import Reporter
 from headrace.archive.spaces import OpenEmbedder, Shared, Spaces
 from headrace.archive.writing import Writes
+from headrace.clock import unix_milliseconds
 from headrace.errors import HeadraceError
 from headrace.queues.queue import Queue
 from headrace.stores.store import Store
@@ -256,7 +256,7 @@ class Archive:
             InvalidRequest: A number is larger than the space's dtype can be.
             Unavailable: The store does not answer.
         """
-        when = time.time_ns() // 1_000_000 if written is None else written
+        when = unix_milliseconds() if written is None else written
         records = reader.version.form.encode(vectors, when)
         self.writes.store(reader, keys, records, is_told=written is not None)
 

@@ -7,7 +7,6 @@ is what the settings say, and never an error.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -18,6 +17,7 @@ from headrace.archive.asking import Asker
 from headrace.archive.model_inputs import NO_KEY, InputTotals, ModelInputs, len_of
 from headrace.batching.batch import declared_outputs
 from headrace.batching.request import VERSION, WRITTEN
+from headrace.clock import unix_milliseconds
 from headrace.config import InputSource, ModelConfig
 from headrace.errors import ConfigError, NotLoadable, shown
 from headrace.servable import DEFAULT_SIGNATURE, Servable, Signature, TensorSpec
@@ -98,7 +98,7 @@ class FeaturedServable:
             return self._model.predict(inputs, signature)
         asked = way.inputs.questions(inputs)
         answers = self._asker.answers(asked)
-        filled = way.inputs.filled(asked, answers, len_of(inputs), time.time_ns() // 1_000_000)
+        filled = way.inputs.filled(asked, answers, len_of(inputs), unix_milliseconds())
         for name, counted in filled.counts.items():
             self._totals[name].add(counted)
         taken = {name: inputs[name] for name in way.kept} | filled.inputs

@@ -5,7 +5,6 @@ The same code as in serving makes the inputs of what is found (``model_inputs``)
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -17,6 +16,7 @@ from headrace.archive.archive import Archive
 from headrace.archive.model_inputs import NO_KEY, Filled, ModelInputs, Question
 from headrace.archive.replaying import PastLookup
 from headrace.batching.request import VERSION, WRITTEN
+from headrace.clock import unix_milliseconds
 from headrace.config import InputSource
 from headrace.errors import ConfigError, InvalidRequest, InvalidRows, StreamError, shown
 from headrace.stream.parser import StreamParser
@@ -153,7 +153,7 @@ class Join:
         known = {name: _whole(rows, name + WRITTEN) for name in recorded}
         said = [name for name in recorded if name + VERSION in rows.schema.names]
         self._served = {name: _whole(rows, name + VERSION) for name in said}
-        self._now = self._when(rows) if self._time else np.full(rows.num_rows, _now(), np.uint64)
+        self._now = self._when(rows) if self._time else np.full(rows.num_rows, unix_milliseconds(), np.uint64)
         # What was written in a row's own millisecond counts as later: a row may have caused it.
         self._times = np.maximum(self._now, 1) - np.uint64(1)
         if not self._time and len(recorded) < len(self.sources):
@@ -223,7 +223,7 @@ class Join:
         was = question.written
         if was is None:
             was, gone = self._written_before(question, times)
-        now = self._back(question, np.full(len(question.keys), _now(), np.uint64), None)
+        now = self._back(question, np.full(len(question.keys), unix_milliseconds(), np.uint64), None)
         now.lost |= gone | ((now.written == 0) & (was != 0))  # it is not filled yet, or forgotten
         now.written = np.where((was != 0) & (now.written != 0), was, np.uint64(0))
         now.vectors[now.written == 0] = now.oov
@@ -366,10 +366,6 @@ def _time_column(name: str, columns: pa.Schema, schema: Schema) -> str:
 def _listed(names: Sequence[str] | Mapping[str, object]) -> str:
     listed = list(names)
     return ", ".join(listed[:_LISTED]) + (", …" if len(listed) > _LISTED else "")
-
-
-def _now() -> int:
-    return time.time_ns() // 1_000_000
 
 
 class Rows:

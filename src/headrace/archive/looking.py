@@ -24,6 +24,7 @@ from headrace.archive.publishing import Publisher, Wanted
 from headrace.archive.quotas import Quota
 from headrace.archive.reading import Place, Reads, Values
 from headrace.archive.records import joined
+from headrace.clock import unix_milliseconds
 from headrace.errors import InvalidRequest, Unavailable
 from headrace.stores.store import LONGEST_KEY_BYTES, InPlace, Store
 from headrace.tensors import Array
@@ -201,7 +202,7 @@ class SpaceReader:
         settings, counts = self.settings, self.counts
         texts = checked(keys, settings.max_keys)
         hashes, longest = self.cache.hashed(texts, settings.max_key_bytes)
-        now = _now()
+        now = _monotonic()
         found = self.cache.find(hashes, self._since(now), now, out)
         version, oov = self.version, self.cache.oov
         lookup = Lookup(found.vectors, found.written, version.number, version.columns, oov=oov)
@@ -287,7 +288,7 @@ class SpaceReader:
                 kept in memory.
         """
         hashes = self.cache.hashes(list(texts), self.settings.max_key_bytes)
-        self.cache.put(hashes, self.cache.where(records), _now(), replaces=True)
+        self.cache.put(hashes, self.cache.where(records), _monotonic(), replaces=True)
         if epoch != self._epoch:
             self.cache.remove(hashes)
 
@@ -303,13 +304,15 @@ class SpaceReader:
 
     def queued(self, texts: Sequence[str]) -> None:
         """The queue has taken these keys."""
-        until = _now() + int(self.settings.pending_seconds * _MILLISECONDS)
+        until = _monotonic() + int(self.settings.pending_seconds * _MILLISECONDS)
         self.cache.mark(self.cache.hashes(list(texts), self.settings.max_key_bytes), -1, until)
 
     def _since(self, now: int) -> tuple[int, int]:
         """The earliest times that a vector may have been written, and put in memory."""
         settings = self.settings
-        written = _unix() - int(settings.ttl_seconds * _MILLISECONDS) if settings.ttl_seconds else 0
+        written = (
+            unix_milliseconds() - int(settings.ttl_seconds * _MILLISECONDS) if settings.ttl_seconds else 0
+        )
         put = now - int(settings.cache_seconds * _MILLISECONDS) if settings.cache_seconds else 0
         return written, max(0, put)
 
@@ -360,7 +363,7 @@ class SpaceReader:
         """
         # A store may forget later than it was told to, and give what is over its time.
         records, count = self.cache.check(values, self._since(0)[0])
-        self.cache.put(some.hashes, records, _now())
+        self.cache.put(some.hashes, records, _monotonic())
         if epoch != self._epoch:  # some of them may have been forgotten meanwhile
             self.cache.remove(some.hashes)
         if count < len(records):
@@ -377,7 +380,7 @@ class SpaceReader:
             self.counts.damaged += len(wrong) - int(np.count_nonzero(found))
 
     def _missed(self, some: Keys, rows: Array) -> None:
-        now = _now()
+        now = _monotonic()
         hashes = some.hashes[rows]
         self.cache.mark(hashes, now + int(self._parts.absent_seconds * _MILLISECONDS), -1)
         if not self.version.embedder:
@@ -432,11 +435,6 @@ def _value(values: Values | Array, row: int) -> bytes:
     return ctypes.string_at(at, size) if at else b""
 
 
-def _now() -> int:
+def _monotonic() -> int:
     """Milliseconds of the monotonic clock."""
     return time.monotonic_ns() // 1_000_000
-
-
-def _unix() -> int:
-    """Milliseconds of Unix time."""
-    return time.time_ns() // 1_000_000

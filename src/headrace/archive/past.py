@@ -14,7 +14,6 @@ oldest.
 from __future__ import annotations
 
 import struct
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -26,6 +25,7 @@ from headrace.archive.catalog import Catalog, SpaceVersion, partition
 from headrace.archive.config import SpaceSettings
 from headrace.archive.past_links import NO_NODE, Node, decoded
 from headrace.archive.records import HEAD, joined
+from headrace.clock import unix_milliseconds
 from headrace.errors import NotFound
 from headrace.stores.store import Item, Store
 from headrace.tensors import Array
@@ -159,7 +159,7 @@ class Past:
             if not one.written:
                 continue
             self._renew(one, items)
-            one.newest = one.newest.next(max(_now(), one.newest.time + 1))
+            one.newest = one.newest.next(max(unix_milliseconds(), one.newest.time + 1))
             items[one.entry(one.newest.time)] = one.newest.encode()
             heads.append(one.head())
         self._put(items)
@@ -183,7 +183,7 @@ class Past:
         for one in self._known(keys).values():
             if not one.has_head and not is_kept:
                 continue
-            one.forgotten = max(_now(), one.newest.time)
+            one.forgotten = max(unix_milliseconds(), one.newest.time)
             self._put(dict([one.head()]))
             # The oldest first: what is left by whoever is killed is still found from the newest.
             for some in _pages(sorted(self._all(one))):
@@ -248,7 +248,7 @@ class Past:
         settings = self._settings
         if settings.embedder and not settings.ttl_seconds:  # what is embedded once stays as it is
             return np.zeros(len(written), np.bool_)
-        since = np.uint64(max(0, _now() - int(self._kept_seconds * _MILLISECONDS)))
+        since = np.uint64(max(0, unix_milliseconds() - int(self._kept_seconds * _MILLISECONDS)))
         unknown: Array = (written == 0) & (times < since) & (current > times)
         return unknown
 
@@ -389,7 +389,3 @@ def _pages(many: Sequence[_T]) -> Iterator[Sequence[_T]]:
 
 def _digest(key: bytes) -> bytes:
     return blake2b(key, digest_size=_DIGEST_BYTES).digest()
-
-
-def _now() -> int:
-    return time.time_ns() // 1_000_000
