@@ -5,33 +5,22 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from headrace.batching.request import NO_DEADLINE, Answer
+from headrace.batching.request import NO_DEADLINE
 from headrace.config import BatchingPolicy
-from headrace.errors import DeadlineExceeded, ModelError, Overloaded, TooLarge
-from headrace.tensors import Tensors
+from headrace.errors import HeadraceError, Overloaded, TooLarge
+from tests.unit.batching.machine import CALL_SECONDS, POISON, ROW_SECONDS, CallersMachine, answer
 from tests.unit.batching.stage import Asked, Model, Stage
 
-POISON = -666.0
-CALL_SECONDS, ROW_SECONDS = 0.001, 0.0005
 
-
-def answer(inputs: Tensors) -> Tensors:
-    if (inputs["x"] == POISON).any():
-        raise ValueError("poison")
-    return {"y": inputs["x"].sum(axis=1, dtype=np.float32)}
-
-
-class BatcherMachine(RuleBasedStateMachine):
+class BatcherMachine(CallersMachine):
     """Random callers against one Batcher; time passes only when a rule says so."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.asked: list[Asked] = []
         self.unseen: set[float] = set()  # marks of requests that left before they were in a batch
         self.marks = iter(range(1, 1 << 20))
-        self.entered = 0
 
     @initialize(
         instances=st.integers(1, 3),
@@ -56,20 +45,6 @@ class BatcherMachine(RuleBasedStateMachine):
         if inline:
             # A batch that runs where it stands takes its time from the serving thread.
             self.stage.model.spend = lambda rows: self.stage.clock.spend(CALL_SECONDS + ROW_SECONDS * rows)
-
-    def settle(self) -> None:
-        """One turn, and until every batch that was given to a thread has reached the model."""
-        self.stage.turn()
-        running = len(self.stage.batcher._running)
-        for _ in range(running - self.entered):
-            self.stage.model.await_entered()
-        self.entered = running
-
-    def finish(self) -> None:
-        self.entered -= 1
-        self.stage.model.let_pass()
-        assert self.stage.clock.arrived.acquire(timeout=10)
-        self.settle()
 
     # --- what may happen ---
 
@@ -107,25 +82,7 @@ class BatcherMachine(RuleBasedStateMachine):
         if mark != POISON and not self.stage.model.ran(mark):
             self.unseen.add(mark)
 
-    @rule(seconds=st.sampled_from([0.0005, 0.002, 0.006]))
-    def time_passes(self, seconds: float) -> None:
-        self.stage.clock.advance(seconds)
-        self.settle()
-
-    @rule(seconds=st.sampled_from([0.002, 0.006]))
-    def the_serving_thread_is_busy(self, seconds: float) -> None:
-        self.stage.clock.spend(seconds)
-
-    @precondition(lambda self: not self.inline and self.entered)
-    @rule()
-    def a_batch_comes_back(self) -> None:
-        self.finish()
-
     # --- what must be true ---
-
-    @invariant()
-    def nobody_is_settled_twice(self) -> None:
-        assert all(len(asked.settlements) <= 1 for asked in self.asked)
 
     @invariant()
     def who_left_before_it_ran_never_runs(self) -> None:
@@ -153,53 +110,18 @@ class BatcherMachine(RuleBasedStateMachine):
             assert self.stage.batcher.queued_rows == queued + following
             assert all(set(lane.following) <= set(lane.queue) for lane in lanes)
 
-    def teardown(self) -> None:
-        if not hasattr(self, "stage"):
-            return
-        with self.stage as stage:
-            self.settle()
-            while self.entered:
-                self.finish()
-            for _ in range(1000):
-                if not stage.batcher.queued_rows and not self.entered:
-                    break
-                stage.clock.advance(0.005)
-                self.settle()
-                while self.entered:
-                    self.finish()
-            stage.clock.advance(1.0)
-            assert stage.idle()
-            assert stage.clock.timers == 0
-            for asked in self.asked:
-                self.check(asked)
-            self.check_statistics()
+    def refusal(self, asked: Asked) -> type[HeadraceError]:
+        return TooLarge if len(asked.values) > 30 else Overloaded
 
-    def check(self, asked: Asked) -> None:
-        if asked.gone:
-            assert asked.settlements == []
-        elif isinstance(asked.settlement, Answer):
-            assert POISON not in asked.values
-            assert asked.answered_right
-        elif isinstance(asked.settlement, ModelError):
-            assert POISON in asked.values
-        elif isinstance(asked.settlement, DeadlineExceeded):
-            assert asked.request.deadline <= self.stage.clock.now()
-        else:
-            assert isinstance(asked.settlement, TooLarge if len(asked.values) > 30 else Overloaded)
-
-    def check_statistics(self) -> None:
+    def check_end(self) -> None:
+        super().check_end()
         counted = self.stage.batcher.statistics
         refused = [
             asked for asked in self.asked if asked.settlements and isinstance(asked.settlement, Overloaded)
         ]
         assert counted.refused >= len(refused)
-        assert sum(counted.latency_counts) == counted.requests
         assert sum(counted.releases.values()) == counted.batches
         assert sum(calls for calls, _ in counted.batch_rows.values()) == counted.batches
-        small = [asked for asked in self.asked if len(asked.values) <= 8]
-        if len(small) == len(self.asked):  # parts of larger ones count as requests of their own
-            ended = counted.requests + counted.failures + counted.refused + counted.cancelled
-            assert ended == len(self.asked)
 
 
 TestBatcher = BatcherMachine.TestCase
