@@ -42,6 +42,9 @@ def test_a_node_that_goes_comes_back(own_cassandra: Start[Cassandra]) -> None:
     in_time(lambda: store.get_many("outages", [b"a"]))
     server.start()
     check_outages(store, server, SECONDS)
+    server.freeze()
+    in_time(lambda: store.get_many("never_asked", [b"a"]))  # a statement that is to be prepared first
+    server.thaw()
     store.close()
 
 

@@ -104,6 +104,9 @@ class CassandraSession:
             cluster = self._cluster()
             session = cluster.connect()
             session.default_fetch_size = None
+            # Of preparing a statement: the driver has no public way to say it beside profiles, and its own is
+            # ten seconds.
+            session._default_timeout = self._settings.timeout_seconds
             self._prepare_keyspace(session)
         # Whatever keeps it from working, callers are told, and it is tried again.
         except Exception as error:  # noqa: BLE001
