@@ -56,6 +56,15 @@ def test_settings_in_examples_are_toml(page: Path) -> None:
         tomllib.loads(example)
 
 
+def test_each_decision_has_a_number_of_its_own() -> None:
+    """Links and people name decisions by their numbers; two written at a time may take the same one."""
+    pages = sorted((ROOT / "docs/decisions").glob("*.md"))
+    numbers = [page.name[:4] for page in pages]
+    assert numbers == [f"{number:04}" for number in range(len(pages))]
+    for page, number in zip(pages[1:], numbers[1:], strict=True):
+        assert page.read_text("utf-8").startswith(f"# {number}. "), f"{page.name}: another number at its top"
+
+
 def options_of(
     verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> dict[str, str]:
