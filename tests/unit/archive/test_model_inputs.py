@@ -151,6 +151,24 @@ def test_what_was_recorded_is_what_is_learnt() -> None:
     assert filled.inputs["young"].tolist() == [[-1, -1], [-1, -1]]
 
 
+@pytest.mark.parametrize("names", [("young", "image"), ("image", "young")])
+def test_inputs_of_one_lookup_are_asked_for_as_any_of_them_was_served(names: tuple[str, ...]) -> None:
+    """One may have had no value, as it was too old for it: what another had is what is looked up."""
+    written = {"young": [0, 0, 0], "image": [990_000, 0, 999_000]}
+    recorded = {name: np.array(written[name], np.uint64) for name in names}
+    ages = {"young": 5.0, "image": 0.0}
+    sources = {name: InputSource(space="images", key="url", max_age_seconds=ages[name]) for name in names}
+    inputs = ModelInputs(sources, {}, {})
+    request = {"url": texts("b", "", "a")}
+    (question,) = inputs.questions(request, recorded)
+    assert (question.keys, question.rows.tolist()) == (["b", "a"], [0, 2])
+    assert question.written is not None
+    assert question.written.tolist() == [990_000, 999_000]
+    filled = inputs.fill(request, look, 0, recorded)
+    assert filled.inputs["image"].tolist() == [[2, 2], [-1, -1], [1, 1]]
+    assert filled.inputs["young"].tolist() == [[-1, -1]] * 3
+
+
 def test_a_key_that_is_no_text_is_its_rows_error() -> None:
     keys = np.array([b"a", b"\xff", b"", b"b\xfe"], STRING)
     with pytest.raises(InvalidRows, match=r"url: row 1: expected a key in UTF-8") as raised:

@@ -17,6 +17,7 @@ from headrace.predictors.answers import Answers, Kept, copied, key_of, own_colum
 from headrace.predictors.cached import Cached
 from headrace.predictors.default_values import DefaultValues, default_rows
 from headrace.servable import Signature, TensorSpec
+from headrace.tensors import Array
 from tests.unit.batching.stage import SUMS, Asked, Stage
 from tests.unit.predictors.doubles import FLOAT, ONE, Around, answer_of
 from tests.virtual_clock import VirtualClock
@@ -164,6 +165,16 @@ def test_a_refusal_is_not_kept_either() -> None:
     asking = Asking(refusal := Overloaded("full", retry_after_seconds=1.0))
     assert [asking.ask()[1] for _ in range(2)] == [[refusal], [refusal]]
     assert len(asking.around.requests) == 2
+
+
+def test_who_waited_for_what_was_refused_counts_as_refused_and_not_as_failed() -> None:
+    asking = Asking()
+    asked = [asking.ask()[1] for _ in range(4)]
+    (computed,) = asking.around.requests
+    computed.settle(refusal := Overloaded("full", retry_after_seconds=1.0))
+    assert asked == [[refusal]] * 4
+    assert (asking.statistics.refused, asking.statistics.failures) == (3, 0)  # the first: the Batcher's
+    assert asking.statistics.failure_seconds == 0.0
 
 
 def test_who_leaves_disturbs_nobody_and_the_first_may_leave_first() -> None:
@@ -340,19 +351,22 @@ def test_a_default_is_never_kept() -> None:
 # --- what is kept ---
 
 
-def kept(answers: Answers, number: int, outputs: int = 1) -> None:
+def kept(answers: Answers, number: int, outputs: int = 1, until: float = math.inf) -> None:
+    keep(answers, number, np.full((1, outputs), number, FLOAT), until)
+
+
+def keep(answers: Answers, number: int, row: Array, until: float = math.inf) -> None:
     request = Request(*ONE.check({"x": np.full((1, 2), number)}), lambda _: None)
     key = key_of(request, answers.most_key_bytes)
     assert key is not None
-    batch = BatchOutputs({"y": np.full((1, outputs), number, FLOAT)}, FROM)
-    answer = Answer(batch, 0, 1, Timings(0.0, 1, 1))
-    answers.keep(key, Kept(copied(answer), size_of(key, answer), math.inf))
+    answer = Answer(BatchOutputs({"y": row}, FROM), 0, 1, Timings(0.0, 1, 1))
+    answers.keep(key, Kept(copied(answer), size_of(key, answer), until))
 
 
-def found(answers: Answers, number: int) -> bool:
+def found(answers: Answers, number: int, now: float = 0.0) -> bool:
     key = key_of(Request(*ONE.check({"x": np.full((1, 2), number)}), lambda _: None), MEBIBYTE)
     assert key is not None
-    return answers.find(key, 0.0) is not None
+    return answers.find(key, now) is not None
 
 
 def test_answers_take_no_more_than_they_may_and_a_scan_displaces_none_that_is_asked_again() -> None:
@@ -379,13 +393,42 @@ def test_answers_that_are_not_asked_for_any_more_make_room() -> None:
     assert 60 < len(answers) < 100
 
 
-def test_bytes_are_counted_as_python_takes_them() -> None:
+def test_a_cache_that_was_full_for_long_and_is_emptied_is_as_new() -> None:
+    """Whatever came, was asked for again, replaced, displaced or expired: no byte of it is counted after."""
+    random, answers = np.random.default_rng(3), Answers(65536)
+    for now in range(5000):
+        number = int(random.integers(0, 200))
+        if random.random() < 0.5:
+            kept(answers, number, outputs=int(random.integers(1, 400)), until=now + float(random.integers(500)))
+        else:
+            found(answers, number, now)
+        assert answers.held_bytes <= 65536
+    for number in range(200):
+        assert not found(answers, number, now=10_000.0)
+    assert (len(answers), answers.held_bytes) == (0, 0)
+
+    def kept_longer(of: Answers) -> list[int]:
+        for number in range(100):
+            kept(of, number)
+            assert found(of, number)
+        for number in range(1000, 1200):  # a scan
+            kept(of, number)
+        return [number for number in range(100) if found(of, number)]
+
+    assert kept_longer(answers) == kept_longer(Answers(65536)) != []
+
+
+@pytest.mark.parametrize("kind", ["numbers", "texts"])
+def test_bytes_are_counted_as_python_takes_them(kind: str) -> None:
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()
         answers = Answers(4 * MEBIBYTE)
         for number in range(3000):
-            kept(answers, number, outputs=50)
+            if kind == "numbers":
+                kept(answers, number, outputs=50)
+            else:
+                keep(answers, number, np.array([[b"%06d" % number * 20 for _ in range(10)]], object))
         after, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
