@@ -9,13 +9,12 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from benchmarks.unseen_data import Items
-from benchmarks.unseen_scores import LEVELS, Answers, Scores
+from demo.unseen_data import Items
+from demo.unseen_plot import BLUE, ORANGE, Named
+from demo.unseen_scores import LEVELS, Answers
 
-BLUE, ORANGE, GREY = "#1f5fa8", "#d9822b", "#8a8f98"
+GREY = "#8a8f98"
 SHOWN = 60
-
-Named = list[tuple[str, Scores]]
 
 
 def draw(items: Items, answers: Answers, ads: Named, splits: list[Named], file: Path) -> None:
@@ -37,31 +36,6 @@ def draw(items: Items, answers: Answers, ads: Named, splits: list[Named], file: 
     for axes in (left, middle, right):
         axes.spines[["top", "right"]].set_visible(False)
     file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=110)
-
-
-def draw_films(sides: Named, file: Path) -> None:
-    """Draw the AUC and the logloss of films that nobody has seen, a line a side.
-
-    Args:
-        sides: The scores by name; those whose name says that there are titles have another color.
-        file: Where to.
-    """
-    figure = Figure((11, 0.5 * len(sides) + 1.2), layout="constrained")
-    FigureCanvasAgg(figure)
-    left, right = figure.subplots(1, 2, sharey=True)
-    places = np.arange(len(sides))[::-1]
-    colors = [ORANGE if "titles" in name else BLUE for name, _ in sides]
-    for axes, title, values in (
-        (left, "AUC: higher is better", [one.auc for _, one in sides]),
-        (right, "Logloss: lower is better", [one.logloss for _, one in sides]),
-    ):
-        axes.scatter(values, places, color=colors)
-        for value, place in zip(values, places, strict=True):
-            axes.annotate(f"{value:.4f}", (value, place), (0, 6), textcoords="offset points", ha="center")
-        axes.set(title=title, yticks=places, yticklabels=[name for name, _ in sides])
-        axes.margins(x=0.15, y=0.2)
-        axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(file, dpi=110)
 
 

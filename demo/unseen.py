@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.unseen import GENTLY, base_rate, learnt
-from benchmarks.unseen_data import films
-from benchmarks.unseen_plot import draw_films
-from benchmarks.unseen_scores import Scores, scores
+from demo.unseen_data import films
+from demo.unseen_learning import GENTLY, base_rate, learnt
+from demo.unseen_plot import draw_films
+from demo.unseen_scores import Scores, scores
 from headrace.tensors import Array
 from headrace.terminal import table
 

@@ -42,6 +42,21 @@ def test_the_core_needs_only_seven_packages() -> None:
     assert len(core) == 7
 
 
+def test_what_is_released_as_source_imports_nothing_that_it_lacks() -> None:
+    """``benchmarks`` is not among it: what a demonstration or a test needs is elsewhere."""
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["hatch"]["build"]
+    released = [ROOT / name for name in build["targets"]["sdist"]["include"] if (ROOT / name).is_dir()]
+    lacking = {one.name for one in ROOT.iterdir() if one.is_dir() and one not in released}
+    imported = set()
+    for file in (path for home in released for path in home.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_bytes())):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [one.name for one in node.names] if isinstance(node, ast.Import) else []
+            imported |= {(file.relative_to(ROOT).as_posix(), name) for name in names}
+    assert "benchmarks" in lacking
+    assert [(file, name) for file, name in imported if name.partition(".")[0] in lacking] == []
+
+
 def test_every_ignored_rule_has_its_reason_beside_it() -> None:
     text = (ROOT / "pyproject.toml").read_text("utf-8")
     ignored = tomllib.loads(text)["tool"]["ruff"]["lint"]["ignore"]

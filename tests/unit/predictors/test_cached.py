@@ -399,7 +399,8 @@ def test_a_cache_that_was_full_for_long_and_is_emptied_is_as_new() -> None:
     for now in range(5000):
         number = int(random.integers(0, 200))
         if random.random() < 0.5:
-            kept(answers, number, outputs=int(random.integers(1, 400)), until=now + float(random.integers(500)))
+            outputs, seconds = int(random.integers(1, 400)), float(random.integers(500))
+            kept(answers, number, outputs, until=now + seconds)
         else:
             found(answers, number, now)
         assert answers.held_bytes <= 65536

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks.unseen_data import Items
+from demo.unseen_data import Items
 from headrace.tensors import Array
 
 LEVELS = (0.8, 0.95)
