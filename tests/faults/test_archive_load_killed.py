@@ -21,6 +21,7 @@ def test_a_load_that_is_killed_is_run_again_and_its_default_moves_only_then(tmp_
     rows = "".join(f"u{row},{row},{row / 2}\n" for row in range(ROWS))
     file.write_text("user_id,age,score\n" + rows)
     words = [sys.executable, "-m", "headrace", "archive", "load", "users", str(file), "--archive", str(toml)]
+    words += ["--new-columns"]
     with open_archive_file(toml) as archive:
 
         def is_begun() -> bool:

@@ -326,8 +326,15 @@ class Archive:
         """
         return self._spaces.add_version(space, embedder)
 
-    def table_version(self, table: str, columns: Sequence[Column]) -> SpaceVersion:
+    def table_version(
+        self, table: str, columns: Sequence[Column], *, is_loading: bool = False
+    ) -> SpaceVersion:
         """The version of a feature table with exactly these columns, in any order; made if there is none.
+
+        Args:
+            table: Which table.
+            columns: Its columns.
+            is_loading: Whether it is not full until it is made the default, even if it is the first.
 
         Raises:
             NotFound: There is no such space.
@@ -335,7 +342,7 @@ class Archive:
             ConfigError: These cannot be the columns of a table.
             Unavailable: The store does not answer.
         """
-        return self._spaces.table_version(table, columns)
+        return self._spaces.table_version(table, columns, is_loading=is_loading)
 
     @property
     def is_store_silent(self) -> bool:

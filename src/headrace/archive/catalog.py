@@ -120,12 +120,13 @@ class SpaceRecord(msgspec.Struct, frozen=True, kw_only=True):
 NO_RECORD = SpaceRecord()
 
 
-def with_version(record: SpaceRecord, version: SpaceVersion) -> SpaceRecord:
+def with_version(record: SpaceRecord, version: SpaceVersion, *, is_loading: bool = False) -> SpaceRecord:
     """A record with one more version; the first one is the default, and full.
 
     Args:
         record: As it was.
         version: The new one; its number is given here.
+        is_loading: Whether even the first one is not full until somebody says so, by ``with_default``.
 
     Raises:
         FailedPrecondition: It has as many as it can have.
@@ -133,9 +134,11 @@ def with_version(record: SpaceRecord, version: SpaceVersion) -> SpaceRecord:
     if len(record.versions) >= _MOST_VERSIONS:
         raise FailedPrecondition(f"expected at most {_MOST_VERSIONS} versions of a space; drop old ones")
     number = record.last + 1
-    new = msgspec.structs.replace(version, number=number, is_full=not record.versions)
+    new = msgspec.structs.replace(version, number=number, is_full=not record.versions and not is_loading)
     added = msgspec.structs.replace(record, versions=(*record.versions, new), last=number)
-    return added if record.default else with_default(added, number, version.created)
+    if record.default:
+        return added
+    return msgspec.structs.replace(added, default=number, moves=_moved(record, number, version.created))
 
 
 def with_default(record: SpaceRecord, number: int, at: float) -> SpaceRecord:
@@ -153,8 +156,12 @@ def with_default(record: SpaceRecord, number: int, at: float) -> SpaceRecord:
     versions = tuple(
         msgspec.structs.replace(one, is_full=True) if one.number == number else one for one in record.versions
     )
-    moves = record.moves if number == record.default else (*record.moves, (at, number))[-_MOST_MOVES:]
+    moves = record.moves if number == record.default else _moved(record, number, at)
     return msgspec.structs.replace(record, versions=versions, default=number, moves=moves)
+
+
+def _moved(record: SpaceRecord, number: int, at: float) -> tuple[tuple[float, int], ...]:
+    return (*record.moves, (at, number))[-_MOST_MOVES:]
 
 
 def without(record: SpaceRecord, number: int) -> SpaceRecord:

@@ -109,7 +109,7 @@ class Spaces:
         if found is None:
             settings = self.settings(space)
             if settings.columns:
-                meant = _of_columns(settings.columns)
+                meant = of_columns(settings.columns)
             elif settings.dimension:
                 meant = _made_by(settings, "", settings.dimension)
             else:
@@ -141,8 +141,15 @@ class Spaces:
             raise ConfigError(f"spaces.{space}.dimension: expected {expected}, got {settings.dimension}")
         return self._add(space, _made_by(settings, embedder.fingerprint, embedder.dimension))
 
-    def table_version(self, table: str, columns: Sequence[Column]) -> SpaceVersion:
+    def table_version(
+        self, table: str, columns: Sequence[Column], *, is_loading: bool = False
+    ) -> SpaceVersion:
         """The version of a feature table with exactly these columns, in any order; made if there is none.
+
+        Args:
+            table: Which table.
+            columns: Its columns.
+            is_loading: Whether it is not full until it is made the default, even if it is the first.
 
         Raises:
             NotFound: There is no such space.
@@ -153,7 +160,7 @@ class Spaces:
         if not self.settings(table).is_table:
             raise InvalidRequest(f"expected a feature table, got the space {table!r}", field="table")
         check_columns(columns)
-        return self._add(table, _of_columns(tuple(columns)))
+        return self._add(table, of_columns(tuple(columns)), is_loading=is_loading)
 
     def settings(self, space: str) -> SpaceSettings:
         """The settings of a space.
@@ -214,12 +221,12 @@ class Spaces:
             finally:
                 embedder.close()
 
-    def _add(self, space: str, new: SpaceVersion) -> SpaceVersion:
+    def _add(self, space: str, new: SpaceVersion, *, is_loading: bool = False) -> SpaceVersion:
         def decide(record: SpaceRecord) -> SpaceRecord:
             if record.made_by(new.fingerprint) is not None:
                 return record
             self._shared.store.create(partition(space, record.last + 1))
-            return with_version(record, new)
+            return with_version(record, new, is_loading=is_loading)
 
         record = self.catalog.change(space, decide)
         self.apply(space, record)
@@ -305,7 +312,7 @@ class Spaces:
             self.apply(space, record)
 
 
-def _of_columns(columns: Columns) -> SpaceVersion:
+def of_columns(columns: Columns) -> SpaceVersion:
     """A version of a feature table that is yet to get its number."""
     return SpaceVersion(
         number=0,

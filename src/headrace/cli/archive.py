@@ -20,6 +20,7 @@ _VERBS = (
     "invalidate",
     "forget",
     "versions",
+    "default",
     "backfill",
     "drop",
     "dead_letters",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -30,11 +31,55 @@ def test_a_load_says_what_it_made_of_a_file(
         "  age: 1 values are not there, and stored as its default\n"
     )
     file.write_text("user_id,age,country,visits\na,31,CH,7\n")
-    assert main(["archive", "load", "users", str(file), "--keep-default", "--json", "--archive", toml]) == 0
+    words = ["archive", "load", "users", str(file), "--archive", toml]
+    assert main(words) == 2
+    assert "'visits' is not a column of the table" in capsys.readouterr().err
+    assert main([*words, "--new-columns", "--keep-default", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert (said["version"], said["is_new"], said["is_default"], said["rows"]) == (2, True, False, 1)
-    assert main(["archive", "load", "users", str(file), "--archive", toml]) == 0
+    assert main([*words, "--new-columns"]) == 0
+    assert capsys.readouterr().out == (
+        "users: 1 rows are in version 2, which is not the default\n"
+        "  it lacks 1 key of version 1, such as 'b'; load these, too, or have them missing:\n"
+        "  headrace archive default users 2 --fewer-keys\n"
+        "  keys: user_id\n"
+    )
+    assert main(["archive", "default", "users", "2", "--fewer-keys", "--archive", toml]) == 0
+    capsys.readouterr()
+    assert main(words) == 0
     assert capsys.readouterr().out == "users: 1 rows are in version 2, which answers now\n  keys: user_id\n"
+
+
+def test_a_default_is_shown_and_moved_and_loses_keys_only_when_asked_to(
+    toml: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def default(*words: str) -> tuple[int, str, str]:
+        code = main(["archive", "default", *words, "--archive", toml])
+        return code, *capsys.readouterr()
+
+    file = tmp_path / "users.csv"
+    for content, words in [
+        ("user_id,age\na,30\nb,31\n", []),
+        ("user_id,age,visits\na,30,7\n", ["--new-columns"]),
+    ]:
+        file.write_text(content)
+        assert main(["archive", "load", "users", str(file), *words, "--archive", toml]) == 0
+    capsys.readouterr()
+    assert re.search(r"1  default .*\nusers        2 .*not full yet", default("users")[1])
+    code, _, problem = default("users", "2")
+    assert code == 1
+    assert (
+        "version 2 of 'users' lacks 1 key of version 1, such as 'b'; version 1 stays the default" in problem
+    )
+    moved = (0, "users: version 2 answers now, before that 1\n", "")
+    assert default("users", "2", "--fewer-keys") == moved
+    assert default("users", "2") == (0, "users: version 2 answers, as before\n", "")
+    assert default("users", "1")[1] == "users: version 1 answers now, before that 2\n"
+    said = json.loads(default("users", "--json")[1])
+    assert (said["default"], said["before"], len(said["versions"])) == (1, 1, 2)
+    assert default("users", "3")[::2] == (2, "headrace: no version 3 of the space 'users'; there are 1, 2\n")
+    assert default("users", "--fewer-keys")[0] == 2
+    assert default("users", "x")[0] == 2
 
 
 @pytest.mark.parametrize(
@@ -99,6 +144,6 @@ def test_a_check_looks_at_where_contents_come_from(
     told = "the table 'films' has no text column 'title' in version 1; there are name"
     assert told in capsys.readouterr().out
     (tmp_path / "films.csv").write_text("id,title\n1,Heat\n")
-    assert main(["archive", "load", "films", str(tmp_path / "films.csv"), *words]) == 0
+    assert main(["archive", "load", "films", str(tmp_path / "films.csv"), "--new-columns", *words]) == 0
     assert main(["archive", "check", *words]) == 0
     assert "from the column title of the table films" in capsys.readouterr().out

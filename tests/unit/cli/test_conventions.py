@@ -231,6 +231,7 @@ RUNS: dict[str, Made] = {
     "compare": lambda place: [a_model(place), f"{place}/models/half_plus_two/1", some_rows(place)],
     "archive check": lambda place: ["--archive", an_archive(place)],
     "archive versions": lambda place: ["--archive", an_archive(place)],
+    "archive default": lambda place: ["items", "2", "--archive", an_archive_of_two_versions(place)],
     "archive lookup": lambda place: ["items", "a", "--archive", an_archive(place)],
     "archive put": lambda place: ["items", *vectors_with_keys(place), "--archive", an_archive(place)],
     "archive load": a_table_of_features,

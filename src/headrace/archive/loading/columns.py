@@ -242,7 +242,8 @@ class Guess:
     """What a column of a file is to be, from all its values.
 
     Attributes:
-        nulls: How many values are not there.
+        rows: How many values there are.
+        nulls: How many of them are not there.
     """
 
     def __init__(self, field: pa.Field) -> None:
@@ -250,10 +251,12 @@ class Guess:
         self.name, self._type = field.name, field.type
         self._is_number = self._is_whole = is_text(field.type)
         self._any, self._longest, self.nulls, self._missing = False, 0, 0, 0
+        self.rows = 0
 
     def look(self, values: pa.Array) -> None:
         """Take a batch of values into account."""
         values = plain(values)
+        self.rows += len(values)
         self.nulls += values.null_count
         if pa.types.is_floating(values.type):
             self.nulls += pc.sum(pc.is_nan(values)).as_py() or 0

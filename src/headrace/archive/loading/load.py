@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
-from dataclasses import dataclass, field
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
 from headrace.archive.archive import Archive
 from headrace.archive.catalog import SpaceVersion
-from headrace.archive.columns import TEXT, Column, check_columns
+from headrace.archive.columns import Column, check_columns, rows_of
 from headrace.archive.loading.columns import (
     Guess,
     is_listed,
@@ -25,12 +25,14 @@ from headrace.archive.loading.columns import (
     written_of,
 )
 from headrace.archive.loading.files import ColumnFile
+from headrace.archive.loading.fitting import fit, told_differences
+from headrace.archive.moving import Lacking, has_keys, lost_by_moving
+from headrace.archive.spaces import of_columns
 from headrace.errors import InvalidRequest, shown
 
 _MOST_ROWS, _FEWEST_ROWS = 8192, 64
 _BATCH_BYTES = 16 * 1024 * 1024
 _NAMES_SHOWN = 50
-_WIDER = {"int32": ("int64", "float64"), "int64": ("float64",), "float32": ("float64",)}
 
 Told = Callable[[int, float], object]
 """Gets how many rows are done, and which share of the file that is."""
@@ -41,11 +43,11 @@ class Target:
     """Where a file goes.
 
     Attributes:
-        version: The version of the space.
+        version: The version of the space; its number is 0 until the first rows for a new one are stored.
         key: The file's column of keys.
         vectors: Its column of vectors; "" for a feature table.
         columns: What is loaded as columns of a table.
-        is_new: Whether the version was made for this file.
+        is_new: Whether the version is made for this file.
         left_out: Columns of the file that are not loaded.
         nulls: By column, how many values that are not there are stored as its default; known only where the
             file says the columns.
@@ -89,20 +91,27 @@ class Load:
         self._archive, self._space, self._file, self._stopping = archive, space, file, stopping
         self.rows = 0
 
-    def table(self, key: str, written: str, told: Told) -> Target:
-        """Find or make the version of a table that the file fits.
+    def table(self, key: str, written: str, told: Told, *, is_other_allowed: bool = False) -> Target:
+        """Find the version of a table that the file fits, or say what a new one is to be.
 
         Args:
             key: The column of keys; "" for the one that seems to be it.
             written: The column that says when each row was written; "" for now.
             told: Told how far it is: a file that says the columns is read once for that.
+            is_other_allowed: Whether a file that says the columns may say others than a table with rows has.
 
         Raises:
-            InvalidRequest: The file does not have the columns that the settings say, or cannot be read.
+            InvalidRequest: The file does not have the columns that the settings say, or those that the table
+                has by now; or it cannot be read, or the table is one that a stream fills.
+            Unavailable: The store does not answer.
             Stopped: It is to end.
         """
         settings, names = self._archive.config.spaces[self._space], self._file.schema.names
         declared = settings.columns or ()
+        if any(column.window for column in declared):
+            way_out = f"headrace archive feed {self._space} counts them from a stream"
+            problem = f"expected a table that files fill, got {self._space!r}, whose columns are windows"
+            raise InvalidRequest(f"{problem}; {way_out}", field="SPACE")
         if written:
             self._check_there(written, "--written")
         key = self._key(key, {column.name for column in declared} | {written})
@@ -112,20 +121,21 @@ class Load:
                 problem = f"the file does not have it, and it has no default; there are {there}"
                 raise InvalidRequest(problem, field=f"column {column.name!r}")
         nulls: dict[str, int] = {}
-        columns = declared
+        columns, is_empty = declared, False
         if not declared:
             guesses = self._guesses([name for name in names if name not in (key, written, "")], told)
             columns = tuple(one for one in (guess.column() for guess in guesses) if one is not None)
             nulls = {guess.name: guess.nulls for guess in guesses if guess.nulls}
+            is_empty = not any(guess.rows for guess in guesses)
         if not columns:
             problem = f"beside the key {shown(key)}, expected columns that a table can have, got none"
             way_out = "; is --delimiter what stands between them?" if self._file.format == "csv" else ""
             raise InvalidRequest(problem + way_out, field="FILE")
         check_columns(columns)
-        version, is_new = self._version_of(columns, is_exact=bool(declared))
+        version = self._declared(columns) if declared else self._guessed(columns, is_other_allowed, is_empty)
         loaded = tuple(column for column in version.columns if column.name in names)
         left_out = sorted(set(names) - {column.name for column in loaded} - {key, written or key})
-        return Target(version, key, "", loaded, is_new, left_out, nulls, written)
+        return Target(version, key, "", loaded, not version.number, left_out, nulls, written)
 
     def vectors(self, key: str, vectors: str, number: int) -> Target:
         """The version of a space of vectors that a file goes to.
@@ -149,12 +159,17 @@ class Load:
         key = self._key(key, {vectors})
         return Target(version, key, vectors, left_out=sorted(set(self._file.schema.names) - {key, vectors}))
 
-    def run(self, target: Target, told: Told) -> None:
+    def run(self, target: Target, told: Told) -> Target:
         """Store all rows; those that are there are replaced. What was stored before an error stays.
+
+        A new version is made when the first rows for it are known to be right.
 
         Args:
             target: Where to.
             told: Told how far it is.
+
+        Returns:
+            Where they are.
 
         Raises:
             InvalidRequest: A row is wrong; the row, from 1, and its column are named.
@@ -173,23 +188,51 @@ class Load:
                 )
                 self._archive.put(self._space, keys, vectors, version=target.version.number)
             else:
-                self._put_rows(target, keys, batch, first)
+                target = self._put_rows(target, keys, batch, first)
             self.rows += len(keys)
+        return target if target.version.number else self._made(target)
 
-    def make_default(self, target: Target) -> None:
-        """Have bare lookups answered from the version that was loaded.
+    def make_default(self, target: Target) -> Lacking:
+        """Have bare lookups answered from the version that was loaded, unless they would lose keys by it.
+
+        Vectors go where somebody said, which moves nothing.
+
+        Returns:
+            What the version lacks of the default, which stays that then.
 
         Raises:
             NotFound: The version is gone.
             Unavailable: The store does not answer.
         """
-        self._archive.catalog.move_default(self._space, target.version.number)
+        if target.vectors:
+            return Lacking()
+        record = self._archive.catalog.read(self._space)
+        lost = lost_by_moving(self._archive, self._space, record, target.version.number)
+        if not lost.keys:
+            self._archive.catalog.move_default(self._space, target.version.number)
+        return lost
 
-    def _put_rows(self, target: Target, keys: list[str], batch: pa.RecordBatch, first: int) -> None:
+    def _made(self, target: Target) -> Target:
+        """The target with its version in the store."""
+        version = self._archive.table_version(self._space, target.version.columns, is_loading=True)
+        return replace(target, version=version)
+
+    def _put_rows(self, target: Target, keys: list[str], batch: pa.RecordBatch, first: int) -> Target:
+        """Store a batch, and say where."""
         values = {one.name: values_of(one, batch.column(one.name), first) for one in target.columns}
         written = written_of(target.written, batch.column(target.written), first) if target.written else None
-        try:
+        with self._naming_rows(first):
+            if not target.version.number:
+                rows_of(target.version.columns, values)
+                target = self._made(target)
             self._archive.put_rows(self._space, keys, values, version=target.version.number, written=written)
+        return target
+
+    @contextmanager
+    def _naming_rows(self, first: int) -> Iterator[None]:
+        """Number rows of a batch as those of the file are."""
+        try:
+            yield
         except InvalidRequest as error:
             said = re.fullmatch(r"columns\.(.*)\[(\d+)\]", error.field, re.DOTALL)
             if said is None:
@@ -215,18 +258,32 @@ class Load:
                 guess.look(batch.column(guess.name))
         return guesses
 
-    def _version_of(self, columns: tuple[Column, ...], *, is_exact: bool) -> tuple[SpaceVersion, bool]:
-        """The version that has these columns; the default, where columns that were guessed fit it.
+    def _declared(self, columns: tuple[Column, ...]) -> SpaceVersion:
+        """The version with the columns that the settings say; without a number where there is none yet."""
+        wanted = of_columns(columns)
+        return self._archive.catalog.read(self._space).made_by(wanted.fingerprint) or wanted
 
-        Returns:
-            It, and whether it is new.
-        """
-        before = self._archive.record(self._space)
-        default = before.version(before.default)
-        if not is_exact and default is not None and _fit(columns, default.columns):
-            return default, False
-        version = self._archive.table_version(self._space, columns)
-        return version, before.version(version.number) is None
+    def _guessed(self, columns: tuple[Column, ...], is_other_allowed: bool, is_empty: bool) -> SpaceVersion:
+        """The default version, where columns that were guessed fit it; else one of them."""
+        record = self._archive.catalog.read(self._space)
+        default = record.version(record.default)
+        if is_empty:
+            if default is None:
+                raise InvalidRequest("expected rows, which say what the columns are; got none", field="FILE")
+            return default
+        if default is not None:
+            if fit(columns, default.columns):
+                return default
+            is_begun = default.is_full and has_keys(self._archive, self._space, default)
+            if is_begun and not is_other_allowed:
+                raise InvalidRequest(
+                    f"expected the columns of {self._space!r}, as version {default.number} has them; "
+                    f"{told_differences(columns, default.columns)}. Mend the file, or load all rows with "
+                    "--new-columns: into another version, which answers once it has all keys",
+                    field="FILE",
+                )
+        wanted = of_columns(columns)
+        return record.made_by(wanted.fingerprint) or wanted
 
     def _key(self, given: str, others: set[str]) -> str:
         """The column of keys."""
@@ -248,19 +305,3 @@ class Load:
         if name not in names:
             there = ", ".join(names[:_NAMES_SHOWN])
             raise InvalidRequest(f"no column {shown(name)} in the file; there are {there}", field=option)
-
-
-def _fit(columns: Sequence[Column], there: Sequence[Column]) -> bool:
-    """Whether values of some columns can be stored as others, of the same names."""
-    by_name = {column.name: column for column in there}
-    if by_name.keys() != {column.name for column in columns}:
-        return False
-    return all(_fits(column, by_name[column.name]) for column in columns)
-
-
-def _fits(column: Column, there: Column) -> bool:
-    if column.default is not None and there.default is None:
-        return False
-    if TEXT in (column.dtype, there.dtype):
-        return column.dtype == there.dtype and column.bytes <= there.bytes
-    return there.dtype in (column.dtype, *_WIDER.get(column.dtype, ()))

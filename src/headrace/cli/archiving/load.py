@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from headrace.terminal import Line
 if TYPE_CHECKING:
     from headrace.archive.archive import Archive
     from headrace.archive.loading.load import Load, Target
+    from headrace.archive.moving import Lacking
 
 _FORMATS = ("parquet", "arrow", "csv")
 _BAR = 30
@@ -33,8 +35,9 @@ that may be one.
 
 A feature table gets the columns that archive.toml says. Where it says none, it gets all that the file
 has: numbers, texts, times (in milliseconds of Unix time); a null is then stored as 0 or the empty text.
-Columns that the table does not have yet make a new version of it; both answer until all is loaded, and
-then the new one is the default.
+What a table with rows has is what further files must have; with --new-columns, others make a new version.
+So do columns in archive.toml that were changed. Both versions answer, and the new one becomes the default
+when the last load into it has ended and none of the default's keys is missing.
 
 Rows that are there are replaced. What is stopped, killed or wrong on the way is run again: it does no
 harm."""
@@ -75,6 +78,11 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "--delimiter", metavar="C", default="", help="what separates columns of CSV (default: a comma)"
     )
+    parser.add_argument(
+        "--new-columns",
+        action="store_true",
+        help="where the file's columns are not the table's: load it into a new version with these",
+    )
     parser.add_argument("--keep-default", action="store_true", help="do not answer from a new version yet")
 
 
@@ -82,6 +90,7 @@ def run(options: argparse.Namespace) -> int:
     """Load, and say how far it is."""
     from headrace.archive.loading.files import ColumnFile  # noqa: PLC0415 - not for the list of verbs
     from headrace.archive.loading.load import Load, Stopped  # noqa: PLC0415 - the same
+    from headrace.archive.moving import Lacking  # noqa: PLC0415 - the same
 
     if len(options.delimiter) > 1:
         raise InvalidRequest(f"expected one character, got {options.delimiter!r}", field="--delimiter")
@@ -93,17 +102,19 @@ def run(options: argparse.Namespace) -> int:
         progress = _Progress()
         try:
             target = _target(options, archive, load, progress)
-            load.run(target, progress.stage("loading"))
-            if not options.keep_default:
-                load.make_default(target)
+            target = load.run(target, progress.stage("loading"))
+            is_kept = (
+                options.keep_default and archive.catalog.read(options.space).default != target.version.number
+            )
+            lost = Lacking() if is_kept else load.make_default(target)
         except Stopped:
             progress.line.clear()
             print(f"stopped after {load.rows:,} rows; the same command again loads all", file=sys.stderr)
             return verbs.INTERRUPTED if stopping.interrupted else verbs.FAILED
         finally:
             progress.line.clear()
-        is_default = archive.catalog.read(options.space).default == target.version.number
-    _finish(options, load.rows, target, is_default=is_default, seconds=time.monotonic() - started)
+        default = archive.catalog.read(options.space).default
+    _finish(options, Loaded(target, load.rows, default, lost, time.monotonic() - started))
     return verbs.DONE
 
 
@@ -116,7 +127,12 @@ def _target(options: argparse.Namespace, archive: Archive, load: Load, progress:
         if getattr(options, name):
             problem = f"expected none, as {options.space!r} is a feature table"
             raise InvalidRequest(problem, field=f"--{name}")
-    return load.table(options.key, options.written, progress.stage("looking at the columns"))
+    return load.table(
+        options.key,
+        options.written,
+        progress.stage("looking at the columns"),
+        is_other_allowed=options.new_columns,
+    )
 
 
 class _Progress:
@@ -141,10 +157,20 @@ class _Progress:
         self.line.show(f"{self._stage} [{bar:<{_BAR}}] {min(1.0, share):4.0%}  {pace}{left}")
 
 
-def _finish(
-    options: argparse.Namespace, rows: int, target: Target, *, is_default: bool, seconds: float
-) -> None:
-    version = target.version
+@dataclass(frozen=True)
+class Loaded:
+    """How a load came out: where to, how many rows, and which version answers now."""
+
+    target: Target
+    rows: int
+    default: int
+    lost: Lacking
+    seconds: float
+
+
+def _finish(options: argparse.Namespace, loaded: Loaded) -> None:
+    target, version = loaded.target, loaded.target.version
+    is_default = version.number == loaded.default
     if options.json:
         verbs.print_json(
             {
@@ -152,17 +178,21 @@ def _finish(
                 "version": version.number,
                 "is_new": target.is_new,
                 "is_default": is_default,
-                "rows": rows,
+                "lacking_keys": loaded.lost.keys,
+                "rows": loaded.rows,
                 "key": target.key,
                 "columns": [column.name for column in target.columns] or [target.vectors],
                 "left_out": list(target.left_out),
                 "nulls": target.nulls,
-                "seconds": round(seconds, 3),
+                "seconds": round(loaded.seconds, 3),
             }
         )
         return
     answers = "answers now" if is_default else "is not the default"
-    print(f"{options.space}: {rows:,} rows are in version {version.number}, which {answers}")
+    print(f"{options.space}: {loaded.rows:,} rows are in version {version.number}, which {answers}")
+    if loaded.lost.keys:
+        print(f"  it lacks {loaded.lost.told(loaded.default)}; load these, too, or have them missing:")
+        print(f"  headrace archive default {options.space} {version.number} --fewer-keys")
     if target.is_new:
         columns = ", ".join(f"{one.name} {one.dtype}" for one in version.columns[:_LISTED])
         more = len(version.columns) - _LISTED

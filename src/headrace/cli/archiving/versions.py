@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -40,14 +41,20 @@ def run(options: argparse.Namespace) -> int:
         spaces = [options.space] if options.space is not None else list(archive.config.spaces)
         records = {space: archive.record(space) for space in spaces}
     if options.json:
-        verbs.print_json({"spaces": [_object(space, record) for space, record in records.items()]})
-        return verbs.DONE
-    rows = [row for space, record in records.items() for row in _rows(space, record)]
-    print(table([_HEAD, *rows], right=(1, 4)))
+        verbs.print_json({"spaces": [described_space(space, record) for space, record in records.items()]})
+    else:
+        print(listed(records))
     return verbs.DONE
 
 
-def _object(space: str, record: SpaceRecord) -> dict[str, object]:
+def listed(records: Mapping[str, SpaceRecord]) -> str:
+    """A table of the versions of spaces."""
+    rows = [row for space, record in records.items() for row in _rows(space, record)]
+    return table([_HEAD, *rows], right=(1, 4))
+
+
+def described_space(space: str, record: SpaceRecord) -> dict[str, object]:
+    """A space with its versions, as JSON has it."""
     from headrace.archive.columns import described  # noqa: PLC0415 - not for the list of verbs
 
     return {

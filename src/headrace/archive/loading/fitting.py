@@ -1,0 +1,44 @@
+"""Whether the columns of a file fit those of a table, and how they differ."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headrace.archive.columns import TEXT, Column
+from headrace.errors import shown
+
+_WIDER = {"int32": ("int64", "float64"), "int64": ("float64",), "float32": ("float64",)}
+_SHOWN = 5
+
+
+def fit(columns: Sequence[Column], there: Sequence[Column]) -> bool:
+    """Whether values of some columns can be stored as others, of the same names."""
+    return not _differences(columns, there)
+
+
+def told_differences(columns: Sequence[Column], there: Sequence[Column]) -> str:
+    """How columns of a file differ from those of a table, in words."""
+    found = _differences(columns, there)
+    more = len(found) - _SHOWN
+    return "; ".join(found[:_SHOWN]) + (f"; and {more} more" if more > 0 else "")
+
+
+def _differences(columns: Sequence[Column], there: Sequence[Column]) -> list[str]:
+    given, known = ({one.name: one for one in some} for some in (columns, there))
+    added = [f"{shown(name)} is not a column of the table" for name in given if name not in known]
+    missing = [f"{shown(name)} is missing" for name in known if name not in given]
+    both = [_difference(one, known[name]) for name, one in given.items() if name in known]
+    return [*added, *missing, *filter(None, both)]
+
+
+def _difference(column: Column, there: Column) -> str:
+    """How a column of a file differs from the table's; "" where its values can be stored as that."""
+    name = shown(column.name)
+    is_other_kind = TEXT in (column.dtype, there.dtype) and column.dtype != there.dtype
+    if is_other_kind or there.dtype not in (column.dtype, *_WIDER.get(column.dtype, ())):
+        return f"{name} is {column.dtype}, in the table {there.dtype}"
+    if column.dtype == TEXT and column.bytes > there.bytes:
+        return f"{name} has longer texts than the table's {there.bytes} bytes"
+    if column.default is not None and there.default is None:
+        return f"{name} lacks values, and the table's column has no default"
+    return ""

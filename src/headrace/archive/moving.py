@@ -1,0 +1,126 @@
+"""Moving a space's default to another version: what bare lookups would not find any more, and doing it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from headrace.archive.archive import Archive
+from headrace.archive.catalog import SpaceRecord, SpaceVersion, partition
+from headrace.archive.keys import is_digest
+from headrace.archive.records import joined
+from headrace.errors import FailedPrecondition, shown
+from headrace.stores.store import pages
+
+MOST_COUNTED = 1000
+"""Keys that a version lacks are counted up to about here."""
+
+_PAGE = 1000
+
+
+@dataclass(frozen=True)
+class Lacking:
+    """What one version of a space does not have of another one's keys.
+
+    Attributes:
+        keys: How many keys; from ``MOST_COUNTED`` on, at least so many.
+        example: One of them; "" where there is none, or where it is too long to be shown.
+    """
+
+    keys: int = 0
+    example: str = ""
+
+    def told(self, of: int) -> str:
+        """It in words.
+
+        Args:
+            of: The version that has the keys.
+        """
+        least = "at least " if self.keys >= MOST_COUNTED else ""
+        such = f", such as {shown(self.example)}" if self.example else ""
+        plural = "key" if self.keys == 1 else "keys"
+        return f"{least}{self.keys:,} {plural} of version {of}{such}"
+
+
+def lacking(archive: Archive, space: str, older: SpaceVersion, newer: SpaceVersion) -> Lacking:
+    """What a version does not have of another one's keys.
+
+    All keys are read, unless many are lacking.
+
+    Raises:
+        Unavailable: The store does not answer.
+    """
+    found, example = 0, ""
+    for page in pages(archive.store, partition(space, older.number), limit=_PAGE):
+        absent = _absent(archive, space, newer, list(dict.fromkeys(page.keys)))
+        gone = set(_absent(archive, space, older, absent))  # expired, or removed meanwhile
+        lost = [key for key in absent if key not in gone]
+        found += len(lost)
+        if not example:
+            example = next((key.decode(errors="replace") for key in lost if not is_digest(key)), "")
+        if found >= MOST_COUNTED:
+            break
+    return Lacking(found, example)
+
+
+def has_keys(archive: Archive, space: str, version: SpaceVersion) -> bool:
+    """Whether anything is stored in a version.
+
+    Raises:
+        Unavailable: The store does not answer.
+    """
+    return any(
+        len(_absent(archive, space, version, page.keys)) < len(page.keys)
+        for page in pages(archive.store, partition(space, version.number), limit=_PAGE)
+    )
+
+
+def lost_by_moving(archive: Archive, space: str, record: SpaceRecord, number: int) -> Lacking:
+    """What bare lookups would not find any more if they went to another version.
+
+    A default that was never full, as its first load did not end, is not asked.
+
+    Raises:
+        Unavailable: The store does not answer.
+    """
+    present, wanted = record.version(record.default), record.version(number)
+    if present is None or wanted is None or number == record.default or not present.is_full:
+        return Lacking()
+    return lacking(archive, space, present, wanted)
+
+
+def move_default(archive: Archive, space: str, number: int, *, may_lose: bool) -> SpaceRecord:
+    """Have bare lookups go to another version.
+
+    Args:
+        archive: Whose.
+        space: Which space.
+        number: Which version of it.
+        may_lose: Whether it may have fewer keys than the present one.
+
+    Returns:
+        The record as it is now.
+
+    Raises:
+        NotFound: There is no such space, or version.
+        FailedPrecondition: It lacks keys.
+        Unavailable: The store does not answer.
+    """
+    archive.reader(space, number)
+    record = archive.catalog.read(space)
+    if not may_lose and (lost := lost_by_moving(archive, space, record, number)).keys:
+        raise FailedPrecondition(
+            f"version {number} of {space!r} lacks {lost.told(record.default)}; version {record.default} "
+            "stays the default. Fill the other one first, or add --fewer-keys to have these keys missing"
+        )
+    return archive.catalog.move_default(space, number)
+
+
+def _absent(archive: Archive, space: str, version: SpaceVersion, keys: Sequence[bytes]) -> list[bytes]:
+    """Those of stored keys that have nothing in a version."""
+    if not keys:
+        return []
+    form = version.form
+    values = archive.store.get_many(partition(space, version.number), keys, form.missing)
+    there = form.are_records(joined(values, form)).tolist()
+    return [key for key, is_there in zip(keys, there, strict=True) if not is_there]
