@@ -43,6 +43,11 @@ def size(count: int) -> str:
     return f"{count / 1e3:.1f} kB" if count < 1e6 else f"{count / 1e6:,.1f} MB"
 
 
+def counted(count: int, noun: str) -> str:
+    """A number of things, with their noun in the singular or the plural, which ends in an s."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 class Line:
     """One line that is renewed in place; nothing where nobody looks."""
 

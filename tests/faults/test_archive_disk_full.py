@@ -15,10 +15,10 @@ import pytest
 
 from headrace.archive.archive import Archive
 from headrace.archive.opening import open_archive_file
-from headrace.archive.status import look
 from headrace.errors import Unavailable
 from headrace.queues.queue import Message
 from tests.faults.archive_processes import BATCH, THREADS, all_found, encoding, filler, until
+from tests.unit.archive.filling_parts import status_of
 
 DIMENSION = 4000  # vectors that find no place in the gaps of a full file
 KNOWN = [f"known {number}" for number in range(50)]
@@ -126,7 +126,7 @@ def test_a_full_disk_fails_no_lookup_and_loses_nothing(folder: Path, tmp_path: P
                     for keys in (KNOWN, wanted, late):
                         until(lambda keys=keys: all_found(archive, keys))
                     until(lambda: archive.queue.depth().messages == 0)
-                    until(lambda: not look(archive).warnings)
+                    until(lambda: not status_of(archive).warnings)
         times = encoder.embedded()
         assert sum(times[key] for key in wanted) <= len(wanted) + THREADS * BATCH
         assert all(times[key] == 1 for key in late)

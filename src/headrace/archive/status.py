@@ -1,27 +1,33 @@
-"""Whether an archive pays: keys repeat, a late vector is worth having, new keys are few."""
+"""Whether an archive pays: keys repeat, a late vector is worth having, new keys are few.
+
+What is known is told also where the store or the queue does not answer.
+"""
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 import msgspec
 
-from headrace.archive.archive import Archive
+from headrace.archive.alarms import Seen, warnings
 from headrace.archive.backfilling import is_done
-from headrace.archive.catalog import SpaceRecord
-from headrace.archive.config import SpaceSettings
+from headrace.archive.catalog import Catalog, SpaceRecord
+from headrace.archive.config import ArchiveConfig
+from headrace.archive.dead_letters import DeadLetters
 from headrace.archive.fill_counts import FillCounts
 from headrace.archive.looking import Counts
-from headrace.archive.reports import Report, refusal, reports
-from headrace.queues.queue import Depth
+from headrace.archive.reports import SLICE_SECONDS, SLICES, Report, added, refusal, reports
+from headrace.errors import ConfigError, HeadraceError
+from headrace.queues.queue import Depth, Held, Queue, TellsHeld
+from headrace.stores.store import Store
 
-_FEW_KEYS = 100  # fewer say nothing about rates
-_MANY_NEW = 0.2
-_MANY_MISSING = 0.5
-_LONG_SECONDS = 600.0
+_LETTERS_SECONDS = 5.0  # for counting dead letters, of which there may be millions
+_NEWEST = 2
+
+_ToldT = TypeVar("_ToldT")
 
 
 class SpaceStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,8 +37,10 @@ class SpaceStatus(msgspec.Struct, frozen=True, kw_only=True):
         space: Its name.
         version: The default version; 0 if there is none.
         versions: All that there are.
-        processes: How many look up in it or fill it, and have not ended.
-        keys_per_second: How many keys are looked up.
+        processes: How many have it open, and have not ended.
+        fillers: How many of those fill it.
+        keys: How many keys were looked up.
+        keys_per_second: The same a second.
         hit_rate: Which share of them has a vector; None where none were looked up.
         cached_rate: Which share is answered from memory.
         missing_rate: Which share is answered with the out-of-vocabulary vector.
@@ -46,74 +54,151 @@ class SpaceStatus(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     space: str
-    version: int
-    versions: tuple[int, ...]
-    processes: int
-    keys_per_second: float
-    hit_rate: float | None
-    cached_rate: float | None
-    missing_rate: float | None
-    new_rate: float | None
-    new_per_second: float
-    filled_per_second: float
-    dead_per_second: float
-    late_seconds: float | None
-    warnings: tuple[str, ...]
-
-
-class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """An archive.
-
-    Attributes:
-        queue_messages: How many keys wait to be embedded, or are being embedded.
-        queue_oldest_seconds: How long the oldest of them has waited.
-        dead_letters: How many keys could not be embedded.
-        spaces: Each space.
-        warnings: What processes wait for, and whether the store takes anything.
-    """
-
-    queue_messages: int
-    queue_oldest_seconds: float
-    dead_letters: int
-    spaces: tuple[SpaceStatus, ...]
+    version: int = 0
+    versions: tuple[int, ...] = ()
+    processes: int = 0
+    fillers: int = 0
+    keys: int = 0
+    keys_per_second: float = 0.0
+    hit_rate: float | None = None
+    cached_rate: float | None = None
+    missing_rate: float | None = None
+    new_rate: float | None = None
+    new_per_second: float = 0.0
+    filled_per_second: float = 0.0
+    dead_per_second: float = 0.0
+    late_seconds: float | None = None
     warnings: tuple[str, ...] = ()
 
 
-def look(archive: Archive) -> Status:
-    """How an archive fares.
+class Silence(msgspec.Struct, frozen=True):
+    """A part that did not answer, or not with what it should.
+
+    Attributes:
+        part: Which: the store or the queue.
+        reason: Why.
+    """
+
+    part: str
+    reason: str
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """An archive; what is not known, as a part does not answer, is None.
+
+    Attributes:
+        seconds: What time the spaces' numbers are of: a minute, and what has passed of ten seconds more.
+        queue_messages: How many keys wait to be embedded, or are being embedded.
+        queue_oldest_seconds: How long the oldest of them has waited.
+        queue_held: How many of them fillers have received; None also of a queue that cannot say it.
+        queue_silent: How many of those are with fillers that have been silent for long.
+        dead_letters: How many keys could not be embedded.
+        are_more_dead_letters: Whether there are more than could be counted in five seconds.
+        spaces: Each space; without numbers where the store does not answer.
+        warnings: What processes wait for, who is silent, and whether the store takes anything.
+        unanswered: What did not answer.
+    """
+
+    seconds: float
+    queue_messages: int | None = None
+    queue_oldest_seconds: float | None = None
+    queue_held: int | None = None
+    queue_silent: int | None = None
+    dead_letters: int | None = None
+    are_more_dead_letters: bool = False
+    spaces: tuple[SpaceStatus, ...] = ()
+    warnings: tuple[str, ...] = ()
+    unanswered: tuple[Silence, ...] = ()
+
+
+def look(config: ArchiveConfig, open_store: Callable[[], Store], open_queue: Callable[[], Queue]) -> Status:
+    """How an archive fares; each part is asked until it does not answer, and no more then.
+
+    Args:
+        config: Its settings.
+        open_store: Gives the store.
+        open_queue: Gives the queue.
 
     Raises:
-        Unavailable: The store or the queue does not answer.
+        ConfigError: What the settings name can never be opened.
     """
-    depth = archive.queue.depth()
-    told = list(reports(archive.store))
+    silent: list[Silence] = []
+    depth, held = _asked(silent, "queue", lambda: _waits(open_queue())) or (None, None)
+    now = time.time_ns() / 1e9
+    nothing = tuple(SpaceStatus(space=name) for name in config.spaces)
+    status = Status(seconds=round(_seconds(now), 1), spaces=nothing)
+    store_told = _asked(silent, "store", lambda: _of_store(config, open_store(), depth, now))
+    if store_told is not None:
+        status = msgspec.structs.replace(store_told, seconds=status.seconds)
+    if depth is not None:
+        status = msgspec.structs.replace(
+            status, queue_messages=depth.messages, queue_oldest_seconds=depth.oldest_seconds
+        )
+    if held is not None:
+        status = msgspec.structs.replace(
+            status,
+            queue_held=held.messages,
+            queue_silent=held.silent,
+            warnings=(*status.warnings, *_silent_fillers(held)),
+        )
+    return msgspec.structs.replace(status, unanswered=tuple(silent))
+
+
+def _asked(silent: list[Silence], part: str, ask: Callable[[], _ToldT]) -> _ToldT | None:
+    try:
+        return ask()
+    except ConfigError:
+        raise
+    except HeadraceError as error:
+        silent.append(Silence(part, error.message))
+        return None
+
+
+def _waits(queue: Queue) -> tuple[Depth, Held | None]:
+    return queue.depth(), queue.held() if isinstance(queue, TellsHeld) else None
+
+
+def _of_store(config: ArchiveConfig, store: Store, depth: Depth | None, now: float) -> Status:
+    """What the store tells."""
+    catalog, told = Catalog(store), list(reports(store))
+    records = {name: catalog.read(name) for name in config.spaces}
+    letters, are_more = _dead_letters(store)
     spaces = []
-    for name, settings in archive.config.spaces.items():
-        record = archive.catalog.read(name)
-        status = of_space(name, settings, told, depth)
+    for name, settings in config.spaces.items():
+        record = records[name]
+        status, seen = of_space(name, told, now)
+        seen = seen._replace(depth=depth, dead_letters=letters[name])
+        found = (*warnings(settings, seen), *_waiting(store, name, record))
+        numbers = tuple(one.number for one in record.versions)
         spaces.append(
-            msgspec.structs.replace(
-                status,
-                version=record.default,
-                versions=tuple(one.number for one in record.versions),
-                warnings=(*status.warnings, *_waiting(archive, name, record)),
-            )
+            msgspec.structs.replace(status, version=record.default, versions=numbers, warnings=found)
         )
     return Status(
-        queue_messages=depth.messages,
-        queue_oldest_seconds=depth.oldest_seconds,
-        dead_letters=sum(1 for _ in archive.dead_letters.all()),
+        seconds=0.0,
+        dead_letters=letters.total(),
+        are_more_dead_letters=are_more,
         spaces=tuple(spaces),
-        warnings=tuple(_troubles(told, refusal(archive.store))),
+        warnings=tuple(_troubles(told, refusal(store))),
     )
 
 
-def _waiting(archive: Archive, space: str, record: SpaceRecord) -> Iterable[str]:
+def _dead_letters(store: Store) -> tuple[Counter[str], bool]:
+    """How many there are by space, and whether there are more than could be counted in time."""
+    letters: Counter[str] = Counter()
+    end = time.monotonic() + _LETTERS_SECONDS
+    for letter in DeadLetters(store).all():
+        letters[letter.space] += 1
+        if time.monotonic() > end:
+            return letters, True
+    return letters, False
+
+
+def _waiting(store: Store, space: str, record: SpaceRecord) -> Iterable[str]:
     """Whether a newer version waits until somebody fills it."""
     newest = record.versions[-1] if record.versions else None
     if newest is None or newest.columns or newest.number <= record.default or newest.is_full:
         return
-    if not is_done(archive.store, space, record.default, newest.number):
+    if not is_done(store, space, record.default, newest.number):
         yield (
             f"version {newest.number} is of a newer encoder and awaits the keys of version {record.default}, "
             f"which answers until then: headrace archive backfill {space}"
@@ -128,91 +213,66 @@ def _troubles(told: Iterable[Report], refused: str) -> Iterable[str]:
         yield f"{processes} {'process waits' if processes == 1 else 'processes wait'}: {trouble}"
 
 
-def of_space(name: str, settings: SpaceSettings, told: Iterable[Report], depth: Depth) -> SpaceStatus:
-    """What processes have told of one space, together; its versions are left out."""
-    lookups, fills, processes = Counts(), FillCounts(), 0
-    rates: dict[str, float] = dict.fromkeys(("keys", "new", "filled", "dead"), 0.0)
+def _silent_fillers(held: Held) -> Iterable[str]:
+    if not held.silent:
+        return
+    are = "key is" if held.silent == 1 else "keys are"
+    others = f"others get {'it' if held.silent == 1 else 'them'}"
+    then = f"{others} in {held.until_seconds:.0f} s" if held.until_seconds > 0 else f"{others} when they ask"
+    yield (
+        f"{held.silent:,} {are} with a filler that has been silent for {held.silent_seconds:.0f} s (was it "
+        f"killed or stopped?): {then}"
+    )
+
+
+def of_space(name: str, told: Iterable[Report], now: float) -> tuple[SpaceStatus, Seen]:
+    """What processes have told of one space, together; what the reports do not say is left out.
+
+    Args:
+        name: The space.
+        told: What they have told.
+        now: The time, in seconds of Unix time.
+    """
+    newest = int(now // SLICE_SECONDS)
+    lookups, lately, fills = Counts(), Counts(), FillCounts()
+    active: set[int] = set()
+    processes = fillers = 0
     for report in told:
-        looked, filled = report.recent_lookups.get(name), report.recent_fills.get(name)
-        processes += not report.is_over and (looked is not None or filled is not None)
-        if looked is not None:
-            lookups = _more(lookups, looked)
-            rates["keys"] += _rate(looked.keys, report.seconds)
-            rates["new"] += _rate(looked.new, report.seconds)
-        if filled is not None:
-            fills = _more(fills, filled)
-            rates["filled"] += _rate(filled.filled, report.seconds)
-            rates["dead"] += _rate(filled.dead, report.seconds)
-    keys = lookups.keys
-    return SpaceStatus(
+        is_filler = name in report.filled_spaces
+        processes += not report.is_over and (is_filler or name in report.spaces)
+        fillers += not report.is_over and is_filler
+        for part in report.slices:
+            if part.number <= newest - SLICES:
+                continue
+            if name in part.lookups:
+                lookups = added(lookups, part.lookups[name])
+                active.add(part.number)
+                if part.number > newest - _NEWEST:
+                    lately = added(lately, part.lookups[name])
+            if name in part.fills:
+                fills = added(fills, part.fills[name])
+    keys, seconds = lookups.keys, _seconds(now)
+    status = SpaceStatus(
         space=name,
-        version=0,
-        versions=(),
         processes=processes,
-        keys_per_second=rates["keys"],
+        fillers=fillers,
+        keys=keys,
+        keys_per_second=keys / seconds,
         hit_rate=_share(lookups.cached + lookups.stored, keys),
         cached_rate=_share(lookups.cached, keys),
         missing_rate=_share(lookups.missing, keys),
         new_rate=_share(lookups.new, keys),
-        new_per_second=rates["new"],
-        filled_per_second=rates["filled"],
-        dead_per_second=rates["dead"],
+        new_per_second=lookups.new / seconds,
+        filled_per_second=fills.filled / seconds,
+        dead_per_second=fills.dead / seconds,
         late_seconds=_share(fills.late_seconds, fills.filled),
-        warnings=tuple(_warnings(settings, lookups, fills, depth)),
     )
+    return status, Seen(seconds, lookups, lately, len(active), fills, fillers)
 
 
-def _warnings(settings: SpaceSettings, lookups: Counts, fills: FillCounts, depth: Depth) -> Iterable[str]:
-    """Which of the three assumptions under which an archive pays do not hold."""
-    keys = lookups.keys
-    if keys >= _FEW_KEYS and lookups.new > _MANY_NEW * keys:
-        yield (
-            f"{lookups.new / keys:.0%} of the keys were never asked for before: an archive pays where keys "
-            "repeat; is something in the key that changes with each request?"
-        )
-    if (lookups.new or lookups.again) and depth.messages and not (fills.filled or fills.dead or fills.there):
-        yield (
-            f"{depth.messages} keys wait, the oldest for {depth.oldest_seconds:.0f} s, and nothing was "
-            "filled in the last minute: is headrace archive fill running?"
-        )
-    elif settings.embedder and depth.oldest_seconds > _LONG_SECONDS:
-        yield (
-            f"the oldest key has waited for {depth.oldest_seconds:.0f} s: new keys come faster than they are "
-            "filled; start more fillers, or see which keys are worth a vector"
-        )
-    late = fills.late_seconds / fills.filled if fills.filled else 0.0
-    if settings.ttl_seconds and late > settings.ttl_seconds / 10:
-        yield (
-            f"vectors come {late:.0f} s late and live for {settings.ttl_seconds:.0f} s: a late vector is "
-            "hardly worth having"
-        )
-    is_lacking = keys >= _FEW_KEYS and lookups.missing > _MANY_MISSING * keys
-    if is_lacking and settings.is_table:
-        yield (
-            f"{lookups.missing / keys:.0%} of the keys have no row: is the table loaded, and are these its "
-            "keys?"
-        )
-    elif is_lacking and lookups.new <= _MANY_NEW * keys:
-        yield (
-            f"{lookups.missing / keys:.0%} of the keys have no vector, though few are new: they wait in the "
-            "queue, are dead letters, or the store does not answer"
-        )
-    if keys >= _FEW_KEYS and lookups.late > 0.01 * lookups.lookups:
-        share = lookups.late / lookups.lookups
-        yield f"{share:.0%} of the lookups did not wait for the store: it is slow or down"
-    if lookups.damaged:
-        yield f"{lookups.damaged} values of the store were no vectors of this space; who else writes there?"
-    if lookups.over_quota:
-        yield f"{lookups.over_quota} new keys were over their caller's quota, and not queued"
-
-
-def _more(one: Counts | FillCounts, other: Counts | FillCounts) -> Any:
-    further = asdict(other)
-    return type(one)(**{name: value + further[name] for name, value in asdict(one).items()})
-
-
-def _rate(count: float, seconds: float) -> float:
-    return count / seconds if seconds > 0 else 0.0
+def _seconds(now: float) -> float:
+    """What time the slices are of that count now."""
+    return now - (now // SLICE_SECONDS - SLICES + 1) * SLICE_SECONDS
 
 
 def _share(part: float, whole: float) -> float | None:

@@ -19,7 +19,7 @@ from headrace.errors import ConfigError, FailedPrecondition, HeadraceError
 from headrace.lmdb_file import LmdbOptions, NoRoom, Transaction, open_lmdb
 from headrace.queues.lmdb_tables import NAMES, Clocks, Limits, Prospect, Tables, sizes
 from headrace.queues.lmdb_writer import LmdbWriter
-from headrace.queues.queue import Delivery, Depth, Message, check_messages, check_receive
+from headrace.queues.queue import Delivery, Depth, Held, Message, check_messages, check_receive
 from headrace.queues.settings import LmdbQueue
 
 _CONTENTS = "headrace queue 1"
@@ -107,6 +107,12 @@ class LmdbMessages:
         self._check_process()
         with self._file.reading() as transaction:
             return self._tables.depth(transaction)
+
+    def held(self) -> Held:
+        """See TellsHeld."""
+        self._check_process()
+        with self._file.reading() as transaction:
+            return self._tables.held(transaction)
 
     def close(self) -> None:
         """See Queue."""

@@ -14,6 +14,7 @@ all processes; of another boot, all is over.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import UTC, datetime
 from hashlib import blake2b
@@ -28,7 +29,7 @@ import lmdb
 
 from headrace.errors import Overloaded
 from headrace.lmdb_file import NoRoom, Transaction
-from headrace.queues.queue import Delivery, Depth, Message
+from headrace.queues.queue import Delivery, Depth, Held, Message
 
 NAMES = (b"messages", b"keys", b"ready", b"held", b"receivers", b"state")
 
@@ -275,6 +276,26 @@ class Tables:
                 return Depth(0, 0.0)
             queued, _ = _HEAD.unpack_from(cursor.value())
         return Depth(transaction.stat(self._messages)["entries"], max(0.0, self._clocks.wall() - queued))
+
+    def held(self, transaction: Transaction) -> Held:
+        """What receivers have, and which of them are silent."""
+        now, silent = self._clocks.visibility(), {}
+        with transaction.cursor(self._receivers) as cursor:
+            for receiver, visibility in cursor:
+                until, seconds, _ = _VISIBILITY.unpack(visibility)
+                if self._is_over(visibility, now):  # of an earlier boot, nobody knows since when
+                    silent[receiver] = (max(seconds, min(now - until + seconds, now)), 0.0)
+                elif until - now < seconds / 2:
+                    silent[receiver] = (now - until + seconds, until - now)
+        with transaction.cursor(self._held) as cursor:
+            holders = Counter(holder for _, holder in cursor)
+        with_silent = {holder: silent[holder] for holder in holders if holder in silent}
+        return Held(
+            holders.total(),
+            sum(holders[holder] for holder in with_silent),
+            min((since for since, _ in with_silent.values()), default=0.0),
+            max((left for _, left in with_silent.values()), default=0.0),
+        )
 
     def _numbers_of(self, transaction: Transaction, digest: bytes) -> list[bytes]:
         order, found = digest + _ORDER, []

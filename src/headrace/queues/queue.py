@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from headrace.errors import InvalidRequest, TooLarge
 
@@ -65,6 +65,34 @@ class Depth(NamedTuple):
 
     messages: int
     oldest_seconds: float
+
+
+class Held(NamedTuple):
+    """What receivers have received and not acknowledged.
+
+    Attributes:
+        messages: How many.
+        silent: How many of those are with receivers that have said nothing for half their visibility time.
+        silent_seconds: How long the one has been silent that was heard of last of those; 0 if there is none.
+        until_seconds: After what time the last of them is delivered again; 0 for at once, to who asks.
+    """
+
+    messages: int
+    silent: int
+    silent_seconds: float
+    until_seconds: float
+
+
+@runtime_checkable
+class TellsHeld(Protocol):
+    """What a Queue may have beside: it says what its receivers hold."""
+
+    def held(self) -> Held:
+        """What receivers have received and not acknowledged.
+
+        Raises:
+            Unavailable: The queue did not answer in time.
+        """
 
 
 class Receiver(Protocol):

@@ -12,6 +12,7 @@ import numpy as np
 from headrace.archive.archive import Archive
 from headrace.archive.config import archive_config
 from headrace.archive.embedders.embedder import Embedded, Failure
+from headrace.archive.status import Status, look
 from headrace.errors import HeadraceError, Unavailable
 from headrace.queues.opening import open_queue
 from headrace.stores.opening import open_store
@@ -77,6 +78,11 @@ def open_parts(
         folder,
     )
     return Archive(config, open_store(config.store), open_queue(config.queue), lambda _: embedder)
+
+
+def status_of(archive: Archive) -> Status:
+    """What ``headrace archive status`` tells of an archive."""
+    return look(archive.config, lambda: archive.store, lambda: archive.queue)
 
 
 def until(condition: Callable[[], object], seconds: float = 20.0) -> None:

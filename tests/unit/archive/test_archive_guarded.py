@@ -19,7 +19,6 @@ from headrace.archive.filling import Filler
 from headrace.archive.oov import oov_vector
 from headrace.archive.publishing import Wanted, wanted_of
 from headrace.archive.reports import Reporter
-from headrace.archive.status import look
 from headrace.errors import ConfigError, HeadraceError, InvalidRequest, Unavailable
 from headrace.queues.memory import MemoryMessages
 from headrace.queues.opening import open_queue
@@ -27,7 +26,7 @@ from headrace.queues.queue import Message
 from headrace.stores.memory import InMemoryStore
 from headrace.stores.opening import open_store
 from headrace.stores.settings import MemoryStore
-from tests.unit.archive.filling_parts import LengthEmbedder, open_parts, until, vector_of
+from tests.unit.archive.filling_parts import LengthEmbedder, open_parts, status_of, until, vector_of
 
 TWO_SPACES = {"films": {"embedder": "lengths"}, "posters": {"embedder": "lengths"}}
 
@@ -281,7 +280,7 @@ def test_status_tells_what_processes_wait_for(tmp_path: Path) -> None:
     with of_spaces(tmp_path, TWO_SPACES) as archive:
         for troubles in ({"a thread": "filling waits: no room", "another": "filling waits: no room"}, {}):
             Reporter(archive.store, archive.counts, archive.fills, dict(troubles)).report()
-        assert look(archive).warnings == ("1 process waits: filling waits: no room",)
+        assert status_of(archive).warnings == ("1 process waits: filling waits: no room",)
 
 
 def test_a_full_queue_is_a_trouble_as_long_as_there_are_missing_keys(tmp_path: Path) -> None:

@@ -11,11 +11,11 @@ import numpy as np
 from headrace.archive.archive import Archive
 from headrace.archive.backfilling import Backfill
 from headrace.archive.filling import Filler
-from headrace.archive.status import SpaceStatus, look
+from headrace.archive.status import SpaceStatus
 from headrace.queues.opening import open_queue
 from headrace.stores.memory import InMemoryStore
 from headrace.stores.settings import MemoryStore
-from tests.unit.archive.filling_parts import LengthEmbedder, open_parts, until
+from tests.unit.archive.filling_parts import LengthEmbedder, open_parts, status_of, until
 
 
 class Elsewhere(InMemoryStore):
@@ -65,7 +65,7 @@ def test_a_key_that_is_queued_again_is_not_new_again(tmp_path: Path) -> None:
 
 
 def of_texts(archive: Archive) -> SpaceStatus:
-    (space,) = look(archive).spaces
+    (space,) = status_of(archive).spaces
     return space
 
 

@@ -65,6 +65,26 @@ def test_visibility_ends_with_its_time_and_with_the_boot(
     queue.close()
 
 
+def test_what_receivers_hold_is_told_and_which_of_them_are_silent(tmp_path: Path) -> None:
+    monotonic = Turned(1000.0)
+    queue = opened(tmp_path, Clocks(monotonic, BOOT))
+    assert queue.held() == (0, 0, 0.0, 0.0)
+    queue.publish(messages(0, 5))
+    one, two = queue.receiver(), queue.receiver()
+    first = one.receive(2, 0.0)
+    monotonic.now += 10
+    assert len(two.receive(1, 0.0)) == 1
+    assert queue.held() == (3, 0, 0.0, 0.0)
+    monotonic.now += 10  # one has been silent for 20 of 30 s, the other for 10 s
+    assert queue.held() == (3, 2, 20.0, 10.0)
+    monotonic.now += 15  # what one had is anybody's now
+    assert queue.held() == (3, 3, 25.0, 5.0)
+    assert len(two.receive(5, 0.0)) == 4
+    assert one.acknowledge(first) == 0
+    assert queue.held() == (5, 0, 0.0, 0.0)
+    queue.close()
+
+
 @pytest.mark.parametrize("jump_seconds", [3600.0, -3600.0, 1e9, -1e9])
 def test_a_wall_clock_that_jumps_neither_strands_nor_repeats(tmp_path: Path, jump_seconds: float) -> None:
     monotonic, wall = Turned(1000.0), Turned(1.7e9)

@@ -1,0 +1,145 @@
+"""Which of the assumptions under which an archive pays do not hold, and what else is wrong with a space.
+
+Pure: what was seen is given. Shares are judged on enough evidence only: so many keys, over half a minute, and
+still so in the last seconds; a new archive, in which everything is missing at first, is no alarm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from headrace.archive.config import SpaceSettings
+from headrace.archive.fill_counts import FillCounts
+from headrace.archive.looking import Counts
+from headrace.queues.queue import Depth
+from headrace.terminal import counted
+
+ENOUGH_KEYS = 1000
+"""How many keys must have been looked up before their shares are judged."""
+
+ENOUGH_SLICES = 3
+"""In how many slices of time they must have been."""
+
+ENOUGH_LATELY = 100
+"""How many keys, or lookups, of the last seconds say what is so now."""
+
+ENOUGH_VECTORS = 10
+"""How many vectors must have been made before their delay is judged."""
+
+_MANY_NEW, _MANY_MISSING, _MANY_LATE = 0.2, 0.5, 0.01
+_LONG_SECONDS = 600.0
+_STUCK_SECONDS = 60.0
+_UNATTENDED_SECONDS = 5.0
+
+
+class Seen(NamedTuple):
+    """What was seen of a space.
+
+    Attributes:
+        seconds: What time ``lookups`` and ``fills`` are of.
+        lookups: What lookups came to, of all processes.
+        lately: The same of the last ten to twenty seconds.
+        slices: In how many slices of time there were lookups.
+        fills: What filling came to.
+        fillers: How many processes fill it.
+        depth: What waits in the queue, of all spaces; None if it is not known.
+        dead_letters: How many of its keys could not be embedded.
+    """
+
+    seconds: float = 60.0
+    lookups: Counts = Counts()
+    lately: Counts = Counts()
+    slices: int = 0
+    fills: FillCounts = FillCounts()
+    fillers: int = 0
+    depth: Depth | None = None
+    dead_letters: int = 0
+
+
+def warnings(settings: SpaceSettings, seen: Seen) -> Iterable[str]:
+    """What is wrong with a space, in sentences."""
+    if settings.embedder:
+        yield from _of_new_keys(seen)
+        yield from _of_filling(seen)
+        yield from _of_delay(settings, seen)
+    yield from _of_missing(settings, seen)
+    if _is_late(seen.lookups) and _is_late(seen.lately):
+        share = seen.lookups.late / seen.lookups.lookups
+        yield f"{share:.0%} of the lookups did not wait for the store: it is slow or down"
+    if damaged := seen.lookups.damaged:
+        what = "was no vector" if damaged == 1 else "were no vectors"
+        yield f"{counted(damaged, 'value')} of the store {what} of this space; who else writes there?"
+    if over := seen.lookups.over_quota:
+        was = "was" if over == 1 else "were"
+        yield f"{counted(over, 'new key')} {was} over the caller's quota, and not queued"
+
+
+def _of_new_keys(seen: Seen) -> Iterable[str]:
+    if _is_lasting(seen, "new", _MANY_NEW):
+        yield (
+            f"{seen.lookups.new / seen.lookups.keys:.0%} of the keys were never asked for before: an archive "
+            "pays where keys repeat; is something in the key that changes with each request?"
+        )
+
+
+def _of_filling(seen: Seen) -> Iterable[str]:
+    if seen.depth is None or not seen.depth.messages:
+        return
+    waiting, oldest = seen.depth.messages, seen.depth.oldest_seconds
+    wait = f"{counted(waiting, 'key')} {'waits' if waiting == 1 else 'wait'}, the oldest for {oldest:,.0f} s"
+    was_missed = seen.lookups.new or seen.lookups.again  # else the keys may all be of other spaces
+    was_filled = seen.fills.filled or seen.fills.dead or seen.fills.there
+    if not seen.fillers:
+        if was_missed and oldest >= _UNATTENDED_SECONDS:
+            yield f"{wait}, and no process fills this space: is headrace archive fill running?"
+    elif was_missed and not was_filled and oldest >= _STUCK_SECONDS:
+        yield f"{wait}, and nothing was filled in the last {seen.seconds:.0f} s: what do the fillers say?"
+    elif oldest > _LONG_SECONDS:
+        yield (
+            f"the oldest key has waited for {oldest:,.0f} s: new keys come faster than they are filled; "
+            "start more fillers, or see which keys are worth a vector"
+        )
+
+
+def _of_delay(settings: SpaceSettings, seen: Seen) -> Iterable[str]:
+    if seen.fills.filled < ENOUGH_VECTORS:
+        return
+    late = seen.fills.late_seconds / seen.fills.filled
+    if settings.ttl_seconds and late > settings.ttl_seconds / 10:
+        yield (
+            f"vectors come {late:,.0f} s late and live for {settings.ttl_seconds:,.0f} s: a late vector is "
+            "hardly worth having"
+        )
+
+
+def _of_missing(settings: SpaceSettings, seen: Seen) -> Iterable[str]:
+    if not _is_lasting(seen, "missing", _MANY_MISSING):
+        return
+    lacking = f"{seen.lookups.missing / seen.lookups.keys:.0%} of the keys have no"
+    waiting = seen.depth.messages if seen.depth is not None else 0
+    wait = "waits" if waiting == 1 else "wait"
+    if settings.is_table:
+        yield f"{lacking} row: is the table loaded, and are these its keys?"
+    elif not settings.embedder:
+        yield f"{lacking} vector, and no embedder makes any: are these the keys that were put?"
+    elif seen.lookups.new > _MANY_NEW * seen.lookups.keys:
+        return  # that is said already
+    elif waiting:
+        yield f"{lacking} vector, though few are new: {counted(waiting, 'key')} {wait} in the queue"
+    elif seen.dead_letters:
+        letters = counted(seen.dead_letters, "dead letter")
+        yield f"{lacking} vector, though few are new: there are {letters}; headrace archive dead-letters list"
+
+
+def _is_lasting(seen: Seen, what: str, share: float) -> bool:
+    """Whether more than a share of the keys are so, on enough evidence, and still."""
+    lookups, lately = seen.lookups, seen.lately
+    is_enough = lookups.keys >= ENOUGH_KEYS and seen.slices >= ENOUGH_SLICES
+    if not is_enough or getattr(lookups, what) <= share * lookups.keys:
+        return False
+    return bool(lately.keys >= ENOUGH_LATELY and getattr(lately, what) > share * lately.keys)
+
+
+def _is_late(counts: Counts) -> bool:
+    return counts.lookups >= ENOUGH_LATELY and counts.late > _MANY_LATE * counts.lookups
