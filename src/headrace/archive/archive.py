@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Mapping, Sequence
+from itertools import compress
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -260,23 +261,30 @@ class Archive:
         records = reader.version.form.encode(vectors, when)
         self.writes.store(reader, keys, records, is_told=written is not None)
 
-    def invalidate(self, space: str, keys: Sequence[str]) -> None:
-        """Remove the vectors of keys from all versions of a space; the next lookup has them made anew.
+    def invalidate(self, space: str, keys: Sequence[str]) -> int:
+        """Remove the values of keys from all versions of a space; an embedder makes them anew when asked for.
 
-        Their dead letters go, too: what could not be embedded may have changed. Other processes may answer
-        the old ones for ``cache.poll_seconds`` more.
+        Where there is none, as in a feature table, they are missing until somebody stores them. What they
+        were stays, as long as ``history_seconds`` say. Their dead letters go, too: what could not be embedded
+        may have changed. Other processes may answer the old ones for ``cache.poll_seconds`` more.
+
+        Returns:
+            How many of the keys had a value, or a dead letter.
 
         Raises:
             NotFound: There is no such space.
             InvalidRequest: A key is none.
             Unavailable: The store does not answer.
         """
-        self._remove(space, keys, is_forgotten=False)
+        return self._remove(space, keys, is_forgotten=False)
 
-    def forget(self, space: str, keys: Sequence[str]) -> None:
+    def forget(self, space: str, keys: Sequence[str]) -> int:
         """Remove keys with everything that was kept of them: vectors, messages that wait, dead letters.
 
         What is being embedded at this moment is removed by whoever does that.
+
+        Returns:
+            How many of the keys had a value, or a dead letter.
 
         Raises:
             NotFound: There is no such space.
@@ -288,15 +296,18 @@ class Archive:
         if not self.queue.remove([message_key(space, text) for text in texts]):
             # Fillers drop what waits, by when it was queued, which another machine's clock may have said.
             self.forgotten.add(space, texts, CLOCKS_APART_SECONDS)
-        self.forget_made(space, texts)
+        return self.forget_made(space, texts)
 
-    def forget_made(self, space: str, keys: Sequence[str]) -> None:
+    def forget_made(self, space: str, keys: Sequence[str]) -> int:
         """Remove what may have been made of keys that are forgotten: vectors and dead letters.
+
+        Returns:
+            How many of the keys had any.
 
         Raises:
             Unavailable: The store does not answer.
         """
-        self._remove(space, keys, is_forgotten=True)
+        return self._remove(space, keys, is_forgotten=True)
 
     def want(self, space: str, keys: Sequence[str], version: int = 0) -> None:
         """Have keys queued, whether or not anybody has looked them up.
@@ -374,15 +385,20 @@ class Archive:
     ) -> None:
         self.close()
 
-    def _remove(self, space: str, keys: Sequence[str], *, is_forgotten: bool) -> None:
+    def _remove(self, space: str, keys: Sequence[str], *, is_forgotten: bool) -> int:
         texts = self._checked(space, keys)
         versions = list(self._spaces.versions(space))
+        found = set[str]().union(
+            *(self.dead_letters.among(space, texts, version.number) for version in versions)
+        )
         self.dead_letters.drop(space, texts, [version.number for version in versions])
         for version in versions:
             reader = self.reader(space, version.number)
             for some in in_slices(texts, _PUT_AT_ONCE, reader.settings.max_key_bytes):
-                self.writes.remove(reader, texts[some], is_forgotten=is_forgotten)
+                there = self.writes.remove(reader, texts[some], is_forgotten=is_forgotten)
+                found.update(compress(texts[some], there))
         self._spaces.apply(space, self.catalog.change(space, with_forgotten))
+        return len(found)
 
     def _checked(self, space: str, keys: Sequence[str]) -> list[str]:
         """Keys that a space can have; nothing is done with any of them if one is wrong."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from headrace.archive.archive import Archive
 from headrace.archive.catalog import SpaceRecord, SpaceVersion, partition
 from headrace.archive.keys import is_digest
-from headrace.archive.records import joined
+from headrace.archive.writing import are_stored
 from headrace.errors import FailedPrecondition, shown
 from headrace.stores.store import pages
 
@@ -118,9 +118,5 @@ def move_default(archive: Archive, space: str, number: int, *, may_lose: bool) -
 
 def _absent(archive: Archive, space: str, version: SpaceVersion, keys: Sequence[bytes]) -> list[bytes]:
     """Those of stored keys that have nothing in a version."""
-    if not keys:
-        return []
-    form = version.form
-    values = archive.store.get_many(partition(space, version.number), keys, form.missing)
-    there = form.are_records(joined(values, form)).tolist()
+    there = are_stored(archive.store, partition(space, version.number), version.form, keys)
     return [key for key, is_there in zip(keys, there, strict=True) if not is_there]

@@ -9,11 +9,25 @@ from typing import TYPE_CHECKING
 from headrace.archive.catalog import partition
 from headrace.archive.keys import all_stored, is_digest
 from headrace.archive.looking import SpaceReader
+from headrace.archive.records import Form, joined
 from headrace.stores.store import Item, Store
 from headrace.tensors import Array
 
 if TYPE_CHECKING:
     from headrace.archive.past import Past
+
+
+def are_stored(store: Store, where: str, form: Form, keys: Sequence[bytes]) -> list[bool]:
+    """Which keys, as they are stored, have a value of a space version in a partition.
+
+    Raises:
+        Unavailable: The store does not answer.
+    """
+    if not keys:
+        return []
+    values = store.get_many(where, keys, form.missing)
+    there: list[bool] = form.are_records(joined(values, form)).tolist()
+    return there
 
 
 class Writes:
@@ -53,7 +67,7 @@ class Writes:
                 self._put(reader, [keys[row] for row in rows], records[rows])
             past.point(heads)
 
-    def remove(self, reader: SpaceReader, keys: Sequence[str], *, is_forgotten: bool) -> None:
+    def remove(self, reader: SpaceReader, keys: Sequence[str], *, is_forgotten: bool) -> list[bool]:
         """Remove keys.
 
         Args:
@@ -61,18 +75,23 @@ class Writes:
             keys: Checked texts.
             is_forgotten: Whether nothing is to be known of them any more, not even what they were.
 
+        Returns:
+            Which of them had something that was not expired.
+
         Raises:
             Unavailable: The store does not answer.
         """
-        stored = all_stored(keys)
+        stored, where = all_stored(keys), partition(reader.space, reader.version.number)
         with self._turn:
+            were_there = are_stored(self._store, where, reader.version.form, stored)
             if is_forgotten:
                 self.past(reader).forget(stored)
             elif reader.settings.history_seconds:
                 past = self.past(reader)
                 past.point(past.end(stored))
-            self._store.delete_many(partition(reader.space, reader.version.number), stored)
+            self._store.delete_many(where, stored)
         reader.forget(keys)
+        return were_there
 
     def _put(self, reader: SpaceReader, keys: Sequence[str], records: Array) -> None:
         lines = [record.tobytes() for record in records]

@@ -237,7 +237,7 @@ RUNS: dict[str, Made] = {
     "archive load": a_table_of_features,
     "archive feed": a_table_of_windows,
     "archive join": rows_with_keys,
-    "archive invalidate": lambda place: ["items", "a", "--archive", an_archive(place)],
+    "archive invalidate": lambda place: ["items", "a", "--remove", "--archive", an_archive(place)],
     "archive forget": lambda place: ["items", "a", "b", "--archive", an_archive(place)],
     "archive fill": lambda place: ["--until-empty", "--archive", an_archive_that_fills(place)],
     "archive status": lambda place: ["--archive", an_archive(place)],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from headrace.cli import verbs
@@ -12,8 +12,8 @@ from headrace.cli.archiving import opened
 if TYPE_CHECKING:
     from headrace.archive.archive import Archive
 
-Remove = Callable[["Archive", str, Sequence[str]], None]
-"""What is done with keys of a space of an archive."""
+Remove = Callable[["Archive", argparse.Namespace], int]
+"""What is done with the keys that a verb was given; says of how many of them there was something."""
 
 
 def add(
@@ -21,7 +21,7 @@ def add(
     said: dict[str, str],
     done: str,
     remove: Remove,
-) -> None:
+) -> argparse.ArgumentParser:
     """Add a verb to the command line that works on keys of a space.
 
     Args:
@@ -29,15 +29,25 @@ def add(
         said: Its ``name``, ``help``, ``description``, ``examples`` and ``failure``.
         done: The verb in the past.
         remove: What it does.
+
+    Returns:
+        The verb's parser, for options of its own.
     """
 
     def run(options: argparse.Namespace) -> int:
         with opened.open_archive_of(options) as archive:
-            remove(archive, options.space, options.keys)
-        opened.tell(options, done, {"space": options.space, "keys": len(options.keys)})
+            found = remove(archive, options)
+        keys = len(set(options.keys))
+        if options.json:
+            verbs.print_json({"space": options.space, "keys": keys, "found": found})
+        else:
+            which = f"{keys - found:,} of which" if found else "which"
+            nothing = f", {which} had nothing stored" if found < keys else ""
+            print(f"{done} {keys:,} {'key' if keys == 1 else 'keys'} in {options.space}{nothing}")
         return verbs.DONE
 
     parser = verbs.add(words, verbs.Verb(**said, run=run))
     opened.add_space(parser)
     opened.add_keys(parser)
     opened.add_archive(parser)
+    return parser

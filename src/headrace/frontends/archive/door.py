@@ -225,7 +225,7 @@ class Door:
                 "invalidating and forgetting over the network is off; start the server with --admin"
             )
 
-    async def _done(self, work: Callable[[], None], call: Call, size: int) -> None:
+    async def _done(self, work: Callable[[], object], call: Call, size: int) -> None:
         """Have one of a few threads do something that blocks, and wait for it until the deadline.
 
         What it works on is held in the byte budget of all calls until it is done: a call that has had its
@@ -245,7 +245,7 @@ class Door:
             raise DeadlineExceeded("it was not done in time, and may be done later; it may be asked again")
         doing.result()
 
-    def _ended(self, doing: asyncio.Future[None], budget: Budget | None, size: int) -> None:
+    def _ended(self, doing: asyncio.Future[object], budget: Budget | None, size: int) -> None:
         self._working -= 1
         if budget is not None:
             budget.release(size)
