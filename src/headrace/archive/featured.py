@@ -93,16 +93,26 @@ class FeaturedServable:
         Raises:
             InvalidRows: A key is no UTF-8, or longer than it may be; or as the model does.
         """
+        return self.predict_padded(inputs, signature, len_of(inputs))
+
+    def predict_padded(self, inputs: Tensors, signature: str, real_rows: int) -> Tensors:
+        """Answer a whole batch of which some rows are there to fill it up.
+
+        Args:
+            inputs: As in ``predict``.
+            signature: As in ``predict``.
+            real_rows: How many rows were asked for; those behind are not counted.
+        """
         way = self._ways.get(signature)
         if way is None:
             return self._model.predict(inputs, signature)
         asked = way.inputs.questions(inputs)
         answers = self._asker.answers(asked)
-        filled = way.inputs.filled(asked, answers, len_of(inputs), unix_milliseconds())
-        for name, counted in filled.counts.items():
-            self._totals[name].add(counted)
+        filled = way.inputs.filled(asked, answers, len_of(inputs), unix_milliseconds(), real_rows=real_rows)
         taken = {name: inputs[name] for name in way.kept} | filled.inputs
         outputs = dict(self._model.predict(taken, signature))
+        for name, counted in filled.counts.items():  # not before: a batch that fails is tried row by row
+            self._totals[name].add(counted)
         for name, (version, written) in filled.looked_up.items():
             outputs[name + WRITTEN], outputs[name + VERSION] = written.view(np.int64), version
         return outputs

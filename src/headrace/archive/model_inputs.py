@@ -175,6 +175,7 @@ class ModelInputs:
         rows: int,
         now: int | Array,
         recorded: Mapping[str, Array] | None = None,
+        real_rows: int | None = None,
     ) -> Filled:
         """Make the inputs of the answers to questions; the second half of ``fill``.
 
@@ -184,7 +185,10 @@ class ModelInputs:
             rows: How many rows the request has.
             now: As in ``fill``.
             recorded: As in ``fill``.
+            real_rows: How many of the rows are counted, from the first one on; the others pad a batch. None
+                for all.
         """
+        real = rows if real_rows is None else real_rows
         made = Filled({}, {}, {})
         for question, answer in zip(asked, answers, strict=True):
             whole = _of_all_rows(question, answer, rows)
@@ -200,8 +204,9 @@ class ModelInputs:
                     values = _with_missing(values, ~found, _missing(source, whole))
                 made.inputs[name] = _as_input(values, self.specs.get(name))
                 made.looked_up[name] = LookedUp(np.full(rows, whole.version), written)
-                late = 0 if too_old is None else int(np.count_nonzero(too_old))
-                made.counts[name] = Counted(len(question.keys), int(np.count_nonzero(found)), late)
+                keys = int(np.searchsorted(question.rows, real))
+                late = 0 if too_old is None else int(np.count_nonzero(too_old[:real]))
+                made.counts[name] = Counted(keys, int(np.count_nonzero(found[:real])), late)
         return made
 
 

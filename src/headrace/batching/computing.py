@@ -45,6 +45,8 @@ class Computing:
         self._takes_packed = takes_packed(servable)
         # One that stands before a model says more than that model's outputs: what it has looked up.
         self._declared = getattr(servable, "declared_outputs", declared_outputs)
+        # One that counts what it looks up must know which rows only fill a batch up.
+        self._predict_padded = getattr(servable, "predict_padded", None)
         self._pads = policy.pad_variable_length
         self._now = now
         self._origin = origin
@@ -157,5 +159,8 @@ class Computing:
             inputs = join_padding_rows(layouts, columns, request_rows, padded_rows)
         else:
             inputs = join(layout, columns, rows, padded_rows, packed=self._takes_packed)
-        outputs = self._servable.predict(inputs, layout.signature)
+        if padded_rows > rows and self._predict_padded is not None:
+            outputs = self._predict_padded(inputs, layout.signature, rows)
+        else:
+            outputs = self._servable.predict(inputs, layout.signature)
         return BatchOutputs(self._declared(batch.signature, outputs, padded_rows), self._origin)

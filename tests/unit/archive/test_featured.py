@@ -14,8 +14,10 @@ from headrace.archive.catalog import with_default, without
 from headrace.archive.columns import Column
 from headrace.archive.config import archive_config
 from headrace.archive.featured import FeaturedServable
+from headrace.archive.model_inputs import InputTotals
 from headrace.batching.batch import declared_outputs
 from headrace.config import BatchingPolicy, InputSource, ModelConfig
+from headrace.engine import Engine
 from headrace.errors import InvalidRows, NotFound, NotLoadable, Unavailable
 from headrace.queues.memory import MemoryMessages
 from headrace.queues.settings import MemoryQueue
@@ -139,6 +141,33 @@ def test_each_row_gets_its_own_values(archive: Archive) -> None:
     assert (totals.keys, totals.found, totals.too_old) == (4, 3, 0)
     assert archive.counts["images"].keys == 3  # "b" once
     until(lambda: archive.queue.depth().messages == 1)
+
+
+def test_rows_that_fill_a_batch_up_are_not_counted(archive: Archive) -> None:
+    policy = BatchingPolicy(max_batch_rows=8, allowed_batch_rows=(8,))
+    with Engine.in_thread(objects={"m": featured(archive)}, batching=policy) as engine:
+        before = vars_of(archive.of_models["m", "image"])  # of warming up
+        answer = engine.predict_blocking("m", asked(["b", "none", "a"], ["7", "7", ""]))
+        assert answer["vector"].tolist() == [[4, 5, 6, 7], [0] * 4, [0, 1, 2, 3]]
+    assert before == (0, 0, 0)
+    assert vars_of(archive.of_models["m", "image"]) == (3, 2, 0)
+    assert vars_of(archive.of_models["m", "age"]) == (2, 2, 0)
+
+
+def vars_of(totals: InputTotals) -> tuple[int, int, int]:
+    return totals.keys, totals.found, totals.too_old
+
+
+class Broken(Echo):
+    def predict(self, inputs: Tensors, signature: str = DEFAULT_SIGNATURE) -> Tensors:
+        raise ValueError("it cannot")
+
+
+def test_rows_of_a_batch_that_fails_are_not_counted_as_often_as_they_are_tried(archive: Archive) -> None:
+    model = FeaturedServable(Broken(), archive, "m", config_of(), {})
+    with pytest.raises(ValueError, match="it cannot"):
+        model.predict(asked(["a", "b"], ["7", "7"]))
+    assert vars_of(archive.of_models["m", "image"]) == (0, 0, 0)
 
 
 def test_what_was_looked_up_is_with_the_answer_whether_it_is_an_output_or_not(archive: Archive) -> None:

@@ -70,7 +70,10 @@ BREAKER = Metric(
 
 _INPUT = ("model", "input")
 INPUT_KEYS = Metric(
-    "headrace_archive_input_keys", "counter", "Keys that were looked up for an input of a model.", _INPUT
+    "headrace_archive_input_keys",
+    "counter",
+    "Keys that were looked up for an input of a model, of rows that it answered.",
+    _INPUT,
 )
 INPUT_FOUND = Metric("headrace_archive_input_found_keys", "counter", "Those that got a value.", _INPUT)
 INPUT_TOO_OLD = Metric(
