@@ -16,11 +16,12 @@ than it writes.
 
 from __future__ import annotations
 
+import logging
 import math
 import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from itertools import islice, repeat
 from typing import NamedTuple
@@ -30,10 +31,12 @@ import numpy as np
 from headrace.errors import Unavailable
 from headrace.lmdb_file import CONTENTS_KEY, LmdbOptions, Transaction, open_lmdb
 from headrace.stores.limits import check_items, check_partition, check_record, no_cursor, not_there
-from headrace.stores.lmdb_pages import Pages, find
+from headrace.stores.lmdb_pages import DAMAGED, READ, DataFile, Pages, find
 from headrace.stores.settings import LmdbStore
 from headrace.stores.store import LONGEST_KEY_BYTES, START, Item, Page
 from headrace.tensors import Array
+
+_log = logging.getLogger(__name__)
 
 _CONTENTS = "headrace store 1"
 _PARTITION, _DROPPED, _NUMBER, _RECORD = b"p", b"d", b"n", b"r"
@@ -93,7 +96,9 @@ class InLmdbStore:
         self._file = open_lmdb(options, settings.timeout_seconds)
         self._hands: dict[int, bytes] = {}
         self._read: dict[str, tuple[int, _Partition]] = {}
-        self._pages = Pages.of(self._file.environment, self._file.data, CONTENTS_KEY)
+        self._is_told = False
+        self._data = DataFile(self._file.data)
+        self._pages = Pages.of(self._file.environment, self._data, CONTENTS_KEY)
 
     def create(self, partition: str) -> None:
         """As the contract says."""
@@ -101,7 +106,7 @@ class InLmdbStore:
         key = _PARTITION + partition.encode()
         if self._get(key) is not None:
             return
-        with self._file.writing(self._deadline()) as transaction:
+        with self._writing(self._deadline()) as transaction:
             if transaction.get(key) is None:
                 number = int.from_bytes(transaction.get(_NUMBER, b"")) + 1
                 transaction.put(_NUMBER, number.to_bytes(_PREFIX_BYTES))
@@ -114,22 +119,22 @@ class InLmdbStore:
         key = _PARTITION + partition.encode()
         self._read.pop(partition, None)
         if self._get(key) is not None:
-            with self._file.writing(deadline) as transaction:
+            with self._writing(deadline) as transaction:
                 entry = transaction.pop(key)
                 if entry is not None:
                     transaction.put(_DROPPED + entry[:_PREFIX_BYTES], b"")
         while self._is_anything_dropped() and time.monotonic() < deadline:
-            with self._file.writing(deadline) as transaction:
+            with self._writing(deadline) as transaction:
                 _remove_dropped(transaction, _MOST_REMOVED)
 
     def _is_anything_dropped(self) -> bool:
-        with self._file.reading() as transaction:
+        with self._reading() as transaction:
             return _first_dropped(transaction) is not None
 
     def get_many(self, partition: str, keys: Sequence[bytes], missing: bytes = b"") -> list[bytes]:
         """As the contract says; no lock is taken, and nobody waited for."""
         try:
-            with self._file.reading() as transaction:
+            with self._reading() as transaction:
                 found = self._known(transaction, partition)
                 if found is None:
                     return [missing] * len(keys)
@@ -146,19 +151,31 @@ class InLmdbStore:
     @contextmanager
     def in_place(self, partition: str, keys: list[str]) -> Iterator[Array | None]:
         """As the contract says; no lock is taken, and nobody waited for."""
-        with self._file.reading() as transaction:
+        with self._reading() as transaction:
             found = self._known(transaction, partition)
             tree = self._pages.tree(transaction) if self._pages is not None else None
             if found is None or tree is None:
                 yield None
                 return
-            values, texts, is_read = np.zeros((len(keys), 2), np.int64), id(keys), True
+            values, texts, ended = np.zeros((len(keys), 2), np.int64), id(keys), READ
             if found.written & _STAYING:
-                is_read = find(tree, int.from_bytes(found.staying), -1, texts, values)
-            if found.written & _ENDING:
+                ended = find(tree, int.from_bytes(found.staying), -1, texts, values)
+            if found.written & _ENDING and ended == READ:
                 now = int.from_bytes(_end(_now()))
-                is_read = is_read and find(tree, int.from_bytes(found.ending), now, texts, values)
-            yield values if is_read else None
+                ended = find(tree, int.from_bytes(found.ending), now, texts, values)
+            if ended == DAMAGED:  # LMDB does not look whether a page is as it should be
+                raise self._damaged()
+            yield values if ended == READ else None
+
+    def _damaged(self) -> Unavailable:
+        problem = (
+            "the LMDB file is damaged: a page is not as it should be; end all processes that have it open, "
+            "and put a copy in its place or remove it"
+        )
+        if not self._is_told:
+            self._is_told = True
+            _log.error("%s: %s", self._file.data, problem)
+        return Unavailable(problem)
 
     def _known(self, transaction: Transaction, name: str) -> _Partition | None:
         """A partition, as it was read before if nobody has written anything since."""
@@ -178,7 +195,7 @@ class InLmdbStore:
         end = _end(_now() + ttl_seconds, math.ceil) if ttl_seconds else b""
         for some in _slices(items):
             size = sum(len(key) + len(value) for key, value in some)
-            with self._file.writing(deadline, size) as transaction:
+            with self._writing(deadline, size) as transaction:
                 self._put(transaction, partition, some, end)
 
     def _put(self, transaction: Transaction, name: str, items: Sequence[Item], end: bytes) -> None:
@@ -223,7 +240,7 @@ class InLmdbStore:
         deadline = self._deadline()
         possible = [Item(key, b"") for key in keys if len(key) <= LONGEST_KEY_BYTES]
         for some in _slices(possible):
-            with self._file.writing(deadline) as transaction:
+            with self._writing(deadline) as transaction:
                 found = _partition(transaction, partition)
                 if found is None:
                     return
@@ -236,7 +253,7 @@ class InLmdbStore:
         if cursor != START and (cursor[:1] not in (b"s", b"e") or len(cursor) > LONGEST_KEY_BYTES + 1):
             raise no_cursor(cursor)
         limit = min(max(limit, 1), _LARGEST_PAGE)
-        with self._file.reading() as transaction:
+        with self._reading() as transaction:
             found = _partition(transaction, partition)
             if found is None:
                 return Page([], START)
@@ -256,7 +273,7 @@ class InLmdbStore:
         """As the contract says."""
         check_record(name, value)
         key = _RECORD + name.encode()
-        with self._file.writing(self._deadline(), len(value) + 1) as transaction:
+        with self._writing(self._deadline(), len(value) + 1) as transaction:
             is_expected: bool = transaction.get(key) == expected
             if is_expected:
                 transaction.put(key, value)
@@ -265,9 +282,18 @@ class InLmdbStore:
     def close(self) -> None:
         """Let go of the file."""
         self._file.close()
+        self._data.close()
+
+    def _reading(self) -> AbstractContextManager[Transaction]:
+        self._data.size()  # what LMDB does not look at, and a page that is gone ends the process
+        return self._file.reading()
+
+    def _writing(self, deadline: float, more_bytes: int = 0) -> AbstractContextManager[Transaction]:
+        self._data.size()
+        return self._file.writing(deadline, more_bytes)
 
     def _get(self, key: bytes) -> bytes | None:
-        with self._file.reading() as transaction:
+        with self._reading() as transaction:
             value: bytes | None = transaction.get(key)
         return value
 

@@ -6,6 +6,7 @@ import ctypes
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +16,10 @@ from headrace.archive.archive import Archive
 from headrace.archive.catalog import partition
 from headrace.archive.config import archive_config
 from headrace.archive.opening import open_archive
+from headrace.errors import Unavailable
 from headrace.lmdb_file import CONTENTS_KEY
 from headrace.stores.lmdb import InLmdbStore
-from headrace.stores.lmdb_pages import Pages, Tree, find
+from headrace.stores.lmdb_pages import DAMAGED, READ, DataFile, Pages, Tree, find
 from headrace.stores.settings import LmdbStore
 from headrace.stores.store import Item
 
@@ -77,9 +79,9 @@ def test_a_value_that_is_over_its_time_is_not_there(store: InLmdbStore) -> None:
     keys, places = ["film"], np.zeros((1, 2), np.int64)
     with store._file.reading() as transaction:
         tree, known = store._pages.tree(transaction), store._known(transaction, "values")
-        assert find(tree, int.from_bytes(known.ending), 2**39, id(keys), places)
+        assert find(tree, int.from_bytes(known.ending), 2**39, id(keys), places) == READ
         assert not places.any()
-        assert find(tree, int.from_bytes(known.ending), 0, id(keys), places)
+        assert find(tree, int.from_bytes(known.ending), 0, id(keys), places) == READ
         assert places[0, 1] == len(b"value")
 
 
@@ -88,24 +90,105 @@ def test_a_partition_that_is_not_there_is_left_to_lmdb(store: InLmdbStore) -> No
         assert places is None
 
 
-def test_another_format_is_left_to_lmdb(store: InLmdbStore, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("place", "byte"), [(16, 0), (20, 2)])
+def test_another_format_is_left_to_lmdb(store: InLmdbStore, tmp_path: Path, place: int, byte: int) -> None:
     environment, data = store._file.environment, bytearray(store._file.data.read_bytes())
-    assert Pages.of(environment, store._file.data, CONTENTS_KEY) is not None
-    data[20] = 2
     other = tmp_path / "other.mdb"
-    other.write_bytes(data)
-    assert Pages.of(environment, other, CONTENTS_KEY) is None
+    for is_changed in (False, True):
+        data[place] = byte if is_changed else data[place]
+        other.write_bytes(data)
+        with closing(DataFile(other)) as file:
+            assert (Pages.of(environment, file, CONTENTS_KEY) is None) == is_changed
 
 
-@pytest.mark.parametrize("changes", [{"root": 0}, {"depth": 7}, {"depth": 1}, {"last": 1}])
-def test_pages_that_are_not_as_they_should_be_are_left_to_lmdb(store: InLmdbStore, changes: dict) -> None:
+def test_a_page_that_says_another_number_does_not_tell_where_the_first_one_is(store: InLmdbStore) -> None:
+    with store._file.reading() as transaction:
+        root = store._pages.tree(transaction).root
+    for number in (root + 1, root - 1, 2**40, 2**63, 2**64 - 1):
+        with store._file.data.open("r+b", buffering=0) as file:
+            file.seek(root * store._pages._page_bytes)
+            file.write(number.to_bytes(8, "little"))
+        assert Pages.of(store._file.environment, store._data, CONTENTS_KEY) is None
+
+
+@pytest.mark.parametrize("changes", [{"root": 0}, {"depth": 7}, {"depth": 1}, {"last": 1}, {"last": 0}])
+def test_pages_that_are_not_as_they_should_be_are_not_read(store: InLmdbStore, changes: dict) -> None:
     store.put_many("values", [Item(b"%d" % key, bytes(500)) for key in range(2000)])
     keys = ["7"]
     with store._file.reading() as transaction:
         tree, known = store._pages.tree(transaction), store._known(transaction, "values")
-        assert find(tree, int.from_bytes(known.staying), -1, id(keys), np.zeros((1, 2), np.int64))
+        assert find(tree, int.from_bytes(known.staying), -1, id(keys), np.zeros((1, 2), np.int64)) == READ
         wrong: Tree = tree._replace(**changes)
-        assert not find(wrong, int.from_bytes(known.staying), -1, id(keys), np.zeros((1, 2), np.int64))
+        assert find(wrong, int.from_bytes(known.staying), -1, id(keys), np.zeros((1, 2), np.int64)) == DAMAGED
+
+
+def test_a_damaged_file_ends_no_process_and_nothing_beside_it_is_read(tmp_path: Path) -> None:
+    program = [sys.executable, "-m", "tests.unit.stores.damaged_pages", str(tmp_path / "store"), "10000"]
+    ended = subprocess.run(program, capture_output=True, text=True, timeout=200, check=False)
+    assert ended.returncode == 0, ended.stderr or f"ended by signal {-ended.returncode}"
+    read, damaged = map(int, ended.stdout.split())
+    assert read > 1000
+    assert damaged > 1000
+
+
+def test_a_damaged_page_is_an_error_that_says_what_to_do(
+    store: InLmdbStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = [str(key) for key in range(2000)]
+    store.put_many("values", [Item(key.encode(), bytes(500)) for key in keys])
+    assert in_place(store, keys[:1]) == [bytes(500)]
+    with store._file.reading() as transaction:
+        tree = store._pages.tree(transaction)
+    with store._file.data.open("r+b", buffering=0) as file:
+        for page in range(2, tree.last + 1):
+            file.seek(page * tree.page_bytes + 16)
+            file.write(b"\xff" * 32)
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="is damaged: a page is not as it should be; end all processes"):
+            in_place(store, keys)
+    assert caplog.text.count("is damaged") == 1
+
+
+CUTS = """
+import os, sys
+from pathlib import Path
+from headrace.errors import Unavailable
+from headrace.stores.lmdb import InLmdbStore
+from headrace.stores.settings import LmdbStore
+from headrace.stores.store import Item
+store = InLmdbStore(LmdbStore(path=Path(sys.argv[1]), sync=False))
+store.create("values")
+store.put_many("values", [Item(b"%d" % key, bytes(500)) for key in range(2000)])
+keys = [str(key) for key in range(2000)]
+with store.in_place("values", keys) as places:
+    assert places.all()
+os.truncate(store._file.data, int(sys.argv[2]))
+def read_in_place():
+    with store.in_place("values", keys):
+        pass
+for call in (
+    read_in_place,
+    lambda: store.get_many("values", [key.encode() for key in keys]),
+    lambda: store.put_many("values", [Item(b"new", bytes(500))]),
+    lambda: store.delete_many("values", [b"7"]),
+    lambda: store.scan("values"),
+    lambda: store.read("name"),
+    lambda: store.swap("name", None, b"value"),
+):
+    try:
+        call()
+    except Unavailable as error:
+        print(error)
+store.close()
+"""
+
+
+@pytest.mark.parametrize("left", [0, 4096, 300_000])
+def test_a_file_that_was_cut_under_a_process_is_an_error_and_not_its_end(tmp_path: Path, left: int) -> None:
+    program = [sys.executable, "-c", CUTS, str(tmp_path / "store"), str(left)]
+    ended = subprocess.run(program, capture_output=True, text=True, timeout=100, check=False)
+    assert ended.returncode == 0, ended.stderr or f"ended by signal {-ended.returncode}"
+    assert ended.stdout.count(f"the LMDB file was cut to {left} bytes, of ") == 7
 
 
 def test_each_read_is_of_one_state_while_another_process_writes(store: InLmdbStore) -> None:
