@@ -66,7 +66,11 @@ READ, NO_KEYS, DAMAGED = range(3)
 
 
 class DataFile:
-    """The file that an environment has mapped, by a descriptor of its own: how long it is now."""
+    """The file that an environment has mapped, by a descriptor of its own: how long it is now.
+
+    Attributes:
+        longest: How many bytes it had when it was last asked.
+    """
 
     def __init__(self, path: Path) -> None:
         """Open it.
@@ -74,7 +78,7 @@ class DataFile:
         Raises:
             Unavailable: It cannot be opened.
         """
-        self._path, self._longest = path, 0
+        self.longest = 0
         try:
             self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
@@ -87,7 +91,7 @@ class DataFile:
             Unavailable: It has become shorter. LMDB never makes it so, and what is beyond its end cannot be
                 read without the process's end.
         """
-        longest = self._longest  # before it is asked: other threads may see it grow meanwhile
+        longest = self.longest  # before it is asked: other threads may see it grow meanwhile
         size = os.lseek(self._descriptor, 0, os.SEEK_END)
         if size < longest:
             raise Unavailable(
@@ -95,7 +99,7 @@ class DataFile:
                 "and put a copy in its place or remove it"
             )
         if size > longest:
-            self._longest = size
+            self.longest = size
         return size
 
     def head(self, count: int) -> bytes:
@@ -165,10 +169,10 @@ class Pages:
         """The tree as a transaction sees it; None if that cannot be said.
 
         Args:
-            transaction: One that is open, for as long as the tree is used.
+            transaction: One that is open, for as long as the tree is used; the file's size was asked before.
         """
         number = transaction.id()
-        last = self._file.size() // self._page_bytes - 1  # nothing beyond is touched, whatever the pages say
+        last = self._file.longest // self._page_bytes - 1  # nothing beyond is touched, whatever the pages say
         known = self._known
         if known is not None and known[0] == number:
             return known[1] if known[1].last <= last else known[1]._replace(last=last)
