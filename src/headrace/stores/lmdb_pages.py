@@ -169,13 +169,14 @@ class Pages:
         """The tree as a transaction sees it; None if that cannot be said.
 
         Args:
-            transaction: One that is open, for as long as the tree is used; the file's size was asked before.
+            transaction: One that is open, for as long as the tree is used; begun after the file was found to
+                be as long as ever.
         """
         number = transaction.id()
-        last = self._file.longest // self._page_bytes - 1  # nothing beyond is touched, whatever the pages say
         known = self._known
         if known is not None and known[0] == number:
-            return known[1] if known[1].last <= last else known[1]._replace(last=last)
+            return known[1]
+        last = self._file.size() // self._page_bytes - 1  # nothing beyond is touched, whatever pages say
         for page in range(min(2, last + 1)):
             at = self._base + page * self._page_bytes
             state = ctypes.string_at(at, _STATE.size)

@@ -33,7 +33,7 @@ def main(folder: Path, turns: int) -> None:
         for ttl in (0.0, 1e6):
             items = [Item(b"%d %d" % (ttl, key), draw.bytes(int(sizes[key]))) for key in part.tolist()]
             store.put_many("values", items, ttl)
-    with store._file.reading() as transaction:
+    with store._reading() as transaction:
         tree, known = store._pages.tree(transaction), store._known(transaction, "values")
         content = store._file.data.read_bytes()
     base, memory = guarded(content)

@@ -77,7 +77,7 @@ def test_values_of_all_sizes_and_times_to_live_are_those_that_were_written(store
 def test_a_value_that_is_over_its_time_is_not_there(store: InLmdbStore) -> None:
     store.put_many("values", [Item(b"film", b"value")], ttl_seconds=1000.0)
     keys, places = ["film"], np.zeros((1, 2), np.int64)
-    with store._file.reading() as transaction:
+    with store._reading() as transaction:
         tree, known = store._pages.tree(transaction), store._known(transaction, "values")
         assert find(tree, int.from_bytes(known.ending), 2**39, id(keys), places) == READ
         assert not places.any()
@@ -102,7 +102,7 @@ def test_another_format_is_left_to_lmdb(store: InLmdbStore, tmp_path: Path, plac
 
 
 def test_a_page_that_says_another_number_does_not_tell_where_the_first_one_is(store: InLmdbStore) -> None:
-    with store._file.reading() as transaction:
+    with store._reading() as transaction:
         root = store._pages.tree(transaction).root
     for number in (root + 1, root - 1, 2**40, 2**63, 2**64 - 1):
         with store._file.data.open("r+b", buffering=0) as file:
@@ -115,7 +115,7 @@ def test_a_page_that_says_another_number_does_not_tell_where_the_first_one_is(st
 def test_pages_that_are_not_as_they_should_be_are_not_read(store: InLmdbStore, changes: dict) -> None:
     store.put_many("values", [Item(b"%d" % key, bytes(500)) for key in range(2000)])
     keys = ["7"]
-    with store._file.reading() as transaction:
+    with store._reading() as transaction:
         tree, known = store._pages.tree(transaction), store._known(transaction, "values")
         assert find(tree, int.from_bytes(known.staying), -1, id(keys), np.zeros((1, 2), np.int64)) == READ
         wrong: Tree = tree._replace(**changes)
@@ -137,7 +137,7 @@ def test_a_damaged_page_is_an_error_that_says_what_to_do(
     keys = [str(key) for key in range(2000)]
     store.put_many("values", [Item(key.encode(), bytes(500)) for key in keys])
     assert in_place(store, keys[:1]) == [bytes(500)]
-    with store._file.reading() as transaction:
+    with store._reading() as transaction:
         tree = store._pages.tree(transaction)
     with store._file.data.open("r+b", buffering=0) as file:
         for page in range(2, tree.last + 1):
