@@ -12,6 +12,7 @@ from headrace import errors
 from headrace.cli.main import main
 from headrace.config import MODEL_CONFIG_FILE, parse_model_config
 from headrace.errors import HeadraceError, StreamError
+from headrace.frontends.archive.feed_metrics import METRICS as FEED_METRICS
 from headrace.frontends.archive.metrics import METRICS as ARCHIVE_METRICS
 from headrace.frontends.metrics import METRICS
 from headrace.status import codes
@@ -146,7 +147,7 @@ def test_the_guide_to_metrics_lists_them_all_with_their_meaning() -> None:
     )
     assert listed == [
         (metric.name + SUFFIXES[metric.kind], metric.kind, ", ".join(metric.labels) or "–", metric.help)
-        for metric in (*METRICS, *ARCHIVE_METRICS)
+        for metric in (*METRICS, *ARCHIVE_METRICS, *FEED_METRICS)
     ]
 
 

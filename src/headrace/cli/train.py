@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.cli import models, numbers, verbs
+from headrace.cli.scraped import add_metrics
 from headrace.cli.topics import add_kafka_config
 from headrace.config import checks
 from headrace.ctr.settings import DEEP, KINDS, OPTIMIZERS, ModelSettings, forgetting_of
@@ -32,7 +33,6 @@ _ADAM_RATE = 0.001
 _HIGHEST_RATE = 1e6
 _MOST_MEBIBYTES = 2**30
 _MOST_VERSIONS = 1_000_000
-_HIGHEST_PORT = 65535
 _OF_VERSIONS = ("quantize", "patch", "replace", "server_config")
 _MODELS = (*KINDS, "keras")
 
@@ -246,18 +246,7 @@ def _add_reports(parser: argparse.ArgumentParser) -> None:
         help="score each value of a column apart; may be repeated",
     )
     group.add_argument("--plot", metavar="FILE", type=Path, help="draw the run: a png, svg or pdf file")
-    group.add_argument(
-        "--metrics-port",
-        type=numbers.whole("metrics-port", least=0, most=_HIGHEST_PORT),
-        metavar="N",
-        help="answer Prometheus on this port; 0 = any free one",
-    )
-    group.add_argument(
-        "--metrics-host",
-        metavar="HOST",
-        default="127.0.0.1",
-        help="the address to listen on (default 127.0.0.1)",
-    )
+    add_metrics(group)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from headrace import logs
 from headrace.cli import numbers, verbs
 from headrace.cli.archiving import opened
+from headrace.cli.scraped import add_metrics, metrics
 from headrace.cli.topics import add_kafka_config
 from headrace.cli.train import message
 from headrace.config import checks
@@ -91,6 +92,7 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         default=_CHECKPOINT_SECONDS,
         help=f"save every S seconds, and at the end; 0 = only then (default {_CHECKPOINT_SECONDS:.0f})",
     )
+    add_metrics(parser)
     add("--resume", action="store_true", help="go on from the newest checkpoint, if any")
     add(
         "--continued",
@@ -114,6 +116,7 @@ def run(options: argparse.Namespace) -> int:
     """Count until the stream ends, or a signal comes."""
     from headrace.archive.windows.feed import Feed  # noqa: PLC0415 - not for the list of verbs
     from headrace.archive.windows.reading import after  # noqa: PLC0415 - as above
+    from headrace.frontends.archive.feed_metrics import FeedMetrics  # noqa: PLC0415 - as above
     from headrace.training.origin import open_origin  # noqa: PLC0415 - as above
     from headrace.training.running.checkpoint import only_run  # noqa: PLC0415 - as above
     from headrace.training.running.interruptions import Interruptions  # noqa: PLC0415 - as above
@@ -142,6 +145,8 @@ def run(options: argparse.Namespace) -> int:
         )
         if checkpoint is not None:
             feed.restore(checkpoint.state, checkpoint.meta.get("feed"))
+        # Before the input is opened: a stream may begin long after.
+        held.enter_context(metrics(options, lambda: FeedMetrics(feed, options.table)))
         origin = held.enter_context(open_origin(asking, checkpoint))
         names, batches = held.enter_context(_opened(asking, origin, feed.maker.columns))
         feed.maker.check(names)

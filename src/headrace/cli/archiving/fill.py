@@ -13,10 +13,12 @@ from headrace import logs
 from headrace.cli import numbers, verbs
 from headrace.cli.archiving import opened
 from headrace.cli.archiving.stopping import Stopping
+from headrace.cli.scraped import add_metrics, metrics
 from headrace.errors import Unavailable
 from headrace.terminal import Line
 
 if TYPE_CHECKING:
+    from headrace.archive.archive import Archive
     from headrace.archive.fill_counts import FillCounts
 
 _EXAMPLES = """examples:
@@ -48,6 +50,7 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     opened.add_archive(parser)
     add_threads(parser)
+    add_metrics(parser)
     parser.add_argument("--until-empty", action="store_true", help="end when no key waits any more")
 
 
@@ -78,6 +81,7 @@ def run(options: argparse.Namespace) -> int:
         archive = held.enter_context(opened.open_archive_of(options))
         embedders = opened.open_embedders(options, archive, held)
         filler = Filler(archive, embedders, threads=options.threads, batch=options.batch)
+        _answer_metrics(options, archive, held)
         started = time.monotonic()
         filler.start()
         held.callback(filler.stop)
@@ -94,6 +98,19 @@ def run(options: argparse.Namespace) -> int:
         line.clear()
         _finish(options, filler.counts, time.monotonic() - started)
     return verbs.INTERRUPTED if stopping.interrupted else verbs.DONE
+
+
+def _answer_metrics(options: argparse.Namespace, archive: Archive, held: ExitStack) -> None:
+    """Answer Prometheus with what a server says of its archive, if that is asked for."""
+    from headrace.frontends.archive.depths import Depths  # noqa: PLC0415 - only when asked for
+    from headrace.frontends.archive.metrics import ArchiveMetrics  # noqa: PLC0415 - as above
+
+    def made() -> ArchiveMetrics:
+        depths = Depths(archive.queue)
+        held.callback(depths.close)
+        return ArchiveMetrics(archive, depths)
+
+    held.enter_context(metrics(options, made))
 
 
 def totals(counts: Mapping[str, FillCounts]) -> dict[str, int]:

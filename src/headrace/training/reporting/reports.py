@@ -91,13 +91,9 @@ def telemetry(host: str, port: int | None, errors: TextIO, *, publishes: bool) -
     if port is None:
         yield []
         return
-    from headrace.training.reporting.telemetry import Telemetry  # noqa: PLC0415 - only when asked for
+    from headrace.frontends.metrics_port import answering  # noqa: PLC0415 - only when asked for
+    from headrace.training.reporting.telemetry import Telemetry  # noqa: PLC0415 - as above
 
     numbers = Telemetry(publishes=publishes)
-    port, close = numbers.listen(host, port)
-    try:
-        errors.write(f"headrace: metrics at http://{host}:{port}/metrics\n")
-        errors.flush()
+    with answering(numbers, host, port, errors):
         yield [numbers]
-    finally:
-        close()

@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from headrace.errors import ConfigError
+from headrace.frontends.metrics_port import listen
 from headrace.training.releasing.publishing import Publication
 from headrace.training.reporting.progress import Pace, Progress
 from headrace.training.scoring.windows import Window
@@ -129,17 +128,4 @@ class Telemetry:
         Raises:
             ConfigError: The port cannot be had.
         """
-        registry = CollectorRegistry()
-        ProcessCollector(registry=registry)
-        registry.register(self)
-        try:
-            server, thread = start_http_server(port, host, registry)
-        except (OSError, OverflowError) as error:
-            raise ConfigError(f"metrics-port: {host}:{port} cannot be listened on: {error}") from error
-
-        def close() -> None:
-            server.shutdown()
-            server.server_close()
-            thread.join()
-
-        return int(server.server_port), close
+        return listen(self, host, port)

@@ -1,0 +1,49 @@
+"""What verbs that go on for long have in common: the options for Prometheus' port, and answering there."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
+
+from headrace.cli import numbers
+
+if TYPE_CHECKING:
+    from prometheus_client.registry import Collector
+
+_HIGHEST_PORT = 65535
+
+
+def add_metrics(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    """Add the options that say where Prometheus is answered."""
+    parser.add_argument(
+        "--metrics-port",
+        type=numbers.whole("metrics-port", least=0, most=_HIGHEST_PORT),
+        metavar="N",
+        help="answer Prometheus on this port; 0 = any free one",
+    )
+    parser.add_argument(
+        "--metrics-host",
+        metavar="HOST",
+        default="127.0.0.1",
+        help="the address to listen on (default 127.0.0.1)",
+    )
+
+
+def metrics(options: argparse.Namespace, made: Callable[[], Collector]) -> AbstractContextManager[None]:
+    """Answer Prometheus as long as this is entered, if the options ask for it.
+
+    Args:
+        options: Of the verb.
+        made: Gives the metrics, if they are wanted.
+
+    Raises:
+        ConfigError: The port cannot be had.
+    """
+    if options.metrics_port is None:
+        return nullcontext()
+    from headrace.frontends.metrics_port import answering  # noqa: PLC0415 - only when asked for
+
+    return answering(made(), options.metrics_host, options.metrics_port, sys.stderr)
