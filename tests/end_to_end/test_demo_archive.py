@@ -14,21 +14,6 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 LIKED, DISLIKED = ("A Love Story in", "Wedding in"), ("Murder in", "War in")
 PLACES = ("Paris", "London", "Rome", "Tokyo", "Cairo", "Oslo", "Lima", "Delhi", "Boston", "Vienna", "Madrid")
-    "Paris",
-    "London",
-    "Rome",
-    "Tokyo",
-    "Cairo",
-    "Oslo",
-    "Lima",
-    "Delhi",
-    "Boston",
-    "Vienna",
-    "Madrid",
-    "Dublin",
-    "Berlin",
-    "Athens",
-]
 TWICE = ("Toy Story", "toy story")  # the encoder knows no capitals
 PEOPLE, RATINGS = 50, 10_000
 
