@@ -31,7 +31,7 @@ is escaped, once for all of them.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 LONGEST_MESSAGE = 4000
 """The most characters of an error's message; a longer one loses its middle."""
@@ -64,6 +64,13 @@ def shown(text: str | bytes) -> str:
     if len(text) <= _LONGEST_SHOWN:
         return repr(text)
     return f"{text[:_LONGEST_SHOWN]!r} … ({len(text)} in all)"
+
+
+def listed(names: Iterable[object], most: int = 50) -> str:
+    """Names for a message, one after the other: of many the first, and how many more there are."""
+    every = list(map(str, names))
+    more = f" and {len(every) - most} more" if len(every) > most else ""
+    return ", ".join(every[:most]) + more
 
 
 def _printable(message: str) -> str:

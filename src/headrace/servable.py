@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 
 from headrace.absent import Expansion, complete, fitted
-from headrace.errors import InvalidRequest, NotFound, TooLarge, shown
+from headrace.errors import InvalidRequest, NotFound, TooLarge, listed, shown
 from headrace.tensors import BY_DTYPE, STRING, Array, Buffer, Tensors, describe, held_bytes
 
 DEFAULT_SIGNATURE = "serving_default"
@@ -330,7 +330,8 @@ class Signature:
         for name in names:  # ends at the first wrong one: at the latest, when there are more than outputs
             if name not in known:
                 raise InvalidRequest(
-                    f"unknown output {shown(name)}; the model gives {_listed(known)}", field="outputs"
+                    f"unknown output {shown(name)}; the model gives {listed(map(shown, known))}",
+                    field="outputs",
                 )
             if name in chosen:
                 raise InvalidRequest(f"output {shown(name)} is asked for twice", field="outputs")
@@ -347,15 +348,16 @@ class Signature:
             if spec.name == name:
                 return spec
         raise InvalidRequest(
-            f"unknown input {shown(name)}; the model takes {_listed(self.input_names)}", field="inputs"
+            f"unknown input {shown(name)}; the model takes {listed(map(shown, self.input_names))}",
+            field="inputs",
         )
 
     def _wrong_names(self, inputs: Collection[str]) -> InvalidRequest:
         given, known = inputs if isinstance(inputs, dict) else set(inputs), set(self.input_names)
         missing = [name for name in self.input_names if name not in given]
         unknown = list(islice((name for name in inputs if name not in known), _NAMES_TOLD))
-        said = [f"missing input {_listed(missing)}"] if missing else []
-        said += [f"unknown input {_listed(unknown)}"] if unknown else []
+        said = [f"missing input {listed(map(shown, missing))}"] if missing else []
+        said += [f"unknown input {listed(map(shown, unknown), _NAMES_TOLD)}"] if unknown else []
         wanted = "; ".join(str(spec) for spec in self.inputs)
         return InvalidRequest(f"{', '.join(said)}; the model takes {wanted}", field="inputs")
 
@@ -401,12 +403,8 @@ def signature_named(signatures: Mapping[str, Signature], name: str) -> Signature
     """
     found = signatures.get(name or DEFAULT_SIGNATURE)
     if found is None:
-        raise NotFound(f"signature {shown(name)} not found; the model has {_listed(signatures)}")
+        raise NotFound(f"signature {shown(name)} not found; the model has {listed(map(shown, signatures))}")
     return found
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(map(shown, names))
 
 
 def _coerce(spec: TensorSpec, value: object, exact: bool, allowance: Expansion | None) -> Array:

@@ -7,7 +7,7 @@ import tracemalloc
 import pytest
 
 from headrace import errors
-from headrace.errors import LONGEST_MESSAGE, HeadraceError, InvalidRequest, shown
+from headrace.errors import LONGEST_MESSAGE, HeadraceError, InvalidRequest, listed, shown
 
 KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, HeadraceError)]
 
@@ -55,3 +55,9 @@ def test_what_is_repeated_is_cut_before_it_is_printed(text: str | bytes) -> None
 
 def test_an_error_without_a_message_says_what_it_is() -> None:
     assert HeadraceError().message == "HeadraceError"
+
+
+def test_of_many_names_a_message_has_the_first_and_how_many_more_there_are() -> None:
+    assert listed(["a", 7, "c"]) == "a, 7, c"
+    assert listed((f"n{number}" for number in range(7)), most=2) == "n0, n1 and 5 more"
+    assert listed([]) == ""

@@ -9,7 +9,7 @@ from pathlib import Path
 from headrace.archive.archive import Archive
 from headrace.archive.catalog import partition, without, without_rest
 from headrace.archive.past import past_partition
-from headrace.errors import ConfigError, FailedPrecondition, LoadError
+from headrace.errors import ConfigError, FailedPrecondition, LoadError, listed
 from headrace.versions.layout import MANIFEST_FILE
 from headrace.versions.manifest import read_manifest, space_versions
 
@@ -46,13 +46,13 @@ def check_unneeded(space: str, number: int, directories: Sequence[Path]) -> int:
                 unclear.append(f"{version}: {error.message}")
     if needing:
         raise FailedPrecondition(
-            f"version {number} of the space {space!r} is needed: {_listed(needing)} "
+            f"version {number} of the space {space!r} is needed: {listed(needing, _NAMED)} "
             f"{'was' if len(needing) == 1 else 'were'} trained on it; drop it when these are gone"
         )
     if unclear:
         raise FailedPrecondition(
-            f"it is unknown whether version {number} of the space {space!r} is needed: {_listed(unclear)}; "
-            "mend or remove what cannot be read"
+            f"it is unknown whether version {number} of the space {space!r} is needed: "
+            f"{listed(unclear, _NAMED)}; mend or remove what cannot be read"
         )
     return looked_at
 
@@ -101,7 +101,3 @@ def _with_manifest(directory: Path, depth: int) -> Iterator[Path]:
         for name, is_directory in names:
             if is_directory:
                 yield from _with_manifest(directory / name, depth - 1)
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")

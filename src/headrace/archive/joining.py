@@ -5,7 +5,7 @@ The same code as in serving makes the inputs of what is found (``model_inputs``)
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -18,15 +18,11 @@ from headrace.archive.replaying import PastLookup
 from headrace.batching.request import VERSION, WRITTEN
 from headrace.clock import unix_milliseconds
 from headrace.config import InputSource
-from headrace.errors import ConfigError, InvalidRequest, InvalidRows, StreamError, shown
-from headrace.stream.parser import StreamParser
+from headrace.errors import ConfigError, InvalidRequest, InvalidRows, StreamError, listed, shown
 from headrace.stream.schema import METADATA_KEY, Field, Schema
-from headrace.stream.sources import Readable, source_of
 from headrace.tensors import STRING, Array
 
 _MICROSECONDS = 1000  # of a millisecond
-_LISTED = 50
-_ROWS = 8192
 
 
 @dataclass(slots=True)
@@ -100,7 +96,7 @@ class Join:
         for space in settings.versions:
             if space not in spaces:
                 raise ConfigError(
-                    f"versions: no input comes from {shown(space)}; some do from {_listed(spaces)}"
+                    f"versions: no input comes from {shown(space)}; some do from {listed(spaces)}"
                 )
         self._versions = {
             space: archive.reader(space, settings.versions.get(space, 0)).version.number for space in spaces
@@ -252,7 +248,7 @@ class Join:
             if source.key not in columns.names:
                 raise ConfigError(
                     f"inputs.{name}.key: the rows have no column {source.key!r}; "
-                    f"they have {_listed(columns.names)}"
+                    f"they have {listed(columns.names)}"
                 )
             if name in columns.names:
                 raise ConfigError(f"inputs.{name}: the rows have a column of that name; leave it out")
@@ -260,9 +256,7 @@ class Join:
             if bool(there) != bool(source.column) or (
                 there and source.column not in {one.name for one in there}
             ):
-                expected = (
-                    f"one of {_listed([one.name for one in there])}" if there else "none, it has vectors"
-                )
+                expected = f"one of {listed(one.name for one in there)}" if there else "none, it has vectors"
                 raise ConfigError(
                     f"inputs.{name}.column: of {source.space!r} expected {expected}, got {source.column!r}"
                 )
@@ -355,59 +349,9 @@ def _time_column(name: str, columns: pa.Schema, schema: Schema) -> str:
     if not name:
         return ""
     if name not in columns.names:
-        raise ConfigError(f"time: the rows have no column {name!r}; they have {_listed(columns.names)}")
+        raise ConfigError(f"time: the rows have no column {name!r}; they have {listed(columns.names)}")
     kind = columns.field(name).type
     if not (pa.types.is_timestamp(kind) or pa.types.is_integer(kind)):
         expected = "timestamps, or microseconds since 1970 as whole numbers"
         raise ConfigError(f"time: expected {expected} in the column {name!r}, got {kind}")
     return name
-
-
-def _listed(names: Sequence[str] | Mapping[str, object]) -> str:
-    listed = list(names)
-    return ", ".join(listed[:_LISTED]) + (", …" if len(listed) > _LISTED else "")
-
-
-class Rows:
-    """The rows of a stream that are to be joined.
-
-    Attributes:
-        columns: Their Arrow schema.
-        schema: What they are.
-    """
-
-    def __init__(self, file: Readable, schema: Schema | None) -> None:
-        """Read as far as the schema.
-
-        Args:
-            file: The stream.
-            schema: What the columns are; what the stream says if None.
-
-        Raises:
-            StreamError: It is no stream, or says nothing of its columns.
-        """
-        self._parser, self._source = StreamParser(schema), source_of(file)
-        while self._parser.arrow_schema is None:
-            count = self._source.read(self._parser.room(), None)
-            if count:
-                self._parser.filled(count)
-            else:
-                self._parser.finish()
-        self.columns = self._parser.arrow_schema
-        self.schema = self._parser.schema or Schema(fields=())
-
-    def __iter__(self) -> Iterator[pa.RecordBatch]:
-        """Give them, a few thousand at once.
-
-        Raises:
-            StreamError: The stream is cut or corrupt; all rows before were given.
-        """
-        while count := self._source.read(self._parser.room(), None):
-            if (batch := self._parser.filled(count)) is not None:
-                for start in range(0, batch.num_rows, _ROWS):
-                    yield batch.slice(start, _ROWS)
-        self._parser.finish()
-
-    def close(self) -> None:
-        """Stop reading; the file stays open."""
-        self._source.close()

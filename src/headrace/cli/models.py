@@ -12,7 +12,7 @@ import stat
 from pathlib import Path
 
 from headrace.disk import saying
-from headrace.errors import ConfigError, HeadraceError, NotFound
+from headrace.errors import ConfigError, HeadraceError, NotFound, listed
 from headrace.versions.layout import (
     MANIFEST_FILE,
     holds_versions,
@@ -60,9 +60,8 @@ def find_model(path: Path, *, there: bool = True) -> tuple[Path, int | None]:
         raise NotFound(f"{VERSION}: {directory} is not a directory")
     held = model_directories(directory)
     if held:
-        told = ", ".join(str(directory / name) for name in held[:_TOLD])
-        more = f" and {len(held) - _TOLD} more" if len(held) > _TOLD else ""
-        raise ConfigError(f"{VERSION}: {directory} is a directory of models; name one of them: {told}{more}")
+        told = listed((directory / name for name in held), _TOLD)
+        raise ConfigError(f"{VERSION}: {directory} is a directory of models; name one of them: {told}")
     if number is not None and there:
         expect_version(directory, number)
     return directory, number

@@ -190,7 +190,7 @@ def _add_encode(tools: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     add("--views", default="", metavar="NAME", help="which column says of how many views a row is")
     add("--weight", default="", metavar="NAME", help="which column says how much a row counts")
     add("--timestamp", default="", metavar="NAME", help="which column says when: microseconds, or ISO 8601")
-    names: dict[str, Any] = {"action": "extend", "type": _names, "default": [], "metavar": "NAMES"}
+    names: dict[str, Any] = {"action": "extend", "type": verbs.names, "default": [], "metavar": "NAMES"}
     add("--context", **names, help="columns of the request, not the candidate; may be repeated")
     add("--ignore", **names, help="columns that are not learnt from; may be repeated")
     add(
@@ -302,10 +302,6 @@ def _read_schema(path: Path) -> Schema:
         return parse_schema(path.read_bytes(), str(path))
     except OSError as error:
         raise ConfigError(f"--schema: {path}: {error.strerror}") from error
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(name for name in text.split(",") if name)
 
 
 def _delimiter(text: str) -> str:

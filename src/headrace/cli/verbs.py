@@ -109,6 +109,11 @@ def exit_code(error: HeadraceError) -> int:
     return WRONG if isinstance(error, _WRONG) else FAILED
 
 
+def names(text: str) -> tuple[str, ...]:
+    """The names in an option's text, with commas between them; a type for argparse."""
+    return tuple(name for name in text.split(",") if name)
+
+
 def print_json(said: Mapping[str, object]) -> None:
     """Print a verb's one object, on one line."""
     print(json.dumps(said, allow_nan=False))

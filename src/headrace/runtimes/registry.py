@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import fnmatch
 import importlib
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from headrace.errors import LoadError, NotLoadable
+from headrace.errors import LoadError, NotLoadable, listed
 from headrace.runtimes.options import RuntimeOptions, SignatureSettings
 from headrace.servable import DEFAULT_SIGNATURE, Servable, Signature
 
@@ -143,7 +143,7 @@ def find(names: Sequence[str], kind: str = "", runtimes: Sequence[Runtime] = RUN
     """
     candidates = [runtime for runtime in runtimes if kind in ("", runtime.kind)]
     if not candidates:
-        raise NotLoadable(f"runtime.kind: expected {_listed(row.kind for row in runtimes)}, got {kind!r}")
+        raise NotLoadable(f"runtime.kind: expected {listed(row.kind for row in runtimes)}, got {kind!r}")
     settled = [(runtime, runtime.file) for runtime in candidates if runtime.file in names]
     matched = settled or [
         (runtime, name)
@@ -155,8 +155,8 @@ def find(names: Sequence[str], kind: str = "", runtimes: Sequence[Runtime] = RUN
         return matched[0]
     if matched:
         raise NotLoadable(
-            f"found {_listed(name for _, name in matched)}: which is the model? Keep one, call it "
-            f"{_listed(sorted({runtime.file for runtime, _ in matched}))}, or set runtime.kind"
+            f"found {listed(name for _, name in matched)}: which is the model? Keep one, call it "
+            f"{listed(sorted({runtime.file for runtime, _ in matched}))}, or set runtime.kind"
         )
     raise NotLoadable(_nothing_found(names, candidates))
 
@@ -165,11 +165,11 @@ def _nothing_found(names: Sequence[str], candidates: Sequence[Runtime]) -> str:
     pickles = [name for name in names if name.endswith(_PICKLES)]
     if pickles:
         return (
-            f"found {_listed(pickles)}: loading a pickle or joblib file runs whatever code is in it, so "
+            f"found {listed(pickles)}: loading a pickle or joblib file runs whatever code is in it, so "
             "it is refused; write the estimator with skops.io.dump(estimator, 'model.skops')"
         )
-    wanted = _listed(dict.fromkeys(name for row in candidates for name in (row.file, row.pattern)))
-    return f"no model found: expected {wanted}; the directory holds {_listed(names) or 'no files'}"
+    wanted = listed(dict.fromkeys(name for row in candidates for name in (row.file, row.pattern)))
+    return f"no model found: expected {wanted}; the directory holds {listed(names) or 'no files'}"
 
 
 def _import(runtime: Runtime) -> _Load:
@@ -190,9 +190,5 @@ def _check_signature(signature: Signature, settings: SignatureSettings) -> None:
         if output and output not in signature.output_names:
             raise NotLoadable(
                 f"signature.{setting}: the model has no output {output!r}; "
-                f"it has {_listed(signature.output_names)}"
+                f"it has {listed(signature.output_names)}"
             )
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(names)

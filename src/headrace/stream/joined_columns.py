@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from headrace.errors import StreamError
+from headrace.errors import StreamError, listed
 from headrace.stream.features import Features
 from headrace.stream.hashing import seed_of
 from headrace.stream.schema import Field
@@ -133,15 +132,10 @@ def column_number(name: str, columns: pa.Schema) -> int:
     if found:
         raise StreamError(f"{len(found)} columns have this name, expected one", field=name)
     raise StreamError(
-        f"there is no such column; the stream has {some(columns.names)}; write it, or mend the schema",
+        f"there is no such column; the stream has {listed(columns.names) or 'none'}; write it, or mend "
+        "the schema",
         field=name,
     )
-
-
-def some(names: Sequence[str], most: int = 20) -> str:
-    """The first of many names, for errors."""
-    shown = ", ".join(names[:most]) or "none"
-    return f"{shown} and {len(names) - most} more" if len(names) > most else shown
 
 
 def _wrong_type(field: Field, expected: str, came: pa.DataType) -> StreamError:

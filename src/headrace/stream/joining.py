@@ -11,10 +11,10 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from headrace.errors import ConfigError, StreamError
+from headrace.errors import ConfigError, StreamError, listed
 from headrace.stream.block import Block, Slice
 from headrace.stream.features import Features
-from headrace.stream.joined_columns import Columns, Times, column_number, columns_of, some
+from headrace.stream.joined_columns import Columns, Times, column_number, columns_of
 from headrace.stream.joining_kernels import join_categorical, join_integers, join_numbers
 from headrace.stream.schema import MOST_VIEWS, Field, Role
 from headrace.tensors import Array
@@ -75,7 +75,7 @@ class Joiner:
         for name in self._slices:
             if name not in arrow_schema.names:
                 raise ConfigError(
-                    f"slice: the stream has no column {name!r}; it has {some(arrow_schema.names)}"
+                    f"slice: the stream has no column {name!r}; it has {listed(arrow_schema.names) or 'none'}"
                 )
             kind = arrow_schema.field(column_number(name, arrow_schema)).type
             with _sliced(name, 0, kind):

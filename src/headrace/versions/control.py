@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from headrace.disk import read_text, saying, sync_directory
-from headrace.errors import ConfigError, Conflict, LoadError, NotFound, shown
+from headrace.errors import ConfigError, Conflict, LoadError, NotFound, listed, shown
 from headrace.versions.layout import PIN_FILE, version_directories, version_number
 from headrace.versions.manifest import manifest_digest
 from headrace.versions.record import (
@@ -240,9 +240,7 @@ def _key(model_directory: Path, version: int) -> str:
 
 
 def _not_held(model: str, version: int, holder: str, holders: Collection[str]) -> str:
-    told = ", ".join(shown(one) for one in sorted(holders)[:_HOLDERS_TOLD])
-    if len(holders) > _HOLDERS_TOLD:
-        told += f" and {len(holders) - _HOLDERS_TOLD} more"
+    told = listed(map(shown, sorted(holders)), _HOLDERS_TOLD)
     return f"{model}: version {version} is not held by {shown(holder)}, but by {told or 'nobody'}"
 
 

@@ -17,12 +17,13 @@ from headrace.archive.columns import Column
 from headrace.archive.config import archive_config
 from headrace.archive.dropping import drop_version
 from headrace.archive.embedders.embedder import Embedder
-from headrace.archive.joining import Join, JoinSettings, Rows
+from headrace.archive.joining import Join, JoinSettings
 from headrace.archive.model_inputs import Filled, ModelInputs
 from headrace.config import InputSource
 from headrace.errors import ConfigError, StreamError
 from headrace.queues.opening import open_queue
 from headrace.stores.opening import open_store
+from headrace.stream.rows import StreamRows
 from headrace.stream.schema import METADATA_KEY, Field, Schema, parse_schema
 from tests.unit.archive.filling_parts import LengthEmbedder, until
 
@@ -118,7 +119,7 @@ def stream_of(rows: list[dict[str, Any]], schema: Schema = SCHEMA) -> bytes:
 def join(
     archive: Archive, stream: bytes, sources: Mapping[str, InputSource] = SOURCES, **settings: Any
 ) -> tuple[Join, pa.Table]:
-    rows = Rows(io.BytesIO(stream), None)
+    rows = StreamRows(io.BytesIO(stream), None)
     joined = Join(archive, JoinSettings(sources, **settings), rows.columns, rows.schema)
     table = pa.Table.from_batches([joined.batch(batch) for batch in rows], joined.arrow_schema)
     rows.close()

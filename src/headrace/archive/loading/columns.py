@@ -11,6 +11,8 @@ import pyarrow.compute as pc
 
 from headrace.archive.columns import LARGEST_ROW_BYTES, TEXT, Column
 from headrace.errors import InvalidRequest, shown
+from headrace.stream.converting import is_listed
+from headrace.stream.converting import is_text as is_plain_text
 from headrace.tensors import Array
 
 _MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "\\N")
@@ -27,10 +29,8 @@ def plain(values: pa.Array) -> pa.Array:
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Whether a type is one of texts."""
-    if pa.types.is_dictionary(kind):
-        return is_text(kind.value_type)
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+    """Whether a type is one of texts, with a dictionary or without."""
+    return is_plain_text(kind.value_type if pa.types.is_dictionary(kind) else kind)
 
 
 def is_whole(kind: pa.DataType) -> bool:
@@ -41,11 +41,6 @@ def is_whole(kind: pa.DataType) -> bool:
 def is_time(kind: pa.DataType) -> bool:
     """Whether a type is one of times; they become milliseconds of Unix time."""
     return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind))
-
-
-def is_listed(kind: pa.DataType) -> bool:
-    """Whether a type is one of lists."""
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
 def keys_of(name: str, values: pa.Array, first_row: int, longest: int) -> list[str]:

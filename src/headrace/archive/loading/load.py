@@ -15,7 +15,6 @@ from headrace.archive.catalog import SpaceVersion
 from headrace.archive.columns import Column, check_columns, rows_of
 from headrace.archive.loading.columns import (
     Guess,
-    is_listed,
     is_text,
     is_whole,
     keys_of,
@@ -28,11 +27,11 @@ from headrace.archive.loading.files import ColumnFile
 from headrace.archive.loading.fitting import fit, told_differences
 from headrace.archive.moving import Lacking, has_keys, lost_by_moving
 from headrace.archive.spaces import of_columns
-from headrace.errors import InvalidRequest, shown
+from headrace.errors import InvalidRequest, listed, shown
+from headrace.stream.converting import is_listed
 
 _MOST_ROWS, _FEWEST_ROWS = 8192, 64
 _BATCH_BYTES = 16 * 1024 * 1024
-_NAMES_SHOWN = 50
 
 Told = Callable[[int, float], object]
 """Gets how many rows are done, and which share of the file that is."""
@@ -117,8 +116,7 @@ class Load:
         key = self._key(key, {column.name for column in declared} | {written})
         for column in declared:
             if column.name not in names and column.default is None:
-                there = ", ".join(names[:_NAMES_SHOWN])
-                problem = f"the file does not have it, and it has no default; there are {there}"
+                problem = f"the file does not have it, and it has no default; there are {listed(names)}"
                 raise InvalidRequest(problem, field=f"column {column.name!r}")
         nulls: dict[str, int] = {}
         columns, is_empty = declared, False
@@ -152,7 +150,7 @@ class Load:
         version = self._archive.reader(self._space, number).version
         lists = [one.name for one in self._file.schema if is_listed(one.type)]
         if not vectors and len(lists) != 1:
-            got = f"there are {', '.join(lists[:_NAMES_SHOWN])}" if lists else "there is none"
+            got = f"there are {listed(lists)}" if lists else "there is none"
             raise InvalidRequest(f"expected one column of lists of numbers; {got}", field="--vectors")
         vectors = vectors or lists[0]
         self._check_there(vectors, "--vectors")
@@ -303,5 +301,5 @@ class Load:
     def _check_there(self, name: str, option: str) -> None:
         names = self._file.schema.names
         if name not in names:
-            there = ", ".join(names[:_NAMES_SHOWN])
-            raise InvalidRequest(f"no column {shown(name)} in the file; there are {there}", field=option)
+            problem = f"no column {shown(name)} in the file; there are {listed(names)}"
+            raise InvalidRequest(problem, field=option)

@@ -8,7 +8,7 @@ from headrace.archive.windows.counters import Counters
 from headrace.archive.windows.kernels import Rows
 from headrace.archive.windows.plan import Measure, Plan
 from headrace.archive.windows.window import FeedSettings
-from headrace.errors import ConfigError, StreamError, shown
+from headrace.errors import ConfigError, StreamError, listed, shown
 from headrace.stream.schema import Field
 from headrace.tensors import Array
 
@@ -21,7 +21,6 @@ except ImportError as error:  # as with every package that is not always needed
     raise ConfigError(f"feeding a table needs an extra ({error}): pip install 'headrace[train]'") from None
 
 _MICROSECONDS = 1_000_000
-_NAMES_SHOWN = 50
 _NO_CAST = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError)
 
 
@@ -61,7 +60,7 @@ class RowMaker:
         for name in self.columns:
             if names.count(name) != 1:
                 problem = "is there twice" if name in names else "is missing"
-                there = ", ".join(names[:_NAMES_SHOWN])
+                there = listed(names)
                 raise ConfigError(f"the stream's column {shown(name)} {problem}; there are {there}")
 
     def make(self, batch: pa.RecordBatch, first_row: int, counters: Counters) -> Rows:

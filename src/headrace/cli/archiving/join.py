@@ -19,7 +19,8 @@ from headrace.terminal import table
 
 if TYPE_CHECKING:
     from headrace.archive.archive import Archive
-    from headrace.archive.joining import Join, Joined, JoinSettings, Rows
+    from headrace.archive.joining import Join, Joined, JoinSettings
+    from headrace.stream.rows import StreamRows
     from headrace.stream.schema import Schema
 
 _EXAMPLES = """examples:
@@ -68,7 +69,7 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "--versions",
         metavar="NAMES",
         action="extend",
-        type=_names,
+        type=verbs.names,
         default=[],
         help="versions of spaces, as in images=3,titles=2 (default: the default ones)",
     )
@@ -83,9 +84,10 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Join, and say what was found."""
-    from headrace.archive.joining import JoinSettings, Rows  # noqa: PLC0415 - needs an extra
+    from headrace.archive.joining import JoinSettings  # noqa: PLC0415 - needs an extra
     from headrace.config.model import model_config  # noqa: PLC0415 - not for the list of verbs
     from headrace.config.reading import read_table  # noqa: PLC0415 - the same
+    from headrace.stream.rows import StreamRows  # noqa: PLC0415 - needs an extra
 
     if options.json and options.out in (None, Path("-")):
         raise ConfigError("json: standard output is the stream; add --out FILE")
@@ -95,14 +97,14 @@ def run(options: argparse.Namespace) -> int:
     with (
         opened.open_archive_of(options) as archive,
         _open(options.input) as file,
-        closing(Rows(file, schema)) as rows,
+        closing(StreamRows(file, schema)) as rows,
     ):
         join = _join(options, archive, settings, rows)
     _tell(options, join, archive)
     return verbs.DONE
 
 
-def _join(options: argparse.Namespace, archive: Archive, settings: JoinSettings, rows: Rows) -> Join:
+def _join(options: argparse.Namespace, archive: Archive, settings: JoinSettings, rows: StreamRows) -> Join:
     from headrace.archive.joining import Join  # noqa: PLC0415 - needs an extra
     from headrace.stream.output import ProgressLine, open_output, write_stream  # noqa: PLC0415 - the same
 
@@ -127,10 +129,6 @@ def _open(name: str) -> FileIO:
     if sys.stdin.isatty():
         raise ConfigError("FILE: standard input is a terminal, and no stream; name a file or pipe one in")
     return FileIO(sys.stdin.fileno(), closefd=False)
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(name for name in text.split(",") if name)
 
 
 def _versions(given: list[str]) -> dict[str, int]:

@@ -5,7 +5,7 @@ Each array is a plain ``.npy`` file beside it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Literal, TypeVar
 from urllib.parse import quote
 
@@ -16,7 +16,7 @@ from headrace.ctr.interfaces import Weights
 from headrace.ctr.models.missing import flagged
 from headrace.ctr.settings import DEEP, FIELD_AWARE, ModelSettings
 from headrace.ctr.tables import NO_SHIFT, Table
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, listed
 from headrace.stream.features import Features
 from headrace.stream.schema import Schema
 from headrace.tensors import Array
@@ -163,17 +163,18 @@ def mismatch(description: Description, features: Features) -> str:
     arrays, shapes = description.arrays, expected_shapes(description.settings, features)
     tables = _below("table.", shapes)
     if description.shifts.keys() != tables.keys():
-        return f"expected the tables {_listed(tables)}, got {_listed(description.shifts)}"
+        return f"expected the tables {listed(sorted(tables))}, got {listed(sorted(description.shifts))}"
     for name, shape in tables.items():
         shift, values = description.shifts[name], arrays.get(f"table.{name}")
         if not 0 <= shift <= NO_SHIFT:
             return f"shifts: {name}: expected 0 to {NO_SHIFT}, got {shift}"
         if values is not None and values.dtype not in VALUE_DTYPES:
-            return f"table.{name}: expected {_listed(VALUE_DTYPES)}, got {values.dtype}"
+            return f"table.{name}: expected {listed(sorted(VALUE_DTYPES))}, got {values.dtype}"
         shapes[f"table.{name}.scales"] = (((shape[0] - 1) >> shift) + 1,)
     if arrays.keys() != shapes.keys():
         missing, more = shapes.keys() - arrays.keys(), arrays.keys() - shapes.keys()
-        return f"missing: {_listed(missing) or 'nothing'}; not of this model: {_listed(more) or 'nothing'}"
+        lacks, has = listed(sorted(missing)) or "nothing", listed(sorted(more)) or "nothing"
+        return f"missing: {lacks}; not of this model: {has}"
     for name, shape in shapes.items():
         found = arrays[name]
         dtype = "uint64" if name.startswith("keys.") else "float32"
@@ -186,7 +187,3 @@ def mismatch(description: Description, features: Features) -> str:
 
 def _tables(names: Mapping[str, object]) -> set[str]:
     return {f"table.{name}" for name in names}
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(sorted(names))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import chain, islice
 from typing import Annotated, Any, cast
@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from headrace.absent import complete
-from headrace.errors import InvalidRequest, shown
+from headrace.errors import InvalidRequest, listed, shown
 from headrace.frontends.tfserving.decimals import shortest
 from headrace.frontends.wire.allowance import Allowance
 from headrace.frontends.wire.json_text import Json, parse_at_once
@@ -132,9 +132,9 @@ def is_named(rows: Json, signature: Signature) -> bool:
         raise InvalidRequest("expected at least one row, got an empty list", field="instances")
     named = _is_object(rows[0])
     if not named and len(signature.inputs) > 1:
+        wanted = listed(map(shown, signature.input_names))
         raise InvalidRequest(
-            f"expected objects with the inputs {_listed(signature.input_names)}, got {kind(rows[0])}",
-            field="instances[0]",
+            f"expected objects with the inputs {wanted}, got {kind(rows[0])}", field="instances[0]"
         )
     return named
 
@@ -159,10 +159,8 @@ def check_rows(rows: Sequence[Json], first: int, named: bool, signature: Signatu
             wanted = "an object, as the first row is" if named else "a value, as the first row is"
             raise InvalidRequest(f"expected {wanted}, got {kind(row)}", field=f"instances[{index}]")
         if named and (len(row) != len(names) or not all(name in row for name in names)):
-            raise InvalidRequest(
-                f"expected the inputs {_listed(names)}, got {_listed(islice(row, _NAMES_TOLD)) or 'none'}",
-                field=f"instances[{index}]",
-            )
+            wanted, got = listed(map(shown, names)), listed(map(shown, islice(row, _NAMES_TOLD))) or "none"
+            raise InvalidRequest(f"expected the inputs {wanted}, got {got}", field=f"instances[{index}]")
 
 
 def columns_in(given: Json, signature: Signature) -> dict[str, Json]:
@@ -174,15 +172,11 @@ def columns_in(given: Json, signature: Signature) -> dict[str, Json]:
     if _is_object(given):
         return cast("dict[str, Json]", given)
     if len(signature.inputs) > 1:
+        wanted = listed(map(shown, signature.input_names))
         raise InvalidRequest(
-            f"expected an object with the inputs {_listed(signature.input_names)}, got {kind(given)}",
-            field="inputs",
+            f"expected an object with the inputs {wanted}, got {kind(given)}", field="inputs"
         )
     return {signature.inputs[0].name: given}
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(map(shown, names))
 
 
 def _is_object(value: Json) -> bool:

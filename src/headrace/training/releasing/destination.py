@@ -6,8 +6,6 @@ looked at before anything is learnt.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -15,7 +13,7 @@ import msgspec
 from headrace.ctr.files.description import MODEL_FILE
 from headrace.ctr.files.reading import read_description
 from headrace.disk import saying
-from headrace.errors import ConfigError, LoadError
+from headrace.errors import ConfigError, LoadError, listed
 from headrace.stream.schema import Field, Schema
 from headrace.versions.layout import model_directories, version_directories
 from headrace.versions.manifest import read_manifest
@@ -47,8 +45,8 @@ def check_destination(directory: Path, schema: Schema, *, is_keras: bool, is_rep
         models = model_directories(directory)
     if models:
         raise ConfigError(
-            f"publish: {directory} holds the directories of models ({_listed(models)}), and versions lie in "
-            f"a model's own; name that, such as --publish {directory / 'NAME'}"
+            f"publish: {directory} holds the directories of models ({listed(models, _MOST_NAMED)}), and "
+            f"versions lie in a model's own; name that, such as --publish {directory / 'NAME'}"
         )
     if is_replaced:
         return
@@ -72,7 +70,7 @@ def _why_another(version: Path, schema: Schema, is_keras: bool) -> str | None:
         return None
     if wanted not in names:
         kind = "Keras model" if is_keras else "click model"
-        return f"it is no {kind}, but holds {_listed(names)}"
+        return f"it is no {kind}, but holds {listed(names, _MOST_NAMED)}"
     try:
         there = _schema_of(version) if is_keras else read_description(version).schema
     except LoadError:  # damaged: the versions before it tell
@@ -97,7 +95,7 @@ def _difference(there: Schema, new: Schema) -> str:
     gone, more = before.keys() - after.keys(), after.keys() - before.keys()
     others = {name for name in before.keys() & after.keys() if before[name] != after[name]}
     said = (("it has", gone), ("it does not have", more), ("it takes other values for", others))
-    return ", ".join(f"{words} {_listed(sorted(names))}" for words, names in said if names)
+    return ", ".join(f"{words} {listed(sorted(names), _MOST_NAMED)}" for words, names in said if names)
 
 
 def _inputs(schema: Schema) -> dict[str, object]:
@@ -109,8 +107,3 @@ def _asked(field: Field) -> object:
     if field.role == "categorical":
         return field.role, field.keys == "bucket", field.text, field.values, field.context
     return field.role, field.size if field.role == "vector" else 1, field.context
-
-
-def _listed(names: Iterable[str]) -> str:
-    shown = list(islice(names, _MOST_NAMED + 1))
-    return ", ".join(shown[:_MOST_NAMED]) + (", …" if len(shown) > _MOST_NAMED else "")
