@@ -22,7 +22,6 @@ from headrace.config.checks import one_of, wrong
 from headrace.config.reading import read_table
 from headrace.errors import ConfigError
 
-_NO_SETTINGS = ("help", "version")
 _NOT_IN_FILES = ("config", "json")  # which file, and in which form the caller wants to read the answer
 _TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 _NEAR = 0.85
@@ -172,7 +171,8 @@ def blamed(message: str, origins: Mapping[str, str]) -> str:
 
 
 def _options(parser: argparse.ArgumentParser) -> list[argparse.Action]:
-    return [action for action in parser._actions if action.option_strings and action.dest not in _NO_SETTINGS]
+    none = argparse._HelpAction | argparse._VersionAction  # not by name: a space's --version is a setting
+    return [one for one in parser._actions if one.option_strings and not isinstance(one, none)]
 
 
 def _name(action: argparse.Action) -> str:

@@ -50,7 +50,7 @@ def options(words: str) -> list[argparse.Action]:
     return [
         action
         for action in VERBS[words]._actions
-        if action.help != argparse.SUPPRESS and action.dest not in ("help", "version")
+        if action.help != argparse.SUPPRESS and action.dest != "help"
     ]
 
 

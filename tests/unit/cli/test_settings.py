@@ -76,6 +76,13 @@ def test_a_setting_is_the_same_wherever_it_comes_from(
         assert getattr(parsed(words, f"--config={file}", complete=not is_required), key) == wanted
 
 
+def test_which_version_of_a_space_is_a_setting_like_others() -> None:
+    """`--version` of some verbs was taken for the one that prints headrace's."""
+    name = "HEADRACE_ARCHIVE_LOOKUP_VERSION"
+    assert name in VERBS["archive lookup"].format_help()
+    assert parsed("archive lookup", **{name: "2"}).version == 2
+
+
 def test_names_of_variables_are_all_different() -> None:
     names = [VERBS[words].get_default("settings").variable(key) for words, key in all_settings()]
     assert len(set(names)) == len(names)
