@@ -42,7 +42,8 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         metavar="S",
         type=numbers.seconds("timeout-seconds", most=MINUTE),
         default=5.0,
-        help="how long to wait for a store that is elsewhere (default 5)",
+        help="how long to wait for a store that is elsewhere (default 5: this process has to connect first; "
+        "servers wait for 1)",
     )
 
 
