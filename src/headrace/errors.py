@@ -31,13 +31,14 @@ is escaped, once for all of them.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 LONGEST_MESSAGE = 4000
 """The most characters of an error's message; a longer one loses its middle."""
 
 _END_KEPT = 1000
 _LONGEST_SHOWN = 100
+_NAMES_COMPARED = 100
 
 
 class HeadraceError(Exception):
@@ -71,6 +72,30 @@ def listed(names: Iterable[object], most: int = 50) -> str:
     every = list(map(str, names))
     more = f" and {len(every) - most} more" if len(every) > most else ""
     return ", ".join(every[:most]) + more
+
+
+def instead(name: str, there: Iterable[str]) -> str:
+    """What to say of a name that is not there: the one that it may be meant to be, and which there are.
+
+    Args:
+        name: What came.
+        there: The names that there are; only the first ones are compared and told.
+    """
+    names = list(there)
+    if not names:
+        return "there are none"
+    near = nearest(name, names[:_NAMES_COMPARED])
+    if near:
+        return f"did you mean {near}?" + (f" There are {listed(names)}" if len(names) > 1 else "")
+    return f"there are {listed(names)}"
+
+
+def nearest(name: str, there: Sequence[str]) -> str:
+    """The name that a mistyped one may be meant to be; "" for none."""
+    from difflib import get_close_matches  # noqa: PLC0415 - only for what is wrong
+
+    near = get_close_matches(name[:_LONGEST_SHOWN], there, 1)
+    return shown(near[0]) if near else ""
 
 
 def _printable(message: str) -> str:

@@ -7,7 +7,7 @@ import tracemalloc
 import pytest
 
 from headrace import errors
-from headrace.errors import LONGEST_MESSAGE, HeadraceError, InvalidRequest, listed, shown
+from headrace.errors import LONGEST_MESSAGE, HeadraceError, InvalidRequest, instead, listed, shown
 
 KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, HeadraceError)]
 
@@ -61,3 +61,12 @@ def test_of_many_names_a_message_has_the_first_and_how_many_more_there_are() -> 
     assert listed(["a", 7, "c"]) == "a, 7, c"
     assert listed((f"n{number}" for number in range(7)), most=2) == "n0, n1 and 5 more"
     assert listed([]) == ""
+
+
+def test_a_name_that_is_not_there_is_told_with_what_it_may_be_meant_to_be() -> None:
+    assert instead("itms", ["items", "users"]) == "did you mean 'items'? There are items, users"
+    assert instead("other", ["items", "users"]) == "there are items, users"
+    assert instead("itms", ["items"]) == "did you mean 'items'?"
+    assert instead("x", []) == "there are none"
+    many = instead("x", (f"column {number}" for number in range(1000)))
+    assert many.endswith("column 48, column 49 and 950 more")

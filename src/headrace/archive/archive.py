@@ -16,7 +16,14 @@ from headrace.archive.dead_letters import DeadLetters
 from headrace.archive.embedders.embedder import Embedder
 from headrace.archive.fill_counts import FillCounts
 from headrace.archive.forgotten import CLOCKS_APART_SECONDS, Forgotten
-from headrace.archive.given import check_out, checked_rows, checked_vectors, checked_written, size_of
+from headrace.archive.given import (
+    check_not_fed,
+    check_out,
+    checked_rows,
+    checked_vectors,
+    checked_written,
+    size_of,
+)
 from headrace.archive.keys import checked, in_slices, wrong_key
 from headrace.archive.looking import Counts, Lookup, SpaceReader
 from headrace.archive.model_inputs import InputTotals
@@ -219,6 +226,7 @@ class Archive:
             Unavailable: The store does not answer; some may be stored.
         """
         reader = self.reader(table, version)
+        check_not_fed(table, reader.version)
         rows = checked_rows(values, len(keys), reader.version)
         self._put(reader, keys, rows, checked_written(written, len(keys)))
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from headrace.archive.windows.window import Window
 from headrace.config.checks import whole, wrong
-from headrace.errors import ConfigError, InvalidRequest, shown
+from headrace.errors import ConfigError, InvalidRequest, instead, shown
 from headrace.tensors import STRING, Array
 
 LARGEST_ROW_BYTES = 65_536
@@ -34,7 +34,6 @@ DTYPES = (*_NUMBERS, TEXT)
 """What the values of a column may be."""
 
 _LONGEST_NAME_BYTES = 128
-_NAMES_SHOWN = 20
 
 Scalar = int | float | str
 
@@ -66,7 +65,7 @@ class Column(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
         where = f"columns.{self.name}"
         if not 0 < len(self.name.encode()) <= _LONGEST_NAME_BYTES or not self.name.isprintable():
             expected = f"a column's name: 1 to {_LONGEST_NAME_BYTES} bytes of printable text"
-            raise wrong("columns", expected, shown(self.name))
+            raise ConfigError(f"columns: expected {expected}, got {shown(self.name)}")
         whole(f"{where}.bytes", self.bytes, least=1, most=LARGEST_ROW_BYTES)
         if self.default is not None:
             try:
@@ -190,8 +189,8 @@ def rows_of(columns: Columns, values: Mapping[str, Sequence[object] | Array]) ->
     known = {column.name for column in columns}
     for name in values:
         if name not in known:
-            names = ", ".join(list(map(str, known))[:_NAMES_SHOWN])
-            raise InvalidRequest(f"no such column; there are {names}", field=f"columns.{shown(name)[1:-1]}")
+            there = instead(name, [column.name for column in columns])
+            raise InvalidRequest(f"no such column; {there}", field=f"columns.{shown(name)[1:-1]}")
     counts = {name: len(given) for name, given in values.items()}
     count = next(iter(counts.values()), 0)
     for name, one in counts.items():
@@ -348,4 +347,6 @@ def _told(value: object) -> str:
         return f"the text {shown(value)}"
     if isinstance(value, bool):
         return "true" if value else "false"
+    if isinstance(value, dict):
+        return "an object"
     return shown(repr(value))[1:-1] if isinstance(value, int | float) else f"a {type(value).__name__}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -13,7 +14,7 @@ from headrace.archive.contents import TableColumn, check_template, table_column
 from headrace.archive.windows.window import FeedSettings, Window, check_windows
 from headrace.config.checks import DAY, YEAR, seconds, whole, wrong
 from headrace.config.reading import Table, convert, read_table
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, instead
 from headrace.queues.settings import AnyQueue, LmdbQueue
 from headrace.stores.settings import AnyStore, LmdbStore
 
@@ -237,10 +238,7 @@ def archive_config(table: Table, where: str, base: Path) -> ArchiveConfig:
     Raises:
         ConfigError: A setting is unknown or wrong.
     """
-    config = convert(table, ArchiveConfig, where)
-    for name, one in config.spaces.items():
-        if one.is_table:
-            raise ConfigError(f"{where}: spaces.{name}.columns: a space has vectors; write [tables.{name}]")
+    config = _converted(table, where)
     tables = {name: one.space() for name, one in config.tables.items()}
     for name in tables.keys() & config.spaces.keys():
         raise ConfigError(f"{where}: tables.{name}: expected another name, as there is a space of this one")
@@ -257,6 +255,63 @@ def archive_config(table: Table, where: str, base: Path) -> ArchiveConfig:
     )
 
 
+def _converted(table: Table, where: str) -> ArchiveConfig:
+    """Make the settings; what is wrong with a space or a table is named with it."""
+    try:
+        named = {kind: _tables_in(table.get(kind), kind) for kind in ("spaces", "tables")}
+        rest = {key: value for key, value in table.items() if named.get(key) is None}
+        config = convert(rest, ArchiveConfig, "")
+        spaces = {name: _space(name, one) for name, one in (named["spaces"] or {}).items()}
+        tables = {name: _table(name, one) for name, one in (named["tables"] or {}).items()}
+        return msgspec.structs.replace(config, spaces=spaces, tables=tables)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error.message.removeprefix(': ')}") from error
+
+
+def _tables_in(value: object, where: str) -> dict[str, Table] | None:
+    """Tables by name; None for what is no table at all, which ``convert`` refuses."""
+    if not isinstance(value, Mapping):
+        return None
+    for name, one in value.items():
+        if not isinstance(one, Mapping):
+            raise wrong(f"{where}.{name}", "a table", one)
+    return dict(value)
+
+
+def _space(name: str, table: Table) -> SpaceSettings:
+    if "columns" in table:
+        raise ConfigError(f"spaces.{name}.columns: a space has vectors; write [tables.{name}]")
+    return _named(table, SpaceSettings, f"spaces.{name}")
+
+
+def _table(name: str, table: Table) -> TableSettings:
+    """A feature table; its columns and windows one by one, so that errors name them."""
+    made: dict[str, object] = {}
+    if isinstance(columns := table.get("columns"), Mapping):
+        made["columns"] = {key: _column(f"tables.{name}.columns.{key}", one) for key, one in columns.items()}
+    if (windows := _tables_in(table.get("windows"), f"tables.{name}.windows")) is not None:
+        made["windows"] = {
+            key: _named(one, Window, f"tables.{name}.windows.{key}") for key, one in windows.items()
+        }
+    return _named({**table, **made}, TableSettings, f"tables.{name}")
+
+
+def _column(where: str, given: object) -> str | ColumnSettings:
+    if isinstance(given, Mapping):
+        return _named(given, ColumnSettings, where)
+    if not isinstance(given, str):
+        raise wrong(where, "a dtype, or a table with one", given)
+    return given
+
+
+def _named(table: Table, kind: type[_SettingsT], name: str) -> _SettingsT:
+    """Settings of a table; errors have its name before the setting's."""
+    try:
+        return convert(table, kind, "")
+    except ConfigError as error:
+        raise ConfigError(f"{name}.{error.message.removeprefix(': ')}") from error
+
+
 def _check_source(source: TableColumn, tables: dict[str, SpaceSettings], where: str) -> None:
     """Refuse contents from what is no table, or no text of one whose columns are said.
 
@@ -265,15 +320,13 @@ def _check_source(source: TableColumn, tables: dict[str, SpaceSettings], where: 
     """
     table = tables.get(source.table)
     if table is None:
-        there = ", ".join(tables) or "none"
-        raise ConfigError(
-            f"{where}: expected a table of this archive, got {source.table!r}; there are {there}"
-        )
+        there = instead(source.table, tables)
+        raise ConfigError(f"{where}: expected a table of this archive, got {source.table!r}; {there}")
     texts = [column.name for column in table.columns or () if column.dtype == TEXT]
     if table.columns and source.column not in texts:
-        there = ", ".join(texts) or "none"
+        there = instead(source.column, texts)
         raise ConfigError(
-            f"{where}: expected a text column of {source.table}, got {source.column!r}; there are {there}"
+            f"{where}: expected a text column of {source.table}, got {source.column!r}; {there}"
         )
 
 

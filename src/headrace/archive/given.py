@@ -83,6 +83,17 @@ def checked_rows(values: Mapping[str, Array], keys: int, version: SpaceVersion) 
     return rows.view(np.uint8).reshape(keys, version.dimension)
 
 
+def check_not_fed(table: str, version: SpaceVersion) -> None:
+    """Refuse a table whose rows are counted from a stream: what is stored there would be no count.
+
+    Raises:
+        InvalidRequest: It is one.
+    """
+    if any(column.window for column in version.columns):
+        problem = f"expected none, as {table!r} has windows; headrace archive feed counts them from a stream"
+        raise InvalidRequest(problem, field="columns")
+
+
 def checked_written(written: Array | None, keys: int) -> Array | None:
     """When values were written: milliseconds of Unix time, uint64 ``[keys]``, or None for now.
 

@@ -8,7 +8,7 @@ from headrace.archive.archive import Archive
 from headrace.archive.config import ArchiveConfig, read_archive_config
 from headrace.archive.embedders.embedder import Embedder
 from headrace.archive.embedders.models.served import LocalModels
-from headrace.archive.embedders.opening import open_embedder
+from headrace.archive.embedders.opening import open_embedder, read_settings
 from headrace.queues.opening import open_queue
 from headrace.stores.opening import open_store
 
@@ -70,4 +70,5 @@ def open_one_embedder(
         ConfigError: There is none of that name, a setting is wrong, or a package or file is missing.
         LoadError: Its model cannot be loaded.
     """
+    read_settings(name, config.embedders.get(name), config.embedders)  # says of one that is not there what is
     return open_embedder(name, config.embedders.get(name), base, models=models)

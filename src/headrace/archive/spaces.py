@@ -17,7 +17,7 @@ from headrace.archive.publishing import Publisher
 from headrace.archive.quotas import Quota
 from headrace.archive.reading import Reads
 from headrace.archive.records import ROW
-from headrace.errors import ConfigError, HeadraceError, InvalidRequest, NotFound, Unavailable, shown
+from headrace.errors import ConfigError, HeadraceError, InvalidRequest, NotFound, Unavailable, instead, shown
 from headrace.stores.store import Store
 from headrace.tensors import Array
 
@@ -170,7 +170,7 @@ class Spaces:
         """
         settings = self._config.spaces.get(space)
         if settings is None:
-            raise NotFound(f"no space {shown(space)}; there are {', '.join(self._config.spaces)}")
+            raise NotFound(f"no space {shown(space)}; {instead(space, self._config.spaces)}")
         return settings
 
     def versions(self, space: str) -> Iterable[SpaceVersion]:

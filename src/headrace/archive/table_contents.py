@@ -9,7 +9,7 @@ from headrace.archive.columns import TEXT, Column, column_values
 from headrace.archive.contents import TableColumn
 from headrace.archive.keys import all_stored
 from headrace.archive.records import joined
-from headrace.errors import FailedPrecondition
+from headrace.errors import FailedPrecondition, instead
 from headrace.stores.store import Store
 
 
@@ -52,6 +52,6 @@ def told(record: SpaceRecord, source: TableColumn) -> str:
     version = record.version(record.default)
     if version is None:
         return f"the table {source.table!r} has no rows yet; headrace archive load {source.table} FILE"
-    texts = ", ".join(one.name for one in version.columns if one.dtype == TEXT) or "none"
+    texts = instead(source.column, [one.name for one in version.columns if one.dtype == TEXT])
     has = f"the table {source.table!r} has no text column {source.column!r} in version {version.number}"
-    return f"{has}; there are {texts}"
+    return f"{has}; {texts}"

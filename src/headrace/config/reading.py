@@ -7,7 +7,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -129,10 +129,17 @@ def explained(error: msgspec.ValidationError, kind: type[msgspec.Struct]) -> str
         hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
         return f"{f'{path}.' if path else ''}{key}: unknown setting; {hint}"
     if literal := _LITERAL.fullmatch(said):
-        allowed = ", ".join(repr(value) for value in get_args(_at(kind, path)))
+        allowed = ", ".join(dict.fromkeys(repr(value) for value in _literals(_at(kind, path)) if value))
         return f"{path}: expected one of {allowed}, got {literal[1]}"
     said = said.replace("`object`", "a table").replace("`array`", "a list")
     return f"{path}: {said[:1].lower()}{said[1:]}" if path else said
+
+
+def _literals(kind: object) -> list[object]:
+    """The values of a Literal, or of a union of some."""
+    return [
+        value for one in get_args(kind) for value in (_literals(one) if get_origin(one) is Literal else [one])
+    ]
 
 
 def _at(kind: object, path: str) -> object:

@@ -147,3 +147,41 @@ def test_a_check_looks_at_where_contents_come_from(
     assert main(["archive", "load", "films", str(tmp_path / "films.csv"), "--new-columns", *words]) == 0
     assert main(["archive", "check", *words]) == 0
     assert "from the column title of the table films" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (
+            ["put", "items", "FILE", "--keys", "FILE"],
+            "expected a NumPy file (.npy) of numbers; numpy.save writ",
+        ),
+        (["put", "items", "FILE", "--keys", "FILE"], "headrace archive load takes Parquet, Arrow and CSV"),
+        (
+            ["neighbours", "items", "nobody"],
+            "no vector in version 1 of 'items'; headrace archive put stores",
+        ),
+        (["fill"], 'the spaces have no embedder, as in embedder = "minilm"; headrace archive put stores'),
+        (["lookup", "user", "a"], "no space 'user'; did you mean 'users'? There are items, users"),
+        (
+            ["load", "users", "FILE", "--key", "user_ids"],
+            "in the file; did you mean 'user_id'? There are user_id",
+        ),
+    ],
+)
+def test_a_mistake_is_told_with_the_way_out(
+    toml: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], problem: str
+) -> None:
+    (tmp_path / "users.csv").write_text("user_id,age\na,30\n")
+    given = [str(tmp_path / "users.csv") if word == "FILE" else word for word in words]
+    assert main(["archive", *given, "--archive", toml]) == 2
+    assert problem in capsys.readouterr().err
+
+
+def test_an_archive_of_tables_only_has_nothing_to_fill(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "archive.toml").write_text("[tables.users]\n")
+    assert main(["archive", "fill", "--archive", str(tmp_path / "archive.toml")]) == 2
+    told = "the archive has feature tables only, and nothing of those is embedded; headrace archive load"
+    assert told in capsys.readouterr().err

@@ -125,7 +125,7 @@ def test_a_plot_by_labels_or_clusters(archive: Path, capsys: Said, tmp_path: Pat
         (
             ["neighbours", "digits", "none"],
             2,
-            "'none' has no vector in version 1 of 'digits'; headrace archive lookup",
+            "'none' has no vector in version 1 of 'digits'; headrace archive put",
         ),
         (["neighbours", "letters", "a"], 2, "no space 'letters'"),
         (["neighbours", "digits", "digit 1", "--version", "7"], 2, "version 7"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from headrace.archive.embedders.embedder import Embedder
@@ -13,29 +13,31 @@ from headrace.archive.embedders.models.served import LocalModels
 from headrace.archive.embedders.settings import MINILM, ImageSettings, ModelSettings, TextSettings
 from headrace.archive.embedders.text import open_text
 from headrace.config.reading import convert
-from headrace.errors import ConfigError, LoadError
+from headrace.errors import ConfigError, LoadError, nearest
 
 AnySettings = TextSettings | ImageSettings | ModelSettings
 _KINDS: dict[str, type[AnySettings]] = {"text": TextSettings, "image": ImageSettings, "model": ModelSettings}
 _BUILT_IN: dict[str, AnySettings] = {MINILM: TextSettings()}
 
 
-def read_settings(name: str, table: Mapping[str, object] | None) -> AnySettings:
+def read_settings(name: str, table: Mapping[str, object] | None, others: Collection[str] = ()) -> AnySettings:
     """Make settings of an embedder's table.
 
     Args:
         name: What the space calls it.
         table: The table of that name under ``[embedders]``; None where there is none: then it is a built-in
             one.
+        others: The names of the tables that there are under ``[embedders]``.
 
     Raises:
         ConfigError: No embedder is called that, its kind is unknown, or a setting is wrong.
     """
     if table is None:
         if name not in _BUILT_IN:
-            raise ConfigError(
-                f"embedder: expected {' or '.join(_BUILT_IN)}, or a table [embedders.{name}]; got {name!r}"
-            )
+            expected = f"{' or '.join(_BUILT_IN)}, or a table [embedders.{name}]"
+            meant = nearest(name, [*_BUILT_IN, *others])
+            hint = f"; did you mean {meant}?" if meant else ""
+            raise ConfigError(f"embedder: expected {expected}; got {name!r}{hint}")
         return _BUILT_IN[name]
     where, kind = f"embedders.{name}", table.get("kind")
     if not isinstance(kind, str) or kind not in _KINDS:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headrace.archive.columns import TEXT, Column
-from headrace.errors import shown
+from headrace.errors import nearest, shown
 
 _WIDER = {"int32": ("int64", "float64"), "int64": ("float64",), "float32": ("float64",)}
 _SHOWN = 5
@@ -25,10 +25,20 @@ def told_differences(columns: Sequence[Column], there: Sequence[Column]) -> str:
 
 def _differences(columns: Sequence[Column], there: Sequence[Column]) -> list[str]:
     given, known = ({one.name: one for one in some} for some in (columns, there))
-    added = [f"{shown(name)} is not a column of the table" for name in given if name not in known]
-    missing = [f"{shown(name)} is missing" for name in known if name not in given]
+    lacking = [name for name in known if name not in given]
+    added = [
+        f"{shown(name)} is not a column of the table" + _meant(name, lacking)
+        for name in given
+        if name not in known
+    ]
+    missing = [f"{shown(name)} is missing" for name in lacking]
     both = [_difference(one, known[name]) for name, one in given.items() if name in known]
     return [*added, *missing, *filter(None, both)]
+
+
+def _meant(name: str, missing: Sequence[str]) -> str:
+    near = nearest(name, missing)
+    return f" (did you mean {near}?)" if near else ""
 
 
 def _difference(column: Column, there: Column) -> str:

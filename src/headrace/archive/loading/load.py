@@ -27,7 +27,7 @@ from headrace.archive.loading.files import ColumnFile
 from headrace.archive.loading.fitting import fit, told_differences
 from headrace.archive.moving import Lacking, has_keys, lost_by_moving
 from headrace.archive.spaces import of_columns
-from headrace.errors import InvalidRequest, listed, shown
+from headrace.errors import InvalidRequest, instead, listed, shown
 from headrace.stream.converting import is_listed
 
 _MOST_ROWS, _FEWEST_ROWS = 8192, 64
@@ -116,7 +116,8 @@ class Load:
         key = self._key(key, {column.name for column in declared} | {written})
         for column in declared:
             if column.name not in names and column.default is None:
-                problem = f"the file does not have it, and it has no default; there are {listed(names)}"
+                there = instead(column.name, filter(None, names))
+                problem = f"the file does not have it, and it has no default; {there}"
                 raise InvalidRequest(problem, field=f"column {column.name!r}")
         nulls: dict[str, int] = {}
         columns, is_empty = declared, False
@@ -301,5 +302,5 @@ class Load:
     def _check_there(self, name: str, option: str) -> None:
         names = self._file.schema.names
         if name not in names:
-            problem = f"no column {shown(name)} in the file; there are {listed(names)}"
-            raise InvalidRequest(problem, field=option)
+            there = instead(name, filter(None, names))
+            raise InvalidRequest(f"no column {shown(name)} in the file; {there}", field=option)

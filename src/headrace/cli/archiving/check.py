@@ -142,7 +142,7 @@ def _embedder(config: ArchiveConfig, name: str, base: Path, made: dict[str, _Mad
     from headrace.archive.embedders.settings import ModelSettings  # noqa: PLC0415
     from headrace.archive.opening import open_one_embedder  # noqa: PLC0415
 
-    settings = read_settings(name, config.embedders.get(name))
+    settings = read_settings(name, config.embedders.get(name), config.embedders)
     if isinstance(settings, ModelSettings) and not settings.url:
         return f"the model {settings.model!r} of the server itself; not looked at, as no server runs here"
     embedder = open_one_embedder(config, name, base)

@@ -51,9 +51,11 @@ def run(options: argparse.Namespace) -> int:
     with whole.told() as progress:
         read = whole.read(options, progress)
         if options.key not in read.keys:
+            embedder = opened.settings_of(options).spaces[options.space].embedder
+            way_out = "lookup has it made" if embedder else "put stores one"
             raise NotFound(
                 f"{shown(options.key)} has no vector in version {read.version} of {options.space!r}; "
-                "headrace archive lookup has it made"
+                f"headrace archive {way_out}"
             )
         row = read.keys.index(options.key)
         rows = whole.rows_of(read, options.metric)

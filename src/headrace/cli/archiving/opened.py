@@ -115,9 +115,18 @@ def open_embedders(
             held.callback(loaded[settings.embedder].close)
         found[name] = [loaded[settings.embedder]]
     if not found:
-        which = f"the space {space!r} has" if space else "the spaces have"
-        raise ConfigError(f"{which} no embedder; their vectors come by put")
+        raise ConfigError(_no_embedder(archive, space))
     return found
+
+
+def _no_embedder(archive: Archive, space: str) -> str:
+    """What is wrong where nothing is to be embedded, and the way out."""
+    tables = [name for name, one in archive.config.spaces.items() if one.is_table]
+    if space in tables or (not space and len(tables) == len(archive.config.spaces)):
+        what = f"{space!r} is a feature table" if space else "the archive has feature tables only"
+        return f"{what}, and nothing of those is embedded; headrace archive load fills them from files"
+    which = f"the space {space!r} has" if space else "the spaces have"
+    return f'{which} no embedder, as in embedder = "minilm"; headrace archive put stores vectors of your own'
 
 
 def _file_of(options: argparse.Namespace) -> Path:

@@ -64,7 +64,8 @@ def _read_vectors(file: Path) -> Array:
         try:
             vectors = np.load(file, mmap_mode="r", allow_pickle=False)
         except (ValueError, EOFError) as error:
-            raise InvalidRequest(f"{file}: expected a NumPy file of numbers: {error}") from error
+            way_out = "numpy.save writes one; headrace archive load takes Parquet, Arrow and CSV"
+            raise InvalidRequest(f"{file}: expected a NumPy file (.npy) of numbers; {way_out}") from error
     if not isinstance(vectors, np.ndarray) or vectors.ndim == 0:
         raise InvalidRequest(f"{file}: expected one array with a row a key")
     return vectors
