@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from headrace.batching.request import NO_DEADLINE, Origin
+from headrace.frontends.pieces import Pieces
 from headrace.outcomes import Door, Outcome
 
 Headers = Iterable[tuple[bytes, bytes]]
@@ -228,10 +229,10 @@ class GrpcCall(Call):
         return GrpcCall(self.deadline, self.account, self.budget, self.headers)
 
 
-UnaryHandler = Callable[[bytes, GrpcCall], Awaitable[bytes]]
-"""One serialized message in, one out."""
+UnaryHandler = Callable[[bytes, GrpcCall], Awaitable[bytes | Pieces]]
+"""One serialized message in, one out; in pieces where it is large and would be joined for nothing."""
 
-StreamHandler = Callable[[AsyncIterator[bytes], GrpcCall], AsyncIterator[bytes]]
+StreamHandler = Callable[[AsyncIterator[bytes], GrpcCall], AsyncIterator[bytes | Pieces]]
 """Serialized messages in, serialized messages out, each as soon as it is there."""
 
 

@@ -25,6 +25,7 @@ from headrace.frontends.archive.messages import (
     vectors_of,
 )
 from headrace.frontends.calls import GrpcCall, GrpcMethod, StreamHandler, UnaryHandler
+from headrace.frontends.pieces import Pieces
 from headrace.frontends.wire import protos
 from headrace.frontends.wire.allowance import Allowance
 from headrace.frontends.wire.steps import in_steps
@@ -58,7 +59,7 @@ def grpc_methods(door: Door, outcomes: Outcomes) -> list[GrpcMethod]:
 def _looking_up(door: Door) -> UnaryHandler:
     find = door.archive.answering
 
-    async def lookup(message: bytes, call: GrpcCall) -> bytes:
+    async def lookup(message: bytes, call: GrpcCall) -> bytes | Pieces:
         if is_small(message):
             asked = lookup_of(message)
             reader = find(asked.space, asked.version)
@@ -93,7 +94,7 @@ async def _parsed(door: Door, message: bytes, kind: protos.MessageClass, allowan
 
 
 def _streaming(lookup: UnaryHandler, outcomes: Outcomes) -> StreamHandler:
-    async def answer(message: bytes, of_stream: GrpcCall) -> bytes:
+    async def answer(message: bytes, of_stream: GrpcCall) -> bytes | Pieces:
         call = of_stream.of_message()
         if of_stream.outcome is not None:
             call.outcome = Outcome(call.door, of_stream.outcome.caller)
@@ -108,7 +109,7 @@ def _streaming(lookup: UnaryHandler, outcomes: Outcomes) -> StreamHandler:
         outcomes.answered(call)
         return in_stream(written)
 
-    async def stream(messages: AsyncIterator[bytes], call: GrpcCall) -> AsyncIterator[bytes]:
+    async def stream(messages: AsyncIterator[bytes], call: GrpcCall) -> AsyncIterator[bytes | Pieces]:
         async for message in messages:
             yield await answer(message, call)
 

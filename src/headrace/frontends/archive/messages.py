@@ -21,6 +21,7 @@ from headrace.archive.columns import (
 from headrace.archive.looking import Lookup
 from headrace.archive.records import ROW
 from headrace.errors import HeadraceError, InvalidRequest, TooLarge
+from headrace.frontends.pieces import SLICE_BYTES, Pieces
 from headrace.frontends.wire import protos
 from headrace.frontends.wire.names import check_name
 from headrace.frontends.wire.protobuf_cost import AT_ONCE_BYTES, malformed
@@ -239,15 +240,15 @@ def rows_of(asked: Asked) -> dict[str, Array]:
     return {name: rows[name] for name in given}
 
 
-def response(lookup: Lookup, *, with_written: bool) -> bytes:
-    """Write a LookupResponse.
+def response(lookup: Lookup, *, with_written: bool) -> bytes | Pieces:
+    """Write a LookupResponse; a large one in pieces, since joining it would keep others waiting.
 
     Args:
         lookup: What was found.
         with_written: Whether to say when each vector was written.
     """
     pieces = _pieces(lookup, with_written)
-    return b"".join(pieces)
+    return b"".join(pieces) if lookup.vectors.nbytes <= SLICE_BYTES else Pieces(pieces)
 
 
 def _pieces(lookup: Lookup, with_written: bool) -> list[Any]:
@@ -289,9 +290,10 @@ def _columns(columns: Columns) -> bytes:
     return b"".join(length_prefix(_COLUMNS, len(one)) + one for one in written)
 
 
-def in_stream(written: bytes) -> bytes:
+def in_stream(written: bytes | Pieces) -> bytes | Pieces:
     """Wrap a LookupResponse as a stream's answer."""
-    return length_prefix(_RESPONSE, len(written)) + written
+    head = length_prefix(_RESPONSE, len(written))
+    return head + written if isinstance(written, bytes) else Pieces([head, *written.parts])
 
 
 def error_in_stream(error: HeadraceError) -> bytes:

@@ -53,7 +53,10 @@ def grpc_methods(service: Service) -> list[GrpcMethod]:
     ]
 
 
-def _inferring(service: Service) -> UnaryHandler:
+_Inferring = Callable[[bytes, GrpcCall], Awaitable[bytes]]
+
+
+def _inferring(service: Service) -> _Inferring:
     decoder = InferDecoder(service.loaded)
     recognise, parse, predict = decoder.recognise, decoder.parse, service.predict
     form = form_of(InferRequest)
@@ -93,7 +96,7 @@ def _flagged(written: bytes, answer: Answer) -> bytes:
 # ---- Streams ----
 
 
-def _streaming(infer: UnaryHandler, outcomes: Outcomes) -> StreamHandler:
+def _streaming(infer: _Inferring, outcomes: Outcomes) -> StreamHandler:
     async def answer(message: bytes, of_stream: GrpcCall) -> bytes:
         call = of_stream.of_message()
         if of_stream.outcome is not None:

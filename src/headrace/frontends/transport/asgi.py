@@ -11,7 +11,7 @@ import asyncio
 import logging
 import math
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, MutableMapping
+from collections.abc import AsyncIterator, Coroutine, Iterable, MutableMapping
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -19,7 +19,7 @@ import msgspec
 
 from headrace.batching.request import NO_DEADLINE
 from headrace.config import Limits
-from headrace.errors import HeadraceError, InvalidRequest, NotFound, Refused, Unsupported
+from headrace.errors import Cancelled, HeadraceError, InvalidRequest, NotFound, Refused, Unsupported
 from headrace.frontends.calls import (
     JSON_HEADERS,
     Account,
@@ -31,12 +31,12 @@ from headrace.frontends.calls import (
     StreamHandler,
     UnaryHandler,
 )
+from headrace.frontends.pieces import Pieces, joined, slices
 from headrace.frontends.transport.bodies import Bodies, Event, Receive
 from headrace.frontends.transport.grpc_framing import (
     MessageReader,
     error_headers,
     frame,
-    frame_prefix,
     one_message,
     plain_message,
 )
@@ -47,6 +47,7 @@ from headrace.frontends.transport.headers import (
     read_http,
 )
 from headrace.frontends.transport.routing import Router
+from headrace.frontends.transport.sending import COUNTED_FROM_BYTES, Answers, Send, framed
 from headrace.frontends.wire.compression import Opening, accepts_gzip, gzipped, opening
 from headrace.frontends.wire.lane import Lane
 from headrace.outcomes import Door, Outcome, Outcomes
@@ -55,7 +56,6 @@ from headrace.status import WRONG_METHOD, codes
 _log = logging.getLogger(__name__)
 
 Scope = MutableMapping[str, Any]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 CallT = TypeVar("CallT", HttpCall, GrpcCall)
 
 _GRPC_HEADERS = [(b"content-type", b"application/grpc")]
@@ -65,10 +65,9 @@ _GRPC_OK = {"type": "http.response.trailers", "headers": [(b"grpc-status", b"0")
 _NO_BODY = {"type": "http.response.body", "body": b"", "more_body": False}
 # What smaller bodies are parsed to is within what each open request counts with anyway.
 _COUNTED_FROM_BYTES = 16_384
-_FRAMED_BYTES = 1024 * 1024
 # HTTP/2 says it in a frame of the server's under the application, which drops this header there.
 _CLOSE = ((b"connection", b"close"),)
-_GZIP_FROM_BYTES = 8192
+_ANSWERS_SHARE = 2
 _INTERNAL = "internal error; the server's log says more"
 
 
@@ -77,6 +76,7 @@ class Application:
 
     Attributes:
         bodies: Reads bodies, under limits for all of them together.
+        answers: The large ones that are being sent.
         outcomes: Where calls end.
     """
 
@@ -101,7 +101,9 @@ class Application:
         served = list(methods)
         self._unary_methods = {method.path: method.unary for method in served if method.unary is not None}
         self._stream_methods = {method.path: method.stream for method in served if method.stream is not None}
-        self.bodies = Bodies(limits or Limits())
+        limits = limits or Limits()
+        self.bodies = Bodies(limits)
+        self.answers = Answers(limits.max_inflight_bytes // _ANSWERS_SHARE)
         self.outcomes = outcomes or Outcomes()
         self._of_grpc, self._of_rest = self.outcomes.tallies[Door.GRPC], self.outcomes.tallies[Door.REST]
         self._lane = lane or Lane()
@@ -187,6 +189,8 @@ class Application:
                 held = len(message)
                 call.account = Account(bodies.hold_of_stream)
             reply = await handler(message, call)
+            if len(reply) >= COUNTED_FROM_BYTES:
+                self.answers.begin(len(reply))
         except HeadraceError as error:
             # Without its frames: this one knows it, and all together would wait for the garbage collector.
             failed = error.with_traceback(None)
@@ -208,15 +212,25 @@ class Application:
             self._of_grpc.answered += 1  # what `answered` does, spelled out: this is on every request's way
         else:
             outcomes.answered(call)
+        if len(reply) >= COUNTED_FROM_BYTES:
+            await self._send_message(reply, call, send)
+            return
         if self._holding is not None:
             await self._holding.wait()
         await send(_GRPC_START)
-        if len(reply) > _FRAMED_BYTES:  # not copied once more, behind its prefix
-            await send({"type": "http.response.body", "body": frame_prefix(reply), "more_body": True})
-            await send({"type": "http.response.body", "body": reply, "more_body": False})
-        else:
-            await send({"type": "http.response.body", "body": frame(reply), "more_body": False})
+        await send({"type": "http.response.body", "body": frame(joined(reply)), "more_body": False})
         await send(_grpc_ok(call.notes) if call.notes else _GRPC_OK)
+
+    async def _send_message(self, reply: bytes | Pieces, call: GrpcCall, send: Send) -> None:
+        """Send a large answer, which is counted."""
+        try:
+            if self._holding is not None:
+                await self._holding.wait()
+            await send(_GRPC_START)
+            if await self.answers.send(send, framed(reply)):
+                await send(_grpc_ok(call.notes) if call.notes else _GRPC_OK)
+        finally:
+            self.answers.end()
 
     async def _read_message(self, call: GrpcCall, event: Event, receive: Receive, encoding: bytes) -> bytes:
         """Read a message that is not all there, or is compressed; its account has what is held for it."""
@@ -246,7 +260,9 @@ class Application:
                 if not started:
                     await send(_GRPC_START)
                     started = True
-                await send({"type": "http.response.body", "body": frame(reply), "more_body": True})
+                if not await self._send_part(reply, send):
+                    self.outcomes.failed(call, Cancelled("it did not read its answers"))
+                    return
         except HeadraceError as error:
             failed = error.with_traceback(None)
         except Exception:  # noqa: BLE001 - the same boundary
@@ -264,6 +280,17 @@ class Application:
             await send(_GRPC_START)
         await send(_NO_BODY)
         await send({"type": "http.response.trailers", "headers": trailers, "more_trailers": False})
+
+    async def _send_part(self, reply: bytes | Pieces, send: Send) -> bool:
+        """Send one of a stream's answers; say whether it was sent, or had to make room for others."""
+        if len(reply) < COUNTED_FROM_BYTES:
+            await send({"type": "http.response.body", "body": frame(joined(reply)), "more_body": True})
+            return True
+        self.answers.begin(len(reply))
+        try:
+            return await self.answers.send(send, framed(reply), more=True)
+        finally:
+            self.answers.end()
 
     async def _messages(
         self, receive: Receive, encoding: bytes, unanswered: deque[Account]
@@ -343,6 +370,7 @@ class Application:
                 bodies.check_room()
             reply = await handler(call)
             reply.headers += call.notes
+            self.answers.begin(len(reply.body))
             if call.outcome is None:
                 self._of_rest.answered += 1  # as above
             else:
@@ -359,12 +387,12 @@ class Application:
             bodies.taken_bytes -= bodies.call_bytes
             if held or call.account is not None:
                 bodies.release(held if call.account is None else held + call.account.held)
-        if self._holding is not None:
-            await self._holding.wait()
         body = reply.body
-        if len(body) >= _GZIP_FROM_BYTES or method == "HEAD":
+        if len(body) >= COUNTED_FROM_BYTES or method == "HEAD":
             await self._send_reply(reply, scope, send)
             return
+        if self._holding is not None:
+            await self._holding.wait()
         headers = [*reply.headers, *self._closing, (b"content-length", b"%d" % len(body))]
         await send({"type": "http.response.start", "status": reply.status, "headers": headers})
         await send({"type": "http.response.body", "body": body, "more_body": False})
@@ -376,11 +404,11 @@ class Application:
     async def _send_no_route(
         self, call: HttpCall, allowed: tuple[str, ...], scope: Scope, send: Send
     ) -> None:
-        if self._holding is not None:
-            await self._holding.wait()
         if call.method == "POST" and is_grpc(call.headers):
             unknown = self._recorded(GrpcCall(headers=call.headers), scope)
             error = Unsupported(f"method {call.path} is not served here")
+            if self._holding is not None:
+                await self._holding.wait()
             await self._send_grpc_error(send, unknown, error)
         else:
             await self._send_reply(self._no_route(call, allowed), scope, send)
@@ -424,16 +452,24 @@ class Application:
         return len(body)
 
     async def _send_reply(self, reply: HttpReply, scope: Scope, send: Send) -> None:
-        body = reply.body
-        headers = [*reply.headers, *self._closing, (b"content-length", b"%d" % len(body))]
-        if len(body) >= _GZIP_FROM_BYTES and accepts_gzip(scope["headers"]):
-            body = await gzipped(body, self._lane)
-            headers[-1] = (b"content-length", b"%d" % len(body))
-            headers += [(b"content-encoding", b"gzip"), (b"vary", b"accept-encoding")]
-        await send({"type": "http.response.start", "status": reply.status, "headers": headers})
-        if scope["method"] == "HEAD":
-            body = b""
-        await send({"type": "http.response.body", "body": body, "more_body": False})
+        try:
+            if self._holding is not None:
+                await self._holding.wait()
+            body, is_large = reply.body, len(reply.body) >= COUNTED_FROM_BYTES
+            headers = [*reply.headers, *self._closing, (b"content-length", b"%d" % len(body))]
+            if is_large and accepts_gzip(scope["headers"]):
+                body = await gzipped(body, self._lane)
+                headers[-1] = (b"content-length", b"%d" % len(body))
+                headers += [(b"content-encoding", b"gzip"), (b"vary", b"accept-encoding")]
+            await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+            if scope["method"] == "HEAD":
+                await send(_NO_BODY)
+            elif is_large:
+                await self.answers.send(send, slices(body))
+            else:
+                await send({"type": "http.response.body", "body": body, "more_body": False})
+        finally:
+            self.answers.end()
 
 
 def _grpc_ok(notes: tuple[tuple[bytes, bytes], ...]) -> MutableMapping[str, Any]:

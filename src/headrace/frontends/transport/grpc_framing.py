@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from urllib.parse import quote
 
 from headrace.config import Limits
@@ -34,7 +34,7 @@ def frame(message: bytes) -> bytes:
     return _prefix(0, len(message)) + message
 
 
-def frame_prefix(message: bytes) -> bytes:
+def frame_prefix(message: Sized) -> bytes:
     """The prefix of an uncompressed message."""
     return _prefix(0, len(message))
 

@@ -15,6 +15,7 @@ from headrace.batching.request import NO_DEADLINE
 from headrace.config import ServerConfig
 from headrace.errors import ConfigError, DeadlineExceeded, HeadraceError, InvalidRequest, Unsupported
 from headrace.frontends.calls import Account, Budget, GrpcCall, GrpcMethod, UnaryHandler
+from headrace.frontends.pieces import joined
 from headrace.frontends.transport.asgi import Application
 from headrace.frontends.transport.bodies import Bodies
 from headrace.frontends.transport.grpc_framing import short_message
@@ -171,7 +172,7 @@ class _Unary:
                 context.set_trailing_metadata(
                     tuple((name.decode(), value.decode()) for name, value in call.notes)
                 )
-            return reply
+            return joined(reply)
         finally:
             bodies.close(account.held)
         # Only now: what a refused call held must not refuse the next one while the error is being sent.
@@ -209,7 +210,7 @@ def _stream(method: GrpcMethod, application: Application, pauses: Pauses) -> obj
             async for reply in method.stream(counted(), call):  # type: ignore[misc]  # the caller has checked
                 if unanswered:
                     bodies.release(unanswered.popleft())
-                yield reply
+                yield joined(reply)
         except HeadraceError as error:
             await _abort(context, call, error, outcomes)
         except Exception:  # noqa: BLE001 - the same boundary

@@ -8,10 +8,11 @@ import time
 
 from headrace.config import Limits, ServerConfig
 from headrace.errors import ConfigError, DeadlineExceeded, TooLarge
-from headrace.frontends.transport.asgi import Application, Scope, Send
+from headrace.frontends.transport.asgi import Application, Scope
 from headrace.frontends.transport.bodies import Event, Receive
 from headrace.frontends.transport.headers import announced_bytes
 from headrace.frontends.transport.listening import IDLE_SECONDS
+from headrace.frontends.transport.sending import Send
 
 try:
     import uvicorn

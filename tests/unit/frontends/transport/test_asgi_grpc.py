@@ -12,6 +12,7 @@ import pytest
 from headrace.batching.request import NO_DEADLINE
 from headrace.config import Limits
 from headrace.errors import Conflict, Overloaded
+from headrace.frontends.pieces import SLICE_BYTES
 from tests.unit.frontends.transport.wire import (
     GRPC,
     LEFT,
@@ -53,16 +54,14 @@ def test_a_unary_call_is_answered_however_its_body_comes(server: Server, events:
     assert server.held_bytes == 0
 
 
-def test_a_large_answer_is_not_copied_behind_its_prefix(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("headrace.frontends.transport.asgi._FRAMED_BYTES", 99)
-    text = b"w" * 100
-    response = server.grpc(body(message(text)))
+def test_a_large_answer_is_sent_in_slices(server: Server) -> None:
+    server.answer = text = bytes(range(256)) * 2048
+    response = server.grpc(body(message(b"x")))
     assert response.grpc == (0, "")
     assert response.messages == [text]
-    assert [len(event["body"]) for event in response.sent if "body" in event] == [5, len(text)]
-    assert server.held_bytes == 0
+    slices = [len(event["body"]) for event in response.sent if "body" in event]
+    assert slices == [SLICE_BYTES, SLICE_BYTES, 5]
+    assert (server.held_bytes, server.application.answers.bytes) == (0, 0)
 
 
 def test_empty_messages_are_messages(server: Server) -> None:
