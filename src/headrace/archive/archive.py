@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _PUT_AT_ONCE = 1000
+_PUT_AT_ONCE_BYTES = 4 * 1024 * 1024
 DEFAULT_TIMEOUT_SECONDS = 1.0
 """How long a lookup may wait for a store that is elsewhere, where its caller says nothing."""
 
@@ -238,7 +239,8 @@ class Archive:
         longest = reader.settings.max_key_bytes
         for some in in_slices(texts, len(texts), longest):
             reader.cache.hashes(texts[some], longest, some.start)  # checks them
-        for some in in_slices(texts, _PUT_AT_ONCE, longest):
+        at_once = max(1, min(_PUT_AT_ONCE, _PUT_AT_ONCE_BYTES // reader.version.form.record_bytes))
+        for some in in_slices(texts, at_once, longest):
             self.store_vectors(reader, texts[some], values[some], None if written is None else written[some])
             if reader.version.embedder:
                 self._mended(reader, texts[some])

@@ -7,9 +7,11 @@ from collections.abc import Mapping
 import numpy as np
 
 from headrace.archive.catalog import SpaceVersion
-from headrace.archive.columns import rows_of
+from headrace.archive.columns import renumbered, row_dtype, rows_of
 from headrace.errors import InvalidRequest
 from headrace.tensors import Array
+
+_PACKED_AT_ONCE_BYTES = 4 * 1024 * 1024
 
 
 def size_of(key: object, longest: int) -> int:
@@ -77,7 +79,17 @@ def checked_rows(values: Mapping[str, Array], keys: int, version: SpaceVersion) 
     """
     if not version.columns:
         raise InvalidRequest("expected vectors, as for any space that is no feature table", field="columns")
-    rows = rows_of(version.columns, values)
+    step = max(1, _PACKED_AT_ONCE_BYTES // version.dimension)
+    if keys <= step or {len(one) for one in values.values()} != {keys}:
+        rows = rows_of(version.columns, values)
+    else:  # beside wide rows there is no room for each column once more
+        rows = np.empty(keys, row_dtype(version.columns))
+        for start in range(0, keys, step):
+            part = {name: one[start : start + step] for name, one in values.items()}
+            try:
+                rows[start : start + step] = rows_of(version.columns, part)
+            except InvalidRequest as error:
+                raise renumbered(error, start) from None
     if len(rows) != keys:
         raise InvalidRequest(f"expected {keys} values a column, one a key, got {len(rows)}", field="columns")
     return rows.view(np.uint8).reshape(keys, version.dimension)

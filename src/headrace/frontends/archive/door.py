@@ -166,15 +166,38 @@ class Door:
             reader.end(part, patience)
 
     def _hold(self, size: int, allowance: Allowance) -> None:
-        most = self.limits.max_expanded_bytes
-        if size > most:
-            raise TooLarge(
-                f"the vectors would take {size} bytes; expected at most {most} in an answer "
-                "(limits.max_expanded_bytes); ask for fewer keys at once",
-                field="keys",
-            )
+        self._check_size(size, "in an answer", "ask for fewer keys at once")
         if size > _UNCOUNTED_BYTES:
             allowance.hold(size)
+
+    def hold_rows(self, reader: SpaceReader, keys: int, allowance: Allowance) -> None:
+        """Hold the bytes of a table's rows before any is made: a row has the full room of its texts.
+
+        Args:
+            reader: Of the table's version.
+            keys: How many rows there are to be.
+            allowance: Holds them.
+
+        Raises:
+            TooLarge: They are more than one request may take.
+            Overloaded: All requests together would hold too many.
+        """
+        allowance.hold(self._rows_size(reader, keys))
+
+    def _rows_size(self, reader: SpaceReader, keys: int) -> int:
+        size = keys * reader.version.dimension
+        self._check_size(size, "in a request", "put fewer keys at once, or give texts less room")
+        return size
+
+    def _check_size(self, size: int, where: str, way_out: str) -> None:
+        most = self.limits.max_expanded_bytes
+        if size > most:
+            what = "vectors or rows"
+            raise TooLarge(
+                f"the {what} would take {size} bytes; expected at most {most} {where} "
+                f"(limits.max_expanded_bytes); {way_out}",
+                field="keys",
+            )
 
     # --- what blocks ---
 
@@ -191,18 +214,20 @@ class Door:
         Raises:
             InvalidRequest: Keys or vectors are not what they should be.
             NotFound: There is no such space, or version.
+            TooLarge: Rows would take more bytes than one request may.
             Unavailable: The store does not answer.
             Overloaded: Too many such calls are under way, or all calls together hold too many bytes.
             DeadlineExceeded: It takes too long; it may be done later.
         """
-        checked(keys, self.archive.reader(space, version).settings.max_keys)
+        reader = self.archive.reader(space, version)
+        checked(keys, reader.settings.max_keys)
         archive, size = self.archive, sum(map(sys.getsizeof, keys))
         if isinstance(values, np.ndarray):
             put = functools.partial(archive.put, space, keys, values, version=version)
             size += values.nbytes
         else:
             put = functools.partial(archive.put_rows, space, keys, values, version=version)
-            size += sum(one.nbytes for one in values.values())
+            size += sum(one.nbytes for one in values.values()) + self._rows_size(reader, len(keys))
         await self._done(put, call, size)
 
     async def invalidate(self, space: str, keys: list[str], call: Call) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from headrace.archive.columns import TEXT, Columns, renumbered, rows_of
+from headrace.archive.columns import TEXT, Columns, renumbered, row_dtype, rows_of
 from headrace.archive.looking import Lookup
 from headrace.errors import InvalidRequest
 from headrace.frontends.archive.json_bodies import BYTES_A_NUMBER, hold_text, kind, rest_of
@@ -18,6 +18,7 @@ from headrace.tensors import STRING, Array
 if TYPE_CHECKING:
     from headrace.frontends.archive.door import Door
 
+_MADE_AT_ONCE_BYTES = 256 * 1024
 _TEXT_BYTES_A_NUMBER = 64  # so much of a text is printed in the time of a number
 
 
@@ -46,19 +47,18 @@ async def values_of(document: dict[str, Any], keys: int, columns: Columns, door:
             got = f"a list of {len(values)}" if isinstance(values, list) else kind(values)
             problem = f"expected a list of {keys} values, one a key, got {got}"
             raise InvalidRequest(problem, field=f"columns.{name[:100]}")
-    parts, step = [], max(1, long_lists.STEP // max(1, len(columns)))
+    rows = np.empty(keys, row_dtype(columns))
+    step = max(1, min(long_lists.STEP // max(1, len(columns)), _MADE_AT_ONCE_BYTES // rows.itemsize))
     async with door.lane as lane:
         for start in range(0, keys, step):
+            part = {name: one[start : start + step] for name, one in given.items()}
             try:
-                parts.append(
-                    rows_of(columns, {name: one[start : start + step] for name, one in given.items()})
-                )
+                rows[start : start + step] = rows_of(columns, part)
             except InvalidRequest as error:
                 raise renumbered(error, start) from None
             for one in given.values():
                 one[start : start + step] = [None] * len(one[start : start + step])
             await lane.breathe()
-        rows = np.concatenate(parts)
     return {column.name: rows[column.name] for column in columns}
 
 

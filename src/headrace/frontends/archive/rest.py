@@ -22,8 +22,8 @@ _NOTHING = b"{}"
 _LOOKUP_MEMBERS = frozenset(("keys", "version", "timeout_seconds", "written"))
 _PUT_MEMBERS = frozenset(("keys", "vectors", "columns", "version"))
 
-Change = Callable[[str, dict[str, Any], HttpCall], Awaitable[None]]
-"""What is done with a space's name and a body."""
+Change = Callable[[str, dict[str, Any], HttpCall, Allowance], Awaitable[None]]
+"""What is done with a space's name and a body; what it makes of that is held by the allowance."""
 
 
 def http_routes(door: Door) -> list[HttpRoute]:
@@ -33,22 +33,23 @@ def http_routes(door: Door) -> list[HttpRoute]:
         door: What is asked.
     """
 
-    async def put(space: str, document: dict[str, Any], call: HttpCall) -> None:
+    async def put(space: str, document: dict[str, Any], call: HttpCall, allowance: Allowance) -> None:
         json_bodies.check_members(document, _PUT_MEMBERS)
         keys, version = json_bodies.keys_of(document), json_bodies.version_of(document)
         reader = door.archive.reader(space, version)
         checked(keys, reader.settings.max_keys)
         values: Values
         if reader.version.columns:
+            door.hold_rows(reader, len(keys), allowance)
             values = await json_columns.values_of(document, len(keys), reader.version.columns, door)
         else:
             values = await json_bodies.vectors_of(document, len(keys), reader.version.dimension, door)
         await door.put(space, keys, values, version, call)
 
-    async def invalidate(space: str, document: dict[str, Any], call: HttpCall) -> None:
+    async def invalidate(space: str, document: dict[str, Any], call: HttpCall, _: Allowance) -> None:
         await door.invalidate(space, _only_keys(document), call)
 
-    async def forget(space: str, document: dict[str, Any], call: HttpCall) -> None:
+    async def forget(space: str, document: dict[str, Any], call: HttpCall, _: Allowance) -> None:
         await door.forget(space, _only_keys(document), call)
 
     describe = _describing(door)
@@ -86,7 +87,7 @@ def _changing(door: Door, change: Change) -> HttpHandler:
     async def handle(call: HttpCall) -> HttpReply:
         with Allowance.of(door.limits, call) as allowance:
             document = await json_bodies.parsed(door, call, at_once, allowance)
-            await change(call.parameters["space"], document, call)
+            await change(call.parameters["space"], document, call, allowance)
         return HttpReply(_NOTHING)
 
     return handle

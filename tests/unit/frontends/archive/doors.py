@@ -36,13 +36,16 @@ SPACES = {
     "halves": SpaceSettings(dimension=DIMENSION, dtype="float16"),
     "wide": SpaceSettings(dimension=5000),
     "users": SpaceSettings(columns=columns_of(COLUMNS)),
+    "texts": SpaceSettings(
+        columns=columns_of({"text": ColumnSettings(dtype="text", bytes=60_000, default="none"), "n": "int64"})
+    ),
     "few": SpaceSettings(dimension=DIMENSION, max_keys=3, max_key_bytes=10),
 }
 
 
 @contextmanager
 def a_door(*, is_admin: bool = False, limits: Limits | None = None) -> Iterator[Door]:
-    """A Door to four spaces and a feature table, which are filled by Put."""
+    """A Door to four spaces and two feature tables, which are filled by Put."""
     config = ArchiveConfig(store=MemoryStore(), queue=MemoryQueue(), spaces=SPACES)
     with Archive(config, open_store(config.store), open_queue(config.queue)) as archive:
         door = Door(archive, limits or Limits(), Lane(), is_admin=is_admin)

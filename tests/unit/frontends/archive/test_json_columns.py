@@ -55,6 +55,37 @@ def test_many_rows_are_taken_and_printed_in_slices_as_few_are() -> None:
     assert answer["found"] == [True] * 9000 + [False]
 
 
+def test_wide_rows_are_held_before_they_are_made_and_so_limited() -> None:
+    """A text has its full room in each row: a few bytes of a body become 60,000 of a row."""
+    keys = [f"k{one}" for one in range(200)]
+    with a_door(limits=Limits(max_expanded_bytes=100 * 60_008)) as door:
+        for columns in ({"text": ["a"] * 200, "n": [1] * 200}, {"n": [1] * 200}):
+            error = error_of(
+                lambda columns=columns: post(door, "texts:put", {"keys": keys, "columns": columns})
+            )
+            assert isinstance(error, TooLarge)
+            assert "would take 12001600 bytes; expected at most 6000800 in a request" in error.message
+        column = {"name": "n", "dtype": "int64", "size_bytes": 8}
+        rows = {"space": "texts", "keys": keys, "dtype": "row", "columns": [column]}
+        error = error_of(lambda: ask(door, "Put", vectors=bytes(200 * 8), **rows))
+        assert isinstance(error, TooLarge)
+        assert post(door, "texts:lookup", {"keys": keys[:3]})["found"] == [False] * 3
+
+
+def test_wide_rows_are_taken_part_by_part() -> None:
+    keys = [f"k{one}" for one in range(200)]
+    texts = [f"text {one}" * (one * 30) for one in range(200)]
+    with a_door() as door:
+        given = {"text": [text or None for text in texts], "n": list(range(200))}
+        assert post(door, "texts:put", {"keys": keys, "columns": given}) == {}
+        answer = post(door, "texts:lookup", {"keys": keys})
+        assert answer["columns"] == {"text": ["none", *texts[1:]], "n": given["n"]}
+        error = error_of(
+            lambda: post(door, "texts:put", {"keys": keys, "columns": {**given, "n": [*range(199), "x"]}})
+        )
+        assert error.message.startswith("columns.n[199]: expected a whole number of int64, got the text")
+
+
 def test_an_answer_that_would_be_too_long_is_refused() -> None:
     with a_door(limits=Limits(max_expanded_bytes=200_000)) as door:
         error = error_of(lambda: post(door, "users:lookup", {"keys": [f"k{one}" for one in range(5000)]}))

@@ -124,6 +124,6 @@ def test_a_call_whose_answer_made_room_ends_without_its_rest(
         await server.exchange(server.scope("POST", "/x.Echo/Unary"), body(message(b"y")))
         await asyncio.wait_for(still, 5)
         assert came == ["http.response.start", "http.response.body"]
-        assert (server.application.answers.bytes, server.held_bytes) == (0, 0)
+        await until(lambda: (server.application.answers.bytes, server.held_bytes) == (0, 0))
 
     asyncio.run(scenario())
