@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,20 @@ def change(archive: Archive, number: int) -> None:
         archive.invalidate("users", ["u1"])
 
 
+def ask(engine: Engine, number: int) -> dict[str, Any]:
+    """A row as a service logs it."""
+    url, user = f"image {number % 6}", f"u{number % 3}"
+    given = {"bid": np.zeros(1, np.float32), "url": [url], "user": [user]}
+    answer = engine.predict_blocking("echo", given)
+    return {
+        "clicked": number % 2,
+        "url": url,
+        "user": user,
+        "served": (answer["vector"].tobytes(), answer["sum"].item(), answer["land"].item().decode()),
+        **{name: answer[name].item() for name in answer if "." in name},
+    }
+
+
 @pytest.fixture
 def served(tmp_path: Path) -> list[dict[str, Any]]:
     """Rows as a service logs them, with what the model got beside what answers say of it."""
@@ -87,38 +102,29 @@ def served(tmp_path: Path) -> list[dict[str, Any]]:
         Engine.in_thread(tmp_path / "models", archive=archive) as engine,
     ):
         for number in range(ROUNDS):
-            url, user = f"image {number % 6}", f"u{number % 3}"
-            given = {"bid": np.zeros(1, np.float32), "url": [url], "user": [user]}
-            answer = engine.predict_blocking("echo", given)
-            rows.append(
-                {
-                    "clicked": number % 2,
-                    "url": url,
-                    "user": user,
-                    "served": (
-                        answer["vector"].tobytes(),
-                        answer["sum"].item(),
-                        answer["land"].item().decode(),
-                    ),
-                    **{name: answer[name].item() for name in answer if "." in name},
-                }
-            )
+            rows.append(ask(engine, number))
             change(archive, number)
         archive.add_version("images", LengthEmbedder("newer"))
     return rows
 
 
-def test_what_was_served_is_what_is_learnt(
-    tmp_path: Path, served: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    logged = [{name: value for name, value in row.items() if name != "served"} for row in served]
+def next_millisecond() -> None:
+    """Times are no finer."""
+    began = time.time_ns() // 1_000_000
+    while time.time_ns() // 1_000_000 == began:
+        pass
+
+
+def joined(folder: Path, rows: list[dict[str, Any]], *words: str) -> list[tuple[bytes, float, str]]:
+    """What ``headrace archive join`` makes of rows."""
+    logged = [{name: value for name, value in row.items() if name != "served"} for row in rows]
     batch = pa.RecordBatch.from_pylist(logged).replace_schema_metadata({METADATA_KEY: SCHEMA.encode()})
-    with pa.ipc.new_stream(tmp_path / "rows", batch.schema) as writer:
+    with pa.ipc.new_stream(folder / "rows", batch.schema) as writer:
         writer.write_batch(batch)
-    words = "archive join rows --inputs models/echo/headrace.toml --out joined"
+    command = "archive join rows --inputs models/echo/headrace.toml --out joined"
     done = subprocess.run(
-        [sys.executable, "-m", "headrace", *words.split()],
-        cwd=tmp_path,
+        [sys.executable, "-m", "headrace", *command.split(), *words],
+        cwd=folder,
         capture_output=True,
         text=True,
         timeout=120,
@@ -126,12 +132,16 @@ def test_what_was_served_is_what_is_learnt(
     )
     assert done.returncode == 0, done.stderr
     assert "are lost" not in done.stderr
-    table = pa.ipc.open_stream(tmp_path / "joined").read_all()
+    table = pa.ipc.open_stream(folder / "joined").read_all()
     vectors = table.column("image").combine_chunks().flatten().to_numpy().reshape(-1, 4)
-    joined = zip(vectors, table.column("age").to_pylist(), table.column("country").to_pylist(), strict=True)
-    assert [(vector.tobytes(), age, land) for vector, age, land in joined] == [
-        row["served"] for row in served
-    ]
+    found = zip(vectors, table.column("age").to_pylist(), table.column("country").to_pylist(), strict=True)
+    return [(vector.tobytes(), age, land) for vector, age, land in found]
+
+
+def test_what_was_served_is_what_is_learnt(
+    tmp_path: Path, served: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert joined(tmp_path, served) == [row["served"] for row in served]
     assert len({row["served"] for row in served}) > ROUNDS // 2  # they have changed all the while
 
     where = ["--models", str(tmp_path / "models"), "--archive", str(tmp_path / "archive.toml")]
@@ -143,3 +153,41 @@ def test_what_was_served_is_what_is_learnt(
     needed = re.escape("version 1 of the space 'images' is needed: ") + ".*models/clicks/1 was trained on it"
     assert re.search(needed, capsys.readouterr().err)
     assert main(["archive", "drop", "images", "2", *where]) == 0
+
+
+def test_a_model_that_stays_with_a_version_learns_it_while_the_default_moves(tmp_path: Path) -> None:
+    """Its manifest names version 1; half way the default becomes 2, and both go on changing."""
+    publish(
+        lambda draft: onnx.save(echo(), draft / "model.onnx"),
+        tmp_path / "models/echo",
+        metadata={"spaces": {"images": 1}},
+    )
+    (tmp_path / "models/echo/headrace.toml").write_text(INPUTS)
+    (tmp_path / "archive.toml").write_text(ARCHIVE)
+    rows = []
+    with (
+        open_archive_file(tmp_path / "archive.toml") as archive,
+        Engine.in_thread(tmp_path / "models", archive=archive) as engine,
+    ):
+        newer = archive.add_version("images", LengthEmbedder("newer")).number
+        for number in range(ROUNDS):
+            if number == ROUNDS // 2:
+                archive.catalog.move_default("images", newer)
+            next_millisecond()  # in which nothing is written
+            rows.append({"at": time.time_ns() // 1000} | ask(engine, number))
+            next_millisecond()
+            some = np.random.default_rng(number).normal(size=(2, 2, 4))
+            archive.put("images", [f"image {number % 5}", f"image {number % 3}"], some[0], version=1)
+            archive.put("images", [f"image {number % 4}", f"image {number % 2}"], some[1], version=newer)
+            archive.put_rows(
+                "users", [f"u{number % 2}"], {"age": np.array([number]), "country": [f"land {number}"]}
+            )
+            if number % 7 == 0:
+                archive.invalidate("images", ["image 1"])
+    assert {row["image.version"] for row in rows} == {1}
+    wanted = [row["served"] for row in rows]
+    one = ("--versions", "images=1")
+    assert joined(tmp_path, rows, *one) == wanted
+    unsaid = [{name: value for name, value in row.items() if not name.endswith("n")} for row in rows]
+    assert not any("." in name for name in unsaid[0])
+    assert joined(tmp_path, unsaid, *one, "--served", "images=1", "--time", "at") == wanted

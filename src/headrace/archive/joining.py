@@ -59,11 +59,14 @@ class JoinSettings:
         sources: The model's inputs that come from the archive, by name.
         time: The column that says when a row was served; "" for the field of the role ``timestamp``.
         versions: The versions of spaces to join with; of others it is the default one.
+        served: The versions that rows were served from which do not say so themselves: those that the model
+            was trained on. Of other spaces it is the version that was the default at the row's time.
     """
 
     sources: Mapping[str, InputSource]
     time: str = ""
     versions: Mapping[str, int] = field(default_factory=dict)
+    served: Mapping[str, int] = field(default_factory=dict)
 
 
 class Join:
@@ -93,11 +96,15 @@ class Join:
         if not settings.sources:
             raise ConfigError("inputs: expected a table [inputs.NAME] for each that comes from the archive")
         spaces = dict.fromkeys(source.space for source in settings.sources.values())
-        for space in settings.versions:
-            if space not in spaces:
-                raise ConfigError(
-                    f"versions: no input comes from {shown(space)}; some do from {listed(spaces)}"
-                )
+        for named, given in (("versions", settings.versions), ("served", settings.served)):
+            for space in given:
+                if space not in spaces:
+                    problem = f"no input comes from {shown(space)}; some do from {listed(spaces)}"
+                    raise ConfigError(f"{named}: {problem}")
+        for space, number in settings.served.items():
+            if not archive.record(space).is_gone(number):
+                archive.reader(space, number)  # or it has never been there
+        self._served_from = settings.served
         self._versions = {
             space: archive.reader(space, settings.versions.get(space, 0)).version.number for space in spaces
         }
@@ -191,7 +198,7 @@ class Join:
         if written is not None and served is not None:
             others = (served[question.rows] != version.number) & (written != 0)  # what was missing stays so
         elif written is None:
-            others = self._archive.record(question.space).defaults_at(times) != version.number
+            others = self._served_at(question.space, times) != version.number
         looked = self._back(question, times, written if not others.any() else None)
         if others.any():
             if written is not None:
@@ -225,14 +232,20 @@ class Join:
         now.vectors[now.written == 0] = now.oov
         _take(looked, now, others)
 
+    def _served_at(self, space: str, times: Array) -> Array:
+        """Which versions served rows that do not say it, int64 ``[N]``; 0 where there was none yet."""
+        if space in self._served_from:
+            return np.full(len(times), self._served_from[space])
+        return self._archive.record(space).defaults_at(times)
+
     def _written_before(self, question: Question, times: Array) -> tuple[Array, Array]:
-        """When what rows were served with was written, in the version that was the default then.
+        """When what rows were served with was written, in the version that they were served from.
 
         Returns:
             That, uint64 ``[N]``, and of which rows that version has been dropped since, bool ``[N]``.
         """
         record = self._archive.record(question.space)
-        numbers = record.defaults_at(times)
+        numbers = self._served_at(question.space, times)
         written, gone = np.zeros(len(times), np.uint64), np.zeros(len(times), np.bool_)
         for number in np.unique(numbers).tolist():
             rows = numbers == number

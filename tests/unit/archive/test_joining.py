@@ -69,15 +69,15 @@ def opened(request: pytest.FixtureRequest, folder: Path, kind: str, **ads: objec
 class Server:
     """Looks up as serving does, and logs what it answered with."""
 
-    def __init__(self, archive: Archive) -> None:
-        self.archive = archive
+    def __init__(self, archive: Archive, **versions: int) -> None:
+        self.archive, self.versions = archive, versions
         self.rows: list[dict[str, Any]] = []
         self.given: list[Filled] = []
 
     def serve(self, url: str | None, ad: int) -> Filled:
         request = {"url": np.array([(url or "").encode()], object), "ad": np.array([ad])}
-        inputs = ModelInputs(SOURCES, {}, {})
-        look = lambda question: self.archive.lookup(question.space, question.keys)  # noqa: E731
+        inputs = ModelInputs(SOURCES, self.versions, {})
+        look = lambda asked: self.archive.lookup(asked.space, asked.keys, version=asked.version)  # noqa: E731
         filled = inputs.fill(request, look, time.time_ns() // 1_000_000)
         row: dict[str, Any] = {"label": 0, "served": now_us(), "url": url, "ad": ad}
         for name, looked in filled.looked_up.items():
@@ -282,6 +282,35 @@ def test_rows_that_the_old_version_serves_during_a_backfill_are_learnt_as_such(
     joined, table = join(local, server.stream(recorded=recorded), versions={"images": newer})
     assert table.column("image").to_pylist() == [[2.0] * 4, [0.0] * 4, [3.0] * 4]
     assert joined.counts["image"].lost == 0
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_rows_of_a_model_that_stays_with_a_version_are_learnt_as_served(
+    local: Archive, recorded: bool
+) -> None:
+    """The default has moved: what it had at the time, or had not, is not what this model got."""
+    server = Server(local, images=1)
+    embed(local, "replaced", 1.0)
+    newer = local.add_version("images", LengthEmbedder("lengths-2")).number
+    local.catalog.move_default("images", newer)
+    until(lambda: local.lookup("images", ["a"]).version == newer)
+    embed(local, "new", 2.0, newer)
+    tick()
+    for key in ("replaced", "new"):
+        server.serve(key, 1)
+    embed(local, "replaced", 3.0, 1)
+    embed(local, "new", 4.0, 1)
+    stream = server.stream(recorded=recorded)
+    joined, table = join(local, stream, versions={"images": 1}, served={"images": 1})
+    assert table.column("image").to_pylist() == [[1.0] * 4, [0.0] * 4]
+    assert server.is_equal_to(table)
+    assert joined.counts["image"].lost == 0
+    # A newer model gets the new vector where this one had a vector.
+    _, table = join(local, stream, versions={"images": newer}, served={"images": 1})
+    assert table.column("image").to_pylist() == [[0.0] * 4, [0.0] * 4]
+    embed(local, "replaced", 5.0, newer)
+    _, table = join(local, stream, versions={"images": newer}, served={"images": 1})
+    assert table.column("image").to_pylist() == [[5.0] * 4, [0.0] * 4]
 
 
 def test_rows_that_a_dropped_version_served_are_lost_by_time(local: Archive) -> None:

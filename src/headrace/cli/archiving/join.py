@@ -74,6 +74,15 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="versions of spaces, as in images=3,titles=2 (default: the default ones)",
     )
     add(
+        "--served",
+        metavar="NAMES",
+        action="extend",
+        type=verbs.names,
+        default=[],
+        help="the versions that served rows which do not say so, where the model's manifest names them "
+        "(default: the default ones at each row's time)",
+    )
+    add(
         "--schema",
         metavar="FILE",
         type=Path,
@@ -93,7 +102,12 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError("json: standard output is the stream; add --out FILE")
     config = model_config(read_table(options.inputs, f"--inputs: {options.inputs}"), str(options.inputs))
     schema = None if options.schema is None else _schema(options.schema)
-    settings = JoinSettings(config.inputs, options.time, _versions(options.versions))
+    settings = JoinSettings(
+        config.inputs,
+        options.time,
+        _versions("--versions", options.versions),
+        _versions("--served", options.served),
+    )
     with (
         opened.open_archive_of(options) as archive,
         _open(options.input) as file,
@@ -131,12 +145,12 @@ def _open(name: str) -> FileIO:
     return FileIO(sys.stdin.fileno(), closefd=False)
 
 
-def _versions(given: list[str]) -> dict[str, int]:
+def _versions(option: str, given: list[str]) -> dict[str, int]:
     found = {}
     for one in given:
         said = re.fullmatch(r"([^=]+)=([1-9][0-9]{0,9})", one)
         if said is None:
-            raise ConfigError(f"--versions: expected SPACE=NUMBER, as in images=3, got {one!r}")
+            raise ConfigError(f"{option}: expected SPACE=NUMBER, as in images=3, got {one!r}")
         found[said[1]] = int(said[2])
     return found
 
