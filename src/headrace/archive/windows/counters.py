@@ -13,6 +13,7 @@ The first rows of all are held in the same way.
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -87,6 +88,7 @@ class Counters:
         self._held = no_rows(plan, JUMP_ROWS)
         self._opened = self._room_for(_FIRST_ROOM)
         self._closed: dict[int, list[Cells]] = {}
+        self._closed_buckets: list[int] = []  # the same, ascending
         self._closed_cells = 0
         self._mark = 0
 
@@ -305,16 +307,21 @@ class Counters:
 
     def _next_boundary(self) -> int:
         """The next one at which a bucket enters or leaves any window."""
-        if self._state[kernels.CELLS] or not self._closed:
-            return self.clock + 1 if self._state[kernels.CELLS] else 2**62
-        leaves = np.add.outer(np.fromiter(self._closed, np.int64), np.array(self.plan.lengths)) + 1
-        return int(leaves[leaves > self.clock].min())
+        if self._state[kernels.CELLS]:
+            return self.clock + 1
+        next_one, closed = 2**62, self._closed_buckets
+        for length in self.plan.lengths:
+            place = bisect.bisect_left(closed, self.clock - length)  # the first that has not left
+            if place < len(closed):
+                next_one = min(next_one, closed[place] + length + 1)
+        return next_one
 
     def _close(self, boundary: int) -> Changed:
         count = int(self._state[kernels.CELLS])
         new = Cells(*(part[:count].copy() for part in self._opened.cells))
         self._state[kernels.CELLS] = 0
-        self._opened.places.fill(-1)
+        if count:
+            self._opened.places.fill(-1)
         leaving = [
             cells for buckets in self.plan.lengths for cells in self._closed.get(boundary - 1 - buckets, ())
         ]
@@ -346,17 +353,24 @@ class Counters:
         self._check_room(self._closed_cells)
         first = cells.buckets[0]
         if (cells.buckets == first).all():
-            self._closed.setdefault(int(first), []).append(cells)
+            self._keep_bucket(int(first), cells)
             return
         order = np.argsort(cells.buckets, kind="stable")
         ordered = Cells(*(part[order] for part in cells))
         starts = np.flatnonzero(np.diff(ordered.buckets, prepend=ordered.buckets[0] - 1))
         for start, stop in zip(starts, [*starts[1:], len(order)], strict=True):
             part = Cells(*(one[start:stop].copy() for one in ordered))
-            self._closed.setdefault(int(part.buckets[0]), []).append(part)
+            self._keep_bucket(int(part.buckets[0]), part)
+
+    def _keep_bucket(self, bucket: int, cells: Cells) -> None:
+        if bucket not in self._closed:
+            bisect.insort(self._closed_buckets, bucket)
+        self._closed.setdefault(bucket, []).append(cells)
 
     def _let_go(self, last: int) -> None:
         """Drop the cells of a bucket; the clock skips none that has any."""
+        if last in self._closed:
+            self._closed_buckets.remove(last)  # one of the first
         for cells in self._closed.pop(last, ()):
             np.subtract.at(self._refs, cells.slots, 1)
             self._closed_cells -= len(cells.slots)

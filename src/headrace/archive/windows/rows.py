@@ -75,8 +75,12 @@ class RowMaker:
             StreamError: A key, a time or a number is none, or cannot be.
         """
         times = stream_column(self._time, batch.column(self._settings.time), first_row)
-        every = self._plan.every_seconds * _MICROSECONDS
-        buckets = np.floor_divide(times.cast(pa.int64()).to_numpy(zero_copy_only=False), every)
+        moments = times.cast(pa.int64()).to_numpy(zero_copy_only=False)
+        if len(moments) and moments.min() < 0:  # a row of the table cannot say that it was written then
+            row = int(np.argmax(moments < 0))
+            problem = f"expected a time since 1970, got {moments[row]} µs; mend the row, or leave it out"
+            raise StreamError(problem, row=first_row + row, field=self._settings.time)
+        buckets = np.floor_divide(moments, self._plan.every_seconds * _MICROSECONDS)
         counted = np.ones((batch.num_rows, len(self._plan.measures)), np.uint8)
         numbers = np.zeros((batch.num_rows, self._plan.sums))
         for place, one in enumerate(self._plan.measures):

@@ -241,6 +241,9 @@ def refused(folder: Path, rows: dict[str, Sequence[object]]) -> str:
 def test_rows_that_cannot_be_counted_are_named(tmp_path: Path) -> None:
     good = {"item": ["a", "b"], "timestamp": ["2026-01-01T00:00:00", "x"], "change": [1, 1], "label": [0, 1]}
     assert "row 1, field 'timestamp'" in refused(tmp_path, good)
+    for time in (-1, -(2**63)):
+        told = refused(tmp_path, {**good, "timestamp": [0, time]})
+        assert f"row 1, field 'timestamp': expected a time since 1970, got {time} µs; mend the row" in told
     good["timestamp"] = [1, 2]
     assert "row 1, field 'item'" in refused(tmp_path, {**good, "item": ["a", "b" * 9000]})
     assert "expected numbers" in refused(tmp_path, {**good, "change": ["1", "many"]})
@@ -250,6 +253,30 @@ def test_rows_that_cannot_be_counted_are_named(tmp_path: Path) -> None:
         pytest.raises(ConfigError, match="column 'label' is missing; there are"),
     ):
         feed_of(archive).maker.check(["item", "timestamp", "change"])
+
+
+@pytest.mark.parametrize("time", [253_402_300_799 * 10**6, 2**63 - 1, (START + 100 * 365 * 86_400) * 10**6])
+def test_a_row_of_the_far_future_closes_no_window_and_is_told(tmp_path: Path, time: int) -> None:
+    times = [START * 10**6] * 16 + [time] + [(START + 1) * 10**6] * 3
+    rows = pa.record_batch({"item": ["a"] * 20, "timestamp": times, "change": [1] * 20, "label": [1] * 20})
+    with opened(tmp_path) as archive:
+        feed = feed_of(archive)
+        feed.take(rows)
+        feed.finish()
+        assert served(archive, "a") == {"orders": 19, "open": 19.0, "clicks": 19}
+        assert feed.counters.told.refused == 1
+        assert feed.clock_seconds == START + EVERY
+
+
+@pytest.mark.parametrize("time", [0, 2**63 - 1])
+def test_the_first_and_the_last_times_there_are_are_counted(tmp_path: Path, time: int) -> None:
+    rows = {"item": ["a"] * 20, "timestamp": [time] * 20, "change": [1] * 20, "label": [1] * 20}
+    with opened(tmp_path) as archive:
+        feed = feed_of(archive)
+        feed.take(pa.record_batch(rows))
+        feed.finish()
+        assert served(archive, "a") == {"orders": 20, "open": 20.0, "clicks": 20}
+        assert feed.clock_seconds == time // 10**6 // EVERY * EVERY + EVERY
 
 
 def test_texts_of_a_csv_file_count_as_what_they_say(tmp_path: Path) -> None:
