@@ -36,6 +36,7 @@ _DIGEST_BYTES = 24
 _NO_TIME = bytes(8)  # the key of a head ends with it
 _HEAD = struct.Struct("<QQ")  # when the newest entry was written, and when the key was forgotten
 _MOST_AT_ONCE = 1000
+_RECORDS_AT_ONCE = 100
 _MILLISECONDS = 1000
 
 
@@ -122,13 +123,16 @@ class Past:
         times = records[:, : HEAD.itemsize].view(HEAD)[:, 0]["written"]
         items: dict[bytes, bytes] = {}
         rows: dict[bytes, int] = {}
-        late: list[int] = []
-        for row, key in enumerate(keys):
+        late: dict[bytes, dict[int, int]] = {}
+        # What somebody tells in any order is written in that of its times, as far as it came together.
+        order = np.argsort(times, kind="stable").tolist() if is_told else range(len(keys))
+        for row in order:
+            key = keys[row]
             one, written = known[key], int(times[row])
             if written <= one.newest.time and not is_told:
                 times[row] = written = one.newest.time + 1
             if written < one.newest.time:
-                late.append(row)
+                late.setdefault(key, {})[written] = row
                 continue
             if written > one.newest.time:
                 if key not in rows:
@@ -137,8 +141,8 @@ class Past:
             items[one.entry(written)] = one.newest.encode() + records[row].tobytes()
             rows[key] = row
         self._put(items)
-        for row in late:
-            self._insert(known[keys[row]], int(times[row]), records[row].tobytes())
+        for key, some in late.items():
+            self._insert(known[key], {written: records[row].tobytes() for written, row in some.items()})
         return list(rows.values()), [known[key].head() for key in rows]
 
     def end(self, keys: Sequence[bytes]) -> list[Item]:
@@ -294,27 +298,53 @@ class Past:
         if one.written and one.written == one.newest.time:
             items[one.entry(one.written)] = one.newest.encode() + one.record
 
-    def _insert(self, one: _Key, written: int, record: bytes) -> None:
-        """Keep a value that was written before others that are there."""
-        node = one.newest
-        while further := node.towards(written):
-            found = decoded(further, self._read([one.entry(further)])[0])
-            if found is None:  # what is before it is over: so is this one
-                return
-            node = found[0]
-        if node.before == written:
-            found = decoded(written, self._read([one.entry(written)])[0])
-            place = found[0] if found else Node(written)
-            self._put({one.entry(written): place.encode() + record})
-            return
-        self._put({one.entry(written): Node(written, node.number, node.pointers).encode() + record})
-        pointing = Node(node.time, max(1, node.number), (written, *node.pointers[1:]))
-        if node.time == one.newest.time:
-            one.newest = pointing
+    def _insert(self, one: _Key, late: Mapping[int, bytes]) -> None:
+        """Keep values that were written before others that are there.
+
+        Args:
+            one: Their key.
+            late: Records by when they were written.
+        """
+        nodes = {one.newest.time: one.newest}  # as they are to be; those that were seen or made
+        made: dict[int, bytes] = {}
+        changed: dict[int, None] = {}
+        for written, record in late.items():
+            way = self._way(one, written, nodes)
+            if not way:  # what is before it is over: so is this one
+                continue
+            made[written] = record
+            if way[-1].before == written:
+                nodes[written] = self._node(one, written) or Node(written)
+                continue
+            nodes[written] = way[-1].late(written)
+            for node in way:
+                nodes[node.time] = seeing = node.seeing(nodes[written])
+                if seeing is not node and node.time not in made:
+                    changed[node.time] = None
+        # First what is new, then what leads there: whoever is killed in between leaves all of the old.
+        self._put({one.entry(written): nodes[written].encode() + record for written, record in made.items()})
+        for some in _pages(list(changed), _RECORDS_AT_ONCE):
+            found = zip(some, self._read([one.entry(written) for written in some]), strict=True)
+            records = {written: entry[1] for written, had in found if (entry := decoded(written, had))}
+            self._put({one.entry(at): nodes[at].encode() + record for at, record in records.items()})
+        if nodes[one.newest.time] is not one.newest:
+            one.newest = nodes[one.newest.time]
             self._put(dict([one.head()]))
-        content = self._read([one.entry(node.time)])[0]
-        if (found := decoded(node.time, content)) is not None:
-            self._put({one.entry(node.time): pointing.encode() + found[1]})
+
+    def _way(self, one: _Key, written: int, nodes: dict[int, Node]) -> list[Node]:
+        """The entries from the newest to the last one after a time; none if one of them is over."""
+        way = [nodes[one.newest.time]]
+        while further := way[-1].towards(written):
+            node = nodes.get(further) or self._node(one, further)
+            if node is None:
+                return []
+            nodes[further] = node
+            way.append(node)
+        return way
+
+    def _node(self, one: _Key, written: int) -> Node | None:
+        found = decoded(written, self._read([one.entry(written)])[0])
+        return None if found is None else found[0]
 
     def _all(self, one: _Key) -> set[int]:
         """When all entries of a key were written that the newest one leads to."""
@@ -382,9 +412,9 @@ class _Walk:
             self.at, self.is_over = 0, True
 
 
-def _pages(many: Sequence[_T]) -> Iterator[Sequence[_T]]:
-    for start in range(0, len(many), _MOST_AT_ONCE):
-        yield many[start : start + _MOST_AT_ONCE]
+def _pages(many: Sequence[_T], size: int = _MOST_AT_ONCE) -> Iterator[Sequence[_T]]:
+    for start in range(0, len(many), size):
+        yield many[start : start + size]
 
 
 def _digest(key: bytes) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,10 @@ from headrace.archive.past import Past, past_partition
 from headrace.archive.replaying import PastLookup
 from headrace.errors import InvalidRequest, NotFound
 from headrace.queues.opening import open_queue
+from headrace.stores.memory import InMemoryStore
 from headrace.stores.opening import open_store
-from headrace.stores.store import START
+from headrace.stores.settings import MemoryStore
+from headrace.stores.store import START, Item
 from tests.unit.archive.filling_parts import DIMENSION, LengthEmbedder, open_parts
 from tools.services.redis_server import Redis
 
@@ -159,6 +161,49 @@ def test_values_that_somebody_tells_late_are_put_in_their_place(archive: Archive
     asked = list(range(995, 1405))
     expected = [told[min(1390, at - at % 10)] if at >= 1000 else 0.0 for at in asked]
     assert was(archive, "a", *(start + at for at in asked)) == expected
+
+
+class Counting(InMemoryStore):
+    """A store that counts what it is asked for of the past, and how often."""
+
+    reads = items = 0
+
+    def get_many(self, partition: str, keys: Sequence[bytes], missing: bytes = b"") -> list[bytes]:
+        if partition.endswith("_past"):
+            self.reads, self.items = self.reads + 1, self.items + len(keys)
+        return super().get_many(partition, keys, missing)
+
+    def put_many(self, partition: str, items: Sequence[Item], ttl_seconds: float = 0.0) -> None:
+        if partition.endswith("_past"):
+            self.items += len(items)
+        super().put_many(partition, items, ttl_seconds)
+
+
+@pytest.mark.parametrize("at_once", [1, 50, 3000])
+@pytest.mark.parametrize("order", ["descending", "random"])
+def test_a_key_s_past_in_any_order_costs_a_few_reads_a_value(
+    tmp_path: Path, order: str, at_once: int
+) -> None:
+    store, count = Counting(MemoryStore()), 3000
+    table = {"queue": {"kind": "memory"}, "spaces": {"texts": {**KEPT, "dimension": 1}}}
+    config = archive_config(table, "archive.toml", tmp_path)
+    start = time.time_ns() // 1_000_000 - 10 * count
+    times = (start + 7 * np.arange(count, dtype=np.uint64))[::-1]
+    if order == "random":
+        times = np.random.default_rng(1).permutation(times)
+    with Archive(config, store, open_queue(config.queue)) as archive:
+        reader = archive.reader("texts")
+        for first in range(0, count, at_once):
+            some = times[first : first + at_once]
+            records = reader.version.form.encode((some - start)[:, None].astype(np.float32), some)
+            archive.writes.store(reader, ["a"] * len(some), records, is_told=True)
+        assert store.items < 30 * count
+        store.reads = 0
+        found = archive.as_of("texts", ["a"] * count, times)
+        assert found.written.tolist() == times.tolist()
+        assert store.reads < 100
+        before = archive.as_of("texts", ["a"] * (count - 1), np.sort(times)[1:] - np.uint64(1))
+        assert before.written.tolist() == np.sort(times)[:-1].tolist()
 
 
 def test_what_was_invalidated_was_nothing_from_then_on(opened: Callable[..., Archive]) -> None:
