@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from headrace.archive.windows.kernels import JUMP_ROWS, Rows
 from headrace.archive.windows.plan import Plan
 from headrace.archive.windows.window import Window
 from headrace.errors import ConfigError, FailedPrecondition
+from tests.properties.costs import check_time_is_linear
 
 WINDOWS = {
     "rows_4": Window(count=True, seconds=4),
@@ -29,6 +31,12 @@ WINDOWS = {
 }
 PLAN = Plan.of(WINDOWS.values(), 1)
 AHEAD = 50
+
+
+@pytest.fixture(scope="module")
+def warm() -> None:
+    """The kernels are compiled or loaded."""
+    take(new(), [Row("a", 10)] * JUMP_ROWS + [Row("a", 12)])
 
 
 class Row(NamedTuple):
@@ -222,6 +230,26 @@ def test_a_first_row_with_a_wrong_clock_is_refused() -> None:
     take(counters, [Row("z", 10**12), *[Row("a", 10)] * JUMP_ROWS])
     assert counters.clock == 10
     assert counters.told.refused == 1
+
+
+def seconds_of_a_gap(buckets: int) -> float:
+    """What it takes until all windows have left so many buckets, of the processor's time."""
+    plan = Plan.of([Window(count=True, seconds=buckets * one // 32) for one in range(1, 33)], 1)
+    counters = Counters(plan, ahead_buckets=10**6, max_cells=10**6)
+    slots = np.full(buckets, counters.slots_of(["a"])[0], np.int32)
+    counted, nothing = np.ones((buckets, 1), np.uint8), np.zeros((buckets, 0))
+    assert len(list(counters.take(Rows(slots, np.arange(buckets), counted, nothing)))) == buckets - 1
+    later = Rows(np.array([-1], np.int32), np.array([3 * buckets]), counted[:1], nothing[:1])
+    start = time.process_time()
+    changes = list(counters.take(later))
+    took = time.process_time() - start
+    assert changes[-1].boundary == 2 * buckets
+    return took
+
+
+def test_a_gap_costs_what_leaves_the_windows(warm: None) -> None:
+    del warm
+    check_time_is_linear(seconds_of_a_gap, 800, 8000, most_growth=2.5, most_seconds=1e-2)
 
 
 def test_a_row_without_a_key_moves_the_clock() -> None:
