@@ -237,10 +237,11 @@ class Archive:
         """Store checked values under keys, which are checked first."""
         texts = checked(keys, max(reader.settings.max_keys, len(keys)))
         longest = reader.settings.max_key_bytes
-        for some in in_slices(texts, len(texts), longest):
-            reader.cache.hashes(texts[some], longest, some.start)  # checks them
         at_once = max(1, min(_PUT_AT_ONCE, _PUT_AT_ONCE_BYTES // reader.version.form.record_bytes))
-        for some in in_slices(texts, at_once, longest):
+        slices = list(in_slices(texts, at_once, longest))
+        for some in slices:
+            reader.cache.hashes(texts[some], longest, some.start)  # checks them
+        for some in slices:
             self.store_vectors(reader, texts[some], values[some], None if written is None else written[some])
             if reader.version.embedder:
                 self._mended(reader, texts[some])

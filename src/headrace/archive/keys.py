@@ -6,7 +6,6 @@ exactly that long, so that no short key can be mistaken for one; the key itself 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 
@@ -14,8 +13,8 @@ from headrace.errors import InvalidRequest, TooLarge, shown
 from headrace.objects import encode
 from headrace.stores.store import LONGEST_KEY_BYTES
 
-SLICE_BYTES = 256 * 1024
-"""How many bytes of keys are hashed in one step: some hundred microseconds' worth."""
+SLICE_LETTERS = 64 * 1024
+"""How many letters of keys are hashed in one step: up to some hundred microseconds' worth, in UTF-8."""
 
 _DIGEST_BYTES = 32
 _COUNTED_LETTERS = 1024 * 1024
@@ -35,26 +34,31 @@ def checked(keys: Sequence[str], most: int) -> list[str]:
     return list(keys)  # the caller's own may change meanwhile
 
 
+def letters(keys: Sequence[object]) -> int:
+    """How many letters some keys have together; what is no text, and is refused later, has none."""
+    return sum([len(key) for key in keys if isinstance(key, str)])
+
+
 def in_slices(keys: Sequence[object], most: int, longest: int) -> Iterator[slice]:
     """The parts of some keys that are worked on in one step, which holds all threads up.
 
     Args:
         keys: Texts, or what should be.
-        most: How many keys a part has at the most; it has about ``SLICE_BYTES`` at the most, too.
+        most: How many keys a part has at the most; it has ``SLICE_LETTERS`` at the most, too, or one key.
         longest: How many bytes of UTF-8 one key may have.
 
     Raises:
         InvalidRequest: A key is far too long: to find out how many bytes it has would be a long step, too.
     """
-    start = size = 0
+    start = taken = 0
     for place, key in enumerate(keys):
-        if isinstance(key, str) and len(key) > longest:
+        size = len(key) if isinstance(key, str) else 0
+        if size > longest:
             raise wrong_key(key, place, longest)
-        taken = sys.getsizeof(key)
-        if place > start and (place - start >= most or size + taken > SLICE_BYTES):
+        if place > start and (place - start >= most or taken + size > SLICE_LETTERS):
             yield slice(start, place)
-            start, size = place, 0
-        size += taken
+            start, taken = place, 0
+        taken += size
     if start < len(keys):
         yield slice(start, len(keys))
 

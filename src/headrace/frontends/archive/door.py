@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headrace.archive.archive import DEFAULT_TIMEOUT_SECONDS, Archive
-from headrace.archive.keys import SLICE_BYTES, checked, in_slices
+from headrace.archive.keys import SLICE_LETTERS, checked, in_slices, letters
 from headrace.archive.looking import Lookup, SpaceReader
 from headrace.batching.request import NO_DEADLINE
 from headrace.errors import (
@@ -115,7 +115,7 @@ class Door:
             TooLarge: The answer would be too large.
             Overloaded: All requests together would hold too many bytes.
         """
-        if len(keys) <= _AT_ONCE_KEYS and sum(map(sys.getsizeof, keys)) <= SLICE_BYTES:
+        if len(keys) <= _AT_ONCE_KEYS and letters(keys) <= SLICE_LETTERS:
             found = self.quick(reader, keys, call)
             if found is not None:
                 return await self.finished(reader, found, call, timeout_seconds)
@@ -123,12 +123,14 @@ class Door:
         form, caller = reader.version.form, _caller(reader, call)
         self._hold(len(keys) * form.dimension * form.answered.itemsize, allowance)
         vectors = np.empty((len(keys), form.dimension), form.answered)
-        parts, longest = [], reader.settings.max_key_bytes
+        slices, parts, longest = [], [], reader.settings.max_key_bytes
         async with self.lane as lane:
-            for rows in in_slices(keys, len(keys), longest):  # all are checked before any is asked for
-                reader.cache.hashes(keys[rows], longest, rows.start)
-                await lane.breathe()
+            # All are checked before any is asked for.
             for rows in in_slices(keys, _slice_of(reader), longest):
+                reader.cache.hashes(keys[rows], longest, rows.start)
+                slices.append(rows)
+                await lane.breathe()
+            for rows in slices:
                 parts.append(reader.begin(keys[rows], caller, vectors[rows]))
                 await lane.breathe()
         await self._ended_all(reader, parts, call, timeout_seconds)

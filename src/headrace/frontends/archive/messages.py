@@ -111,7 +111,7 @@ def lookup_of(message: bytes, *, counted: bool = False) -> Asked:
         InvalidRequest: It is none.
     """
     given, asked = protos.parse(LookupRequest, message, counted=counted), Asked()
-    asked.space, asked.keys, asked.version = given.space, list(given.keys), given.version
+    asked.space, asked.keys, asked.version = given.space, given.keys[:], given.version  # a list, by the slice
     asked.written = given.written
     return asked
 

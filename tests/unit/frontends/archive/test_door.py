@@ -13,7 +13,7 @@ import pytest
 
 from headrace.archive.archive import Archive
 from headrace.archive.config import ArchiveConfig, SpaceSettings
-from headrace.archive.keys import SLICE_BYTES, in_slices
+from headrace.archive.keys import SLICE_LETTERS, in_slices
 from headrace.config import Limits
 from headrace.errors import DeadlineExceeded, InvalidRequest, Overloaded
 from headrace.frontends.archive.door import Door
@@ -37,9 +37,9 @@ def test_slices_are_of_few_bytes_and_few_keys() -> None:
     assert [one.start for one in slices] == [0, *(one.stop for one in slices[:-1])]
     assert slices[-1].stop == len(keys)
     assert max(one.stop - one.start for one in slices) == 256
-    assert max(sum(map(len, keys[one])) for one in slices) <= SLICE_BYTES
+    assert max(sum(map(len, keys[one])) for one in slices) <= SLICE_LETTERS
     assert list(in_slices([], 5, 5)) == []
-    assert list(in_slices(["k" * SLICE_BYTES] * 2, 5, SLICE_BYTES)) == [slice(0, 1), slice(1, 2)]
+    assert list(in_slices(["k" * SLICE_LETTERS] * 2, 5, SLICE_LETTERS)) == [slice(0, 1), slice(1, 2)]
     with pytest.raises(InvalidRequest, match=r"keys\[1\]: expected 1 to 10 bytes of UTF-8, got 5000000"):
         list(in_slices(["a", "k" * 5_000_000], 5, 10))
 
