@@ -52,7 +52,7 @@ WRONG = {
         2,
         "http-port: expected a whole number",
     ),
-    "a port that cannot be": (("serve", ".", "--http-port", "70000"), 2, "http_port"),
+    "a port that cannot be": (("serve", ".", "--http-port", "70000"), 2, "--http-port: expected"),
     "nothing to serve": (("serve",), 2, "nothing to serve"),
     "a directory that is missing": (("serve", "no-such-directory"), 2, "headrace example no-such-directory"),
     "a configuration that is missing": (("serve", ".", "--config", "no-such-file"), 2, "no-such-file"),

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import os
+import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -66,8 +67,8 @@ class Settings:
             environment: The process's variables.
 
         Returns:
-            All settings; ``origins``, where those come from that were not given as options; and
-            ``own_settings``, what the verb reads itself of its file.
+            All settings; ``origins``, where those come from that are no defaults; and ``own_settings``, what
+            the verb reads itself of its file.
 
         Raises:
             ConfigError: A value is wrong, or a key of the file is unknown.
@@ -86,7 +87,7 @@ class Settings:
         missing = [_name(self.actions[key]) for key in self._required if key not in {**values, **vars(given)}]
         if missing:
             self.parser.error(f"the following arguments are required: {', '.join(missing)}")
-        origins = {key: origin for key, origin in origins.items() if key not in vars(given)}
+        origins |= {key: _name(action) for key, action in self.actions.items() if key in vars(given)}
         own = {key: value for key, value in table.items() if key in self._own_keys}
         return argparse.Namespace(**found, origins=origins, own_settings=own)
 
@@ -141,7 +142,14 @@ def parse(
     Raises:
         ConfigError: A value is wrong; the message begins with where it comes from.
     """
-    given, unknown = parser.parse_known_args(words)
+    words = sys.argv[1:] if words is None else words
+    try:
+        given, unknown = parser.parse_known_args(words)
+    except ConfigError as error:  # of an option's type, which knows its name without dashes
+        option = f"--{error.message.partition(': ')[0]}"
+        if not any(word.partition("=")[0] == option for word in words):
+            raise
+        raise ConfigError(f"--{error.message}") from error
     settings: Settings | None = given.__dict__.pop("settings", None)
     if unknown:
         (parser if settings is None else settings.parser).error(
@@ -155,7 +163,7 @@ def parse(
 
 
 def blamed(message: str, origins: Mapping[str, str]) -> str:
-    """An error's message with the name of the variable, or of the file, that a wrong setting comes from.
+    """An error's message with the name of the option, the variable, or the file that a wrong setting is of.
 
     Args:
         message: What is wrong, such as ``http_port: expected …`` or ``model: factors: expected …``.

@@ -133,7 +133,7 @@ def test_a_plot_by_labels_or_clusters(archive: Path, capsys: Said, tmp_path: Pat
         (
             ["duplicates", "digits", "--most-comparisons", "99"],
             2,
-            "most_comparisons: expected at most 99 comparisons",
+            "--most-comparisons: expected at most 99 comparisons",
         ),
         (["duplicates", "digits", "--threshold", "1.01"], 2, "--threshold: expected a cosine, up to 1"),
         (

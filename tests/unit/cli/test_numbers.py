@@ -29,7 +29,7 @@ TRAIN = ("--factors", "--batch-rows", "--threads", "--seed")
 @pytest.mark.parametrize("number", ["-1", str(2**63), HUGE])
 def test_generating(tmp_path: Path, option: str, number: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["stream", "generate", f"{option}={number}", "--out", str(tmp_path / "x.arrows")]) == 2
-    assert f"{option[2:]}: expected " in capsys.readouterr().err
+    assert f"headrace: {option}: expected " in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
@@ -40,7 +40,7 @@ def test_training(
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO()))
     assert main(["train", f"{option}={number}"]) == 2
-    assert f"{option[2:].replace('-', '_')}: expected a number" in capsys.readouterr().err
+    assert f"headrace: {option}: expected a number" in capsys.readouterr().err
 
 
 WHOLE = (
@@ -55,9 +55,7 @@ NO_ZERO = ("--rows", "--window-rows", "--pending-mib", "--learning-rate")
 def refused(words: list[str], option: str, number: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*words, f"{option}={number}"]) == 2
     said = capsys.readouterr().err
-    assert re.fullmatch(
-        rf"headrace: (model: )?{option[2:].replace('-', '[-_]')}: expected .*, got .*\n", said
-    )
+    assert re.fullmatch(rf"headrace: {option}: expected .*, got .*\n", said), said
     assert len(said) < 200
 
 
@@ -88,4 +86,4 @@ def test_profiling_refuses_in_one_line(
 @pytest.mark.parametrize("number", ["nan", "inf", "1e300", "-1", HUGE])
 def test_serving(tmp_path: Path, number: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", str(tmp_path), f"--poll-seconds={number}"]) == 2
-    assert "poll-seconds: expected seconds" in capsys.readouterr().err
+    assert "headrace: --poll-seconds: expected seconds" in capsys.readouterr().err

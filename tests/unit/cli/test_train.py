@@ -109,7 +109,7 @@ def test_adam_comes_with_a_rate_that_fits_it() -> None:
         (["/missing/rows"], "input: /missing/rows cannot be opened: No such file"),
         (["--schema", "/missing/schema"], "schema: /missing/schema cannot be read: No such file"),
         (["--window-rows", "0"], "window-rows: expected a whole number, 1 or more, got 0"),
-        (["--factors", "0"], "model: factors: expected a number, at least 1"),
+        (["--factors", "0"], "--factors: expected a number, at least 1"),
     ],
 )
 def test_wrong_options_are_refused_in_words(
