@@ -19,6 +19,7 @@ from headrace.batching.request import VERSION, WRITTEN
 from headrace.clock import unix_milliseconds
 from headrace.config import InputSource
 from headrace.errors import ConfigError, InvalidRequest, InvalidRows, StreamError, listed, shown
+from headrace.stream.dictionaries import plain
 from headrace.stream.schema import METADATA_KEY, Field, Schema
 from headrace.tensors import STRING, Array
 
@@ -315,14 +316,13 @@ def _whole(rows: pa.RecordBatch, name: str) -> Array:
         raise ConfigError(
             f"expected whole numbers in the column {name!r}, as answers have them; got {column.type}"
         )
-    numbers: Array = column.fill_null(0).cast(pa.int64()).to_numpy().astype(np.uint64)
+    numbers: Array = column.fill_null(0).to_numpy().astype(np.uint64)
     return numbers
 
 
 def _key_values(name: str, column: pa.Array) -> Array:
     """Keys as requests have them: ``bytes`` of UTF-8, or int64; what stands for none where it is null."""
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
+    column = plain(column, f"column {name!r}")
     if pa.types.is_integer(column.type):
         numbers: Array = column.cast(pa.int64()).fill_null(NO_KEY).to_numpy()
         return numbers

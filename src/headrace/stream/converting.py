@@ -6,7 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.errors import ConfigError, StreamError
+from headrace.errors import ConfigError, InvalidRequest, StreamError
+from headrace.stream.dictionaries import plain
 from headrace.stream.schema import MOST_VIEWS, Field
 
 _UTC = pa.timestamp("us", tz="UTC")
@@ -68,8 +69,10 @@ def stream_column(field: Field, values: pa.Array, first_row: int, *, counted: bo
     Raises:
         StreamError: A value is not what the field needs.
     """
-    if pa.types.is_dictionary(values.type):
-        values = values.dictionary_decode()
+    try:
+        values = plain(values)
+    except InvalidRequest as error:
+        raise StreamError(error.message, row=first_row, field=field.name) from None
     if field.role == "ignored":
         return values
     column = _Column(field, first_row)

@@ -11,6 +11,7 @@ import tomli_w
 
 from headrace.errors import ConfigError
 from headrace.stream.converting import is_listed, is_text, shown
+from headrace.stream.dictionaries import plain
 from headrace.stream.schema import Field, Pooling, Role, Schema
 
 SAMPLE_ROWS = 50_000
@@ -104,8 +105,7 @@ def doubts(sample: pa.RecordBatch, schema: Schema, hints: Hints) -> list[str]:
         field = schema.by_name[name]
         if name in hints.ignored or field.role not in ("ignored", "categorical"):
             continue
-        if pa.types.is_dictionary(column.type):
-            column = column.dictionary_decode()  # noqa: PLW2901
+        column = plain(column)  # noqa: PLW2901
         why = _no_number(column) if is_text(column.type) else ""
         if field.role == "ignored":
             why = why or _why_ignored(column)
@@ -161,10 +161,8 @@ class _Guess:
 
     def field(self, column: pa.Array) -> Field:
         """What it is, by its type."""
+        column = plain(column)
         kind = column.type
-        if pa.types.is_dictionary(kind):
-            column = column.dictionary_decode()
-            kind = column.type
         if pa.types.is_fixed_size_list(kind) and pa.types.is_floating(kind.value_type):
             return Field(name=self.name, role="vector", size=kind.list_size, context=self.context)
         if is_listed(kind):

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from headrace.errors import ConfigError, StreamError, listed
 from headrace.stream.block import Block, Slice
+from headrace.stream.dictionaries import plain
 from headrace.stream.features import Features
 from headrace.stream.joined_columns import Columns, Times, column_number, columns_of
 from headrace.stream.joining_kernels import join_categorical, join_integers, join_numbers
@@ -228,7 +229,7 @@ class _SliceCodes:
         if pa.types.is_nested(column.type):
             column = pa.array([None if value is None else str(value) for value in column.to_pylist()])
         if pa.types.is_dictionary(column.type) and len(column.dictionary) > len(column):
-            column = column.dictionary_decode()  # Most of a large dictionary is of no concern.
+            column = plain(column)  # Most of a large dictionary is of no concern.
         encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
         numbers = [-1 if value is None else self._code(value) for value in _values(encoded.dictionary)]
         # As int32: the indices' own type may not hold the number behind the last of the values.

@@ -13,6 +13,7 @@ from headrace.archive.columns import LARGEST_ROW_BYTES, TEXT, Column
 from headrace.errors import InvalidRequest, shown
 from headrace.stream.converting import is_listed
 from headrace.stream.converting import is_text as is_plain_text
+from headrace.stream.dictionaries import plain
 from headrace.tensors import Array
 
 _MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "\\N")
@@ -21,11 +22,6 @@ _WHOLE = r"^\s*[-+]?(0|[1-9]\d*)\s*$"
 _CODE = r"^\s*[-+]?(0\d|\d{19})"  # no number: a leading 0 means something, and int64 holds no longer ones
 _LEAST_TEXT_BYTES = 16
 _NO_CAST = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError)
-
-
-def plain(values: pa.Array) -> pa.Array:
-    """Values without a dictionary."""
-    return values.dictionary_decode() if pa.types.is_dictionary(values.type) else values
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -55,7 +51,7 @@ def keys_of(name: str, values: pa.Array, first_row: int, longest: int) -> list[s
     Raises:
         InvalidRequest: One is not there, empty or too long; or the column is none of keys.
     """
-    values = plain(values)
+    values = plain(values, f"column {name!r}")
     if not is_text(values.type) and not is_whole(values.type):
         raise InvalidRequest(
             f"expected texts or whole numbers as keys, got {values.type}", field=f"column {name!r}"
@@ -82,7 +78,7 @@ def values_of(column: Column, values: pa.Array, first_row: int) -> Array:
     Raises:
         InvalidRequest: A value is not what the column needs.
     """
-    values = _as_read(plain(values), column.dtype)
+    values = _as_read(plain(values, f"column {column.name!r}"), column.dtype)
     made = _texts(column, values, first_row) if column.dtype == TEXT else _numbers(column, values, first_row)
     if made.null_count:
         if column.default is None:

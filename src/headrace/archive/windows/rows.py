@@ -8,7 +8,7 @@ from headrace.archive.windows.counters import Counters
 from headrace.archive.windows.kernels import Rows
 from headrace.archive.windows.plan import Measure, Plan
 from headrace.archive.windows.window import FeedSettings
-from headrace.errors import ConfigError, StreamError, listed, shown
+from headrace.errors import ConfigError, InvalidRequest, StreamError, listed, shown
 from headrace.stream.schema import Field
 from headrace.tensors import Array
 
@@ -17,10 +17,13 @@ try:
     import pyarrow.compute as pc
 
     from headrace.stream.converting import is_text, stream_column
+    from headrace.stream.dictionaries import plain
 except ImportError as error:  # as with every package that is not always needed
     raise ConfigError(f"feeding a table needs an extra ({error}): pip install 'headrace[train]'") from None
 
 _MICROSECONDS = 1_000_000
+_LARGEST = 1e280
+"""What is larger counts as missing, as infinity does: sums of it might be infinite."""
 _NO_CAST = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError)
 
 
@@ -104,12 +107,12 @@ class RowMaker:
 
     def _slots(self, values: pa.Array, first_row: int, counters: Counters) -> Array:
         name = self._settings.key
-        plain = values.dictionary_decode() if pa.types.is_dictionary(values.type) else values
-        if not is_text(plain.type) and not pa.types.is_integer(plain.type):
+        keys = _plain(name, values, first_row)
+        if not is_text(keys.type) and not pa.types.is_integer(keys.type):
             raise StreamError(
-                f"expected texts or whole numbers as keys, got {plain.type}", row=first_row, field=name
+                f"expected texts or whole numbers as keys, got {keys.type}", row=first_row, field=name
             )
-        encoded = plain.dictionary_encode()
+        encoded = keys.dictionary_encode()
         texts = encoded.dictionary.cast(pa.large_string())
         codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
         sizes = pc.binary_length(texts).to_numpy(zero_copy_only=False)
@@ -127,20 +130,26 @@ class RowMaker:
         return found
 
 
+def _plain(name: str, values: pa.Array, first_row: int) -> pa.Array:
+    try:
+        return plain(values)
+    except InvalidRequest as error:
+        raise StreamError(error.message, row=first_row, field=name) from None
+
+
 def _numbers(name: str, values: pa.Array, first_row: int) -> tuple[Array, Array]:
     """A column's numbers, float64, 0 where there is none; and where there is one."""
-    if pa.types.is_dictionary(values.type):
-        values = values.dictionary_decode()
+    values = _plain(name, values, first_row)
     if is_text(values.type):
         values = pc.if_else(pc.equal(values, ""), pa.scalar(None, values.type), values)
     try:
         numbers = values.cast(pa.float64())
     except _NO_CAST as error:
-        problem = f"expected numbers: {str(error).splitlines()[0]}"
+        problem = f"expected numbers: {shown(str(error).splitlines()[0])[1:-1]}"
         raise StreamError(problem, row=first_row, field=name) from error
     there = numbers.is_valid().to_numpy(zero_copy_only=False)
     found = numbers.fill_null(0.0).to_numpy(zero_copy_only=False)
-    finite = np.isfinite(found)
+    finite = np.abs(found) <= _LARGEST  # which NaN is not, either
     if not finite.all():
         there, found = there & finite, np.where(finite, found, 0.0)
     return found, there
@@ -148,8 +157,10 @@ def _numbers(name: str, values: pa.Array, first_row: int) -> tuple[Array, Array]
 
 def _equal(values: pa.Array, wanted: int | str) -> Array:
     """Where a column has a value, whether as a number or as a text."""
-    if pa.types.is_dictionary(values.type):
-        values = values.dictionary_decode()
+    if pa.types.is_dictionary(values.type):  # compared before each stands for itself, which may be much
+        within = np.append(_equal(values.dictionary, wanted), False)
+        picked: Array = within[values.indices.cast(pa.int64()).fill_null(-1).to_numpy(zero_copy_only=False)]
+        return picked
     if pa.types.is_boolean(values.type):
         values = values.cast(pa.int8())
     if isinstance(wanted, str) or is_text(values.type):

@@ -320,3 +320,37 @@ def test_a_table_without_windows_is_not_fed(tmp_path: Path) -> None:
     told = pytest.raises(ConfigError, match="the table 'users' has no windows to be fed")
     with open_parts(tmp_path, "memory", {"dimension": 4}, tables=tables) as archive, told:
         Feed(archive, "users", lambda: False)
+
+
+def test_a_number_whose_sums_would_be_none_is_missing(tmp_path: Path) -> None:
+    rows = rows_of(2000)
+    changes = rows["change"].to_numpy(zero_copy_only=False).astype(np.float64)
+    changes[[5, 6, 7, 8]] = 1e308
+    with opened(tmp_path) as archive:
+        feed = feed_of(archive)
+        feed.take(rows.set_column(2, "change", pa.array(changes)))
+        feed.finish()
+        changes[[5, 6, 7, 8]] = 0.0
+        left = rows.set_column(2, "change", pa.array(changes))
+        for key in KEYS:
+            assert served(archive, key) == expected(left, key, feed.clock_seconds * 1000)
+
+
+def test_a_long_text_is_not_said_back_whole(tmp_path: Path) -> None:
+    rows = rows_of(3).set_column(2, "change", pa.array(["x" * 10_000] * 3))
+    with opened(tmp_path) as archive, pytest.raises(StreamError, match="expected numbers") as refused:
+        feed_of(archive).take(rows)
+    assert len(refused.value.message) < 500
+
+
+def test_a_dictionary_is_compared_as_its_values_are(tmp_path: Path) -> None:
+    """And is not made plain for that: few bytes of indices may stand for gigabytes."""
+    rows = rows_of(2000)
+    codes = rows["label"].cast(pa.int8())
+    coded = pa.DictionaryArray.from_arrays(codes, pa.array(["0", "1", "never named" * 1000]))
+    with opened(tmp_path) as archive:
+        feed = feed_of(archive)
+        feed.take(rows.set_column(3, "label", coded))
+        feed.finish()
+        for key in KEYS:
+            assert served(archive, key) == expected(rows, key, feed.clock_seconds * 1000)
