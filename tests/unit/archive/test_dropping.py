@@ -71,6 +71,17 @@ def test_nothing_of_a_dropped_version_is_left(archive: Archive) -> None:
         drop_version(archive, "texts", 2)
 
 
+def test_all_dead_letters_go_however_many_there_are(archive: Archive) -> None:
+    made = [
+        DeadLetter(space="texts", version=1, key=f"{one}", reason="r", attempts=1, died=now())
+        for one in range(1001)
+    ]
+    archive.dead_letters.add(made)
+    archive.catalog.change("texts", lambda record: with_default(record, 2, 1.0))
+    drop_version(archive, "texts", 1)
+    assert [one.version for one in archive.dead_letters.all("texts")] == [2]
+
+
 def test_whoever_was_killed_on_the_way_goes_on(archive: Archive) -> None:
     archive.catalog.change("texts", lambda record: without(record, 2))
     archive.store.drop(partition("texts", 2))

@@ -243,14 +243,19 @@ def test_a_table_without_columns_yet_is_waited_for() -> None:
         featured(archive)
 
 
-def test_a_new_default_is_asked_if_it_fits_the_model() -> None:
+def test_a_new_default_is_asked_if_it_fits_the_model(caplog: pytest.LogCaptureFixture) -> None:
     with archive_of(InMemoryStore(MemoryStore())) as archive:
         model = featured(archive)
         archive.put_rows("users", ["7"], {"age": [41]})
         of_texts = archive.table_version("users", [Column(name="age", dtype="text")])
         archive.catalog.change("users", lambda record: with_default(record, of_texts.number, 1.0))
         until(lambda: archive.reader("users").version.number == of_texts.number)
-        assert model.predict(asked(["a"], ["7"]))["years"].tolist() == [41]
+        for _ in range(3):
+            assert model.predict(asked(["a"], ["7"]))["years"].tolist() == [41]
+        assert [one.args for one in caplog.records if "goes on with version" in one.msg] == [
+            ("m", 1, "users", "inputs.age: expected FP32, as the model takes it, got BYTES from version 2 "
+             "of the space 'users'"),
+        ]  # fmt: skip
         of_more = archive.table_version(
             "users", [Column(name="age", dtype="int64"), Column(name="name", dtype="text")]
         )
@@ -258,6 +263,8 @@ def test_a_new_default_is_asked_if_it_fits_the_model() -> None:
         archive.catalog.change("users", lambda record: with_default(record, of_more.number, 1.0))
         until(lambda: archive.reader("users").version.number == of_more.number)
         assert model.predict(asked(["a"], ["7"]))["years"].tolist() == [42]
+    outputs = model.predict(asked(["a"], ["8"]))  # the archive is closed
+    assert (outputs["age.version"].tolist(), outputs["years"].tolist()) == ([of_more.number], [0])
 
 
 def test_a_store_that_is_held_up_is_waited_for_no_longer_than_a_batch_may_take() -> None:
@@ -276,11 +283,47 @@ def test_a_store_that_is_held_up_is_waited_for_no_longer_than_a_batch_may_take()
 
 
 def test_an_archive_that_is_closed_is_no_error() -> None:
-    with archive_of(InMemoryStore(MemoryStore())) as archive:
+    users = {"columns": {"age": {"dtype": "int64", "default": 30}}}
+    with archive_of(InMemoryStore(MemoryStore()), users=users) as archive:
         archive.put("images", ["a"], np.ones((1, 4)))
         model = featured(archive)
         archive.reader("images").forget_all()
-    assert model.predict(asked(["a"], ["7"]))["vector"].tolist() == [[0] * 4]
+    outputs = model.predict(asked(["a", "b"], ["7", ""]))
+    assert outputs["vector"].tolist() == [[0] * 4] * 2
+    assert outputs["years"].tolist() == [30, 30]  # what stands for a missing value, and no zeros
+
+
+def test_each_model_has_its_own_quota_of_new_keys() -> None:
+    images = {**IMAGES, "max_new_keys_per_second": 0.001, "max_new_keys_burst": 1}
+    with archive_of(InMemoryStore(MemoryStore()), images) as archive:
+        for name in ("m", "n"):
+            model = FeaturedServable(Echo(), archive, name, config_of(), {})
+            model.predict(asked([f"{name} wants this", f"{name} wants that"], ["", ""]))
+        until(lambda: archive.queue.depth().messages == 2)
+
+
+def test_the_model_is_closed_with_what_stands_before_it(archive: Archive) -> None:
+    model = Echo()
+    FeaturedServable(model, archive, "m", config_of(), {}).close()
+    assert model.is_closed
+    assert archive.lookup("images", ["a"]).found.all()
+
+
+def test_a_key_is_sent_once_only_where_all_that_it_feeds_is(archive: Archive) -> None:
+    age = InputSource(space="users", column="age", key="url")
+    signatures = featured(archive, config_of(image=IMAGE, age=age)).signatures
+    (url,) = [spec for spec in signatures[DEFAULT_SIGNATURE].inputs if spec.name == "url"]
+    assert not url.context
+
+
+def test_a_number_that_a_request_leaves_out_is_no_key(archive: Archive) -> None:
+    archive.put_rows("users", ["0"], {"age": [9]})
+    age = InputSource(space="users", column="age", key="user", key_dtype="int64")
+    model = featured(archive, config_of(image=IMAGE, age=age))
+    (user,) = [spec for spec in model.signatures[DEFAULT_SIGNATURE].inputs if spec.name == "user"]
+    given = {"bid": np.zeros(1, np.float32), "url": np.array([b"a"], STRING)}
+    outputs = model.predict(given | {"user": np.full(1, user.absent, user.dtype)})
+    assert outputs["years"].tolist() == [0]
 
 
 def test_a_version_that_goes_while_it_is_served_is_no_error(archive: Archive) -> None:
@@ -327,6 +370,10 @@ def test_keys_that_cannot_be_are_the_errors_of_their_rows(archive: Archive) -> N
             r"inputs.image.key: expected texts, .* got bid FP32",
         ),
         (
+            {"image": InputSource(space="images", key="bid", key_dtype="int64")},
+            r"inputs.image.key: expected integers, as key_dtype says, got bid FP32",
+        ),
+        (
             {"image": IMAGE, "age": InputSource(space="users", column="age", key="url", key_dtype="int64")},
             r"inputs.age.key: expected integers, as key_dtype says, got url BYTES",
         ),
@@ -345,6 +392,34 @@ def test_a_batch_may_have_no_more_rows_than_a_lookup_has_keys() -> None:
         pytest.raises(NotLoadable, match=r"max_batch_rows: expected at most 100, as spaces.images.max_keys"),
     ):
         featured(archive)
+    with archive_of(InMemoryStore(MemoryStore()), {**IMAGES, "max_keys": 100}) as archive:
+        featured(archive, ModelConfig(inputs=config_of().inputs, batching=BatchingPolicy(max_batch_rows=100)))
+
+
+class EchoWithOwnWays(Echo):
+    """One output has the name of what is said of an input; another input holds two keys a row."""
+
+    def __init__(self, *outputs: str) -> None:
+        super().__init__()
+        its = self.signatures[DEFAULT_SIGNATURE]
+        more = tuple(TensorSpec(name, np.dtype(np.int64), ()) for name in outputs)
+        inputs = (*its.inputs, TensorSpec("both", STRING, (2,)))
+        self.signatures = {DEFAULT_SIGNATURE: Signature(its.name, inputs, its.outputs + more)}
+
+
+@pytest.mark.parametrize(
+    ("outputs", "key", "said"),
+    [
+        (("image.written",), "url", "inputs.image: the model has an output 'image.written' of its own"),
+        ((), "both", r"inputs.image.key: expected one value a row, got both BYTES \[rows, 2\]"),
+    ],
+)
+def test_a_model_whose_own_inputs_and_outputs_are_in_the_way_is_refused(
+    archive: Archive, outputs: tuple[str, ...], key: str, said: str
+) -> None:
+    config = config_of(image=InputSource(space="images", key=key))
+    with pytest.raises(NotLoadable, match=said):
+        FeaturedServable(EchoWithOwnWays(*outputs), archive, "m", config, {})
 
 
 def test_many_threads_each_get_their_own_rows(archive: Archive) -> None:
