@@ -181,11 +181,11 @@ class LmdbMessages:
             The transaction, and what is to be hoped for, if it is another.
         """
         self._check_process()
-        last = self._environment.info()["last_txnid"]
-        if last == seen:
-            return last, None
+        if self._environment.info()["last_txnid"] == seen:
+            return seen, None
         with self._file.reading() as transaction:
-            return last, self._tables.prospect(transaction)
+            # The file tells of a commit that waits for the disk before readers see it: what they see counts.
+            return transaction.id(), self._tables.prospect(transaction)
 
     def pause(self, seen: int, seconds: float) -> None:
         """Wait for a change by this process, or some time.
@@ -195,8 +195,9 @@ class LmdbMessages:
             seconds: The longest to wait.
         """
         with self._changed:
-            if self._environment.info()["last_txnid"] == seen:
-                self._changed.wait(seconds)
+            is_known = self._environment.info()["last_txnid"] == seen
+            # What is not seen yet is looked at soon, but in no busy loop: its writer may be stopped there.
+            self._changed.wait(seconds if is_known else min(seconds, _FIRST_PAUSE_SECONDS))
 
     def _tell_receivers(self) -> None:
         with self._changed:

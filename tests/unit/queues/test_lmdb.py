@@ -12,7 +12,7 @@ import pytest
 from headrace.errors import ConfigError, FailedPrecondition, Overloaded, Unavailable
 from headrace.queues.lmdb import LmdbMessages
 from headrace.queues.lmdb_tables import Clocks
-from headrace.queues.queue import Message
+from headrace.queues.queue import Delivery, Message
 from headrace.queues.settings import LmdbQueue
 from headrace.testing.queue_tools import messages, running
 
@@ -210,6 +210,19 @@ def test_threads_that_publish_at_once_share_commits(queue: LmdbMessages) -> None
         pass
     assert queue.depth().messages == 320
     assert queue._environment.info()["last_txnid"] - begun <= 320
+
+
+def test_a_message_that_comes_while_a_receiver_waits_is_received_at_once(tmp_path: Path) -> None:
+    """A commit that waits for the disk is told of by the file before readers see it."""
+    queue = LmdbMessages(LmdbQueue(path=tmp_path))  # waits for the disk
+    receiver = queue.receiver()
+    for number in range(40):
+        found: list[Delivery] = []
+        with running(lambda found=found: found.extend(receiver.receive(10, 5.0))):
+            queue.publish(messages(number, 1))
+        assert [delivery.message for delivery in found] == messages(number, 1)
+        receiver.acknowledge(found)
+    queue.close()
 
 
 def test_an_open_queue_is_not_inherited(queue: LmdbMessages) -> None:
