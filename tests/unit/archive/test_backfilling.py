@@ -81,4 +81,4 @@ def test_two_that_run_the_same_backfill_are_told(archive: Archive) -> None:
         with pytest.raises(Conflict, match="another process runs the backfill of the space 'texts'"):
             second.run(lambda _: None, threading.Event())
     first.make_default()
-    assert archive.record("texts").default == 2
+    assert archive.catalog.read("texts").default == 2
