@@ -7,12 +7,11 @@ costs one look, and storing the same vector twice changes nothing.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import tenacity
@@ -22,16 +21,19 @@ from headrace.archive.catalog import NO_RECORD, partition
 from headrace.archive.config import MEAN
 from headrace.archive.contents import content_of, table_column
 from headrace.archive.dead_letters import DeadLetter, now
-from headrace.archive.embedders.embedder import Embedded, Embedder, Failure
+from headrace.archive.embedders.embedder import Embedded, Failure
+from headrace.archive.encoders import Asking, Encoder, Filled, Stop, Stopped
 from headrace.archive.fill_counts import FillCounts
+from headrace.archive.forgotten import CLOCKS_APART_SECONDS
+from headrace.archive.held import Task
 from headrace.archive.keys import all_stored
 from headrace.archive.looking import SpaceReader
 from headrace.archive.oov import ENOUGH, keep_mean
 from headrace.archive.publishing import Wanted, wanted_of
 from headrace.archive.records import Form, joined
+from headrace.archive.suppliers import Away
 from headrace.archive.table_contents import texts_of
 from headrace.errors import FailedPrecondition, HeadraceError, NotFound, Refused
-from headrace.queues.queue import Delivery
 from headrace.tensors import Array
 
 _log = logging.getLogger(__name__)
@@ -45,37 +47,14 @@ _FIRST_WAIT_SECONDS = 0.2
 _LONGEST_WAIT_SECONDS = 30.0
 _JITTER_SECONDS = 0.2
 _LONGEST_REASON = 2000
+_PATIENCE_SECONDS = 1.0  # for an embedder's answer, where others are to be asked
+_PATIENCE_ALONE_SECONDS = 30.0
+_PUT_BACK_AT_ONCE = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class _EncoderFailed(Failure):
     """The encoder failed, which may be no fault of the content: who asks for it again has it tried again."""
-
-
-class Stopped(Exception):
-    """The filler is to end before its batch is done."""
-
-
-@dataclass(frozen=True)
-class Encoder:
-    """An embedder with the space version that it fills."""
-
-    embedder: Embedder
-    version: int
-
-
-class Task(NamedTuple):
-    """A message with what has been tried of it.
-
-    Attributes:
-        delivery: The message.
-        attempts: How often its content could not be had.
-        due: When it is to be tried again, on the monotonic clock.
-    """
-
-    delivery: Delivery
-    attempts: int = 0
-    due: float = 0.0
 
 
 Asked = Sequence[tuple[Wanted, Task]]
@@ -87,9 +66,15 @@ class _Group:
     """The keys of one space version, each once, with the first message that asks for it."""
 
     reader: SpaceReader
-    embedder: Embedder
+    encoder: Encoder
     keys: dict[str, Task] = field(default_factory=dict)
+    missing: Sequence[str] = ()  # those to embed
     dead: set[str] = field(default_factory=set)  # those with a dead letter
+
+    @property
+    def where(self) -> tuple[str, int]:
+        """The space version."""
+        return self.reader.space, self.reader.version.number
 
 
 class BatchFiller:
@@ -102,22 +87,23 @@ class BatchFiller:
     def __init__(
         self,
         archive: Archive,
-        encoders: Mapping[str, Sequence[Encoder]],
+        filled: Filled,
         counts: Mapping[str, FillCounts],
-        stopping: threading.Event,
+        stop: Stop,
     ) -> None:
         """Fill an archive.
 
         Args:
             archive: What is filled.
-            encoders: By space, what fills it, the newest last.
+            filled: What fills it.
             counts: Where it is counted, by space.
-            stopping: Set when a batch is to be left undone.
+            stop: When a batch is to be left undone.
         """
         self._archive = archive
-        self._encoders = encoders
+        self._filled = filled
         self.counts = counts
-        self._stopping = stopping
+        self._stop = stop
+        self._asking = Asking(filled, stop)
         # How many of a space version must be filled before its mean is tried again.
         self._mean_at: dict[tuple[str, int], int] = {}
 
@@ -125,8 +111,8 @@ class BatchFiller:
         """Do what messages ask for; when it returns, those that it does not give may be acknowledged.
 
         Returns:
-            Those whose content may be had later, to be given again when they are due: nobody waits for them
-            meanwhile.
+            Those whose content may be had later, and those whose embedder is away or has not answered yet, to
+            be given again when they are due: nobody waits for them meanwhile.
 
         Raises:
             Stopped: Not all was done.
@@ -134,14 +120,35 @@ class BatchFiller:
         wanted = list(self._wanted(tasks))
         forgotten = self._persist(lambda: self._forgotten(wanted))
         later: set[tuple[str, str]] = set()
-        for group in self._groups(wanted, forgotten):
-            later.update((group.reader.space, key) for key in self._fill_group(group))
+        groups, away = self._groups(wanted, forgotten)
+        for group in groups:
+            try:
+                later.update((group.reader.space, key) for key in self._fill_group(group))
+            except Away as left:
+                away.update(dict.fromkeys(((group.reader.space, key) for key in group.missing), left))
         # What was forgotten while its vector was being made, now or by a filler that was killed, is stored.
         gone = self._persist(lambda: self._forgotten(wanted))
         for (one, _), is_gone in zip(wanted, gone, strict=True):
             if is_gone and one.space in self._archive.config.spaces:
                 self._persist(partial(self._archive.forget_made, one.space, [one.key]))
-        return [_again(task) for one, task in wanted if (one.space, one.key) in later]
+        return [
+            _aside(task, away[one.space, one.key]) if (one.space, one.key) in away else _again(task)
+            for one, task in wanted
+            if (one.space, one.key) in away or (one.space, one.key) in later
+        ]
+
+    def put_back(self, tasks: Sequence[Task]) -> None:
+        """Put messages back to the queue's end; when it returns, they may be acknowledged.
+
+        Raises:
+            Refused: The queue does not take them, or the store does not answer; some may be there twice.
+        """
+        wanted = list(self._wanted(tasks))
+        for start in range(0, len(wanted), _PUT_BACK_AT_ONCE):
+            some = wanted[start : start + _PUT_BACK_AT_ONCE]
+            forgotten = self._forgotten(some)
+            again = [one.again() for (one, _), is_gone in zip(some, forgotten, strict=True) if not is_gone]
+            self._archive.queue.publish([one.message() for one in again])
 
     def _wanted(self, tasks: Sequence[Task]) -> Asked:
         found = []
@@ -153,21 +160,35 @@ class BatchFiller:
         return found
 
     def _forgotten(self, wanted: Asked) -> list[bool]:
-        queued = [(one.space, one.key, task.delivery.queued) for one, task in wanted]
+        # What is put back was queued before, at least by as much as putting it back may take.
+        back = self._archive.config.queue.timeout_seconds + CLOCKS_APART_SECONDS
+        queued = [
+            (one.space, one.key, task.delivery.queued - (back if one.turn else 0.0)) for one, task in wanted
+        ]
         return self._archive.forgotten.since(queued)
 
-    def _groups(self, wanted: Asked, forgotten: Sequence[bool]) -> list[_Group]:
-        """The keys to embed, by space version; those of a version that nobody can fill go to the newest."""
+    def _groups(
+        self, wanted: Asked, forgotten: Sequence[bool]
+    ) -> tuple[list[_Group], dict[tuple[str, str], Away]]:
+        """The keys to embed, by space version; those of a version that nobody can fill go to the newest.
+
+        Returns:
+            Those, and the keys whose embedder is not open.
+        """
         groups: dict[tuple[str, int], _Group] = {}
-        records = {space: self._archive.record(space) for space in self._encoders}
+        away: dict[tuple[str, str], Away] = {}
+        awaited = dict(self._filled.awaited)  # first: what is open by then has its encoders
+        spaces = dict(self._filled.encoders)
+        records = {space: self._archive.record(space) for space in spaces}
         for (one, task), is_forgotten in zip(wanted, forgotten, strict=True):
             record = records.get(one.space, NO_RECORD)
             encoders = [
-                encoder
-                for encoder in self._encoders.get(one.space, ())
-                if not record.is_gone(encoder.version)
+                encoder for encoder in spaces.get(one.space, ()) if not record.is_gone(encoder.version)
             ]
             if is_forgotten:
+                continue
+            if one.space in awaited:
+                away[one.space, one.key] = Away(awaited[one.space])
                 continue
             if not encoders or one.version > encoders[-1].version:
                 if not record.is_gone(one.version):  # else nobody can want it any more
@@ -178,9 +199,9 @@ class BatchFiller:
                     continue
                 where = one.space, encoder.version
                 if where not in groups:
-                    groups[where] = _Group(self._archive.reader(*where), encoder.embedder)
+                    groups[where] = _Group(self._archive.reader(*where), encoder)
                 groups[where].keys.setdefault(one.key, task)
-        return list(groups.values())
+        return list(groups.values()), away
 
     def _leave(self, wanted: Wanted, encoders: Sequence[Encoder]) -> None:
         """Keep what this filler cannot make as a dead letter: with its reason it can be replayed."""
@@ -198,7 +219,7 @@ class BatchFiller:
         there = self._persist(lambda: self._stored(reader, list(group.keys)))
         counts.there += sum(there)
         keys = [key for key, is_there in zip(group.keys, there, strict=True) if not is_there]
-        keys = self._without_poison(group, keys)
+        group.missing = keys = self._without_poison(group, keys)
         if not keys:
             return set()
         counts.retried += any(group.keys[key].attempts for key in keys)
@@ -239,11 +260,11 @@ class BatchFiller:
 
     def _made(self, group: _Group, keys: Sequence[str]) -> Embedded:
         """Vectors of keys: of the contents that there are."""
-        embedder, form = group.embedder, group.reader.version.form
+        form = group.reader.version.form
         contents = self._contents(group.reader, keys)
         there = [content for content in contents if content is not None]
         if len(there) == len(keys):
-            return self._embed(embedder, form, there)
+            return self._embed(group, form, there)
         source = table_column(group.reader.settings.content)
         table = source.table if source is not None else ""
         reason = f"the table {table!r} has no row of this key yet; load it, and replay"
@@ -251,7 +272,7 @@ class BatchFiller:
         vectors = np.zeros((len(keys), form.dimension), np.float32)
         if there:
             places = [place for place, one in enumerate(contents) if one is not None]
-            embedded = self._embed(embedder, form, there)
+            embedded = self._embed(group, form, there)
             vectors[places] = embedded.vectors
             failures |= {places[place]: failure for place, failure in embedded.failures.items()}
         return Embedded(vectors, failures)
@@ -264,23 +285,25 @@ class BatchFiller:
         archive = self._archive
         return self._persist(lambda: texts_of(archive.store, archive.record(source.table), source, keys))
 
-    def _embed(self, embedder: Embedder, form: Form, contents: Sequence[bytes]) -> Embedded:
+    def _embed(
+        self, group: _Group, form: Form, contents: Sequence[bytes], patience: float = _PATIENCE_SECONDS
+    ) -> Embedded:
         try:
-            embedded = self._persist(lambda: embedder.embed(contents))
-        except Stopped:
+            embedded = self._asking.ask(group.encoder, group.where, contents, patience)
+        except (Stopped, Away):
             raise
         except Exception as error:  # noqa: BLE001 - the boundary to an encoder, which may be anybody's
             if len(contents) > 1:  # one of them may be what it cannot stand
-                return self._one_by_one(embedder, form, contents)
+                return self._one_by_one(group, form, contents)
             reason = error.message if isinstance(error, HeadraceError) else repr(error)
             failed = _EncoderFailed(f"the encoder failed: {reason}", is_final=True)
-            embedded = Embedded(np.zeros((1, embedder.dimension)), {0: failed})
+            embedded = Embedded(np.zeros((1, group.encoder.embedder.dimension)), {0: failed})
         return _checked(embedded, len(contents), form)
 
-    def _one_by_one(self, embedder: Embedder, form: Form, contents: Sequence[bytes]) -> Embedded:
+    def _one_by_one(self, group: _Group, form: Form, contents: Sequence[bytes]) -> Embedded:
         vectors, failures = np.zeros((len(contents), form.dimension), np.float32), {}
         for place, content in enumerate(contents):
-            alone = self._embed(embedder, form, [content])
+            alone = self._embed(group, form, [content], _PATIENCE_ALONE_SECONDS)
             vectors[place] = alone.vectors[0]
             if alone.failures:
                 failures[place] = alone.failures[0]
@@ -334,7 +357,7 @@ class BatchFiller:
         self.counts[reader.space].dead += len(letters)
 
     def _persist(self, call: Callable[[], _ResultT]) -> _ResultT:
-        """Call until it is not refused: a store or an encoder that is down keeps the batch where it is.
+        """Call until it is not refused: a store that is down keeps the batch where it is.
 
         Raises:
             Stopped: The filler is to end.
@@ -344,8 +367,8 @@ class BatchFiller:
             wait=tenacity.wait_exponential_jitter(
                 multiplier=_FIRST_WAIT_SECONDS, max=_LONGEST_WAIT_SECONDS, jitter=_JITTER_SECONDS
             ),
-            stop=tenacity.stop_when_event_set(self._stopping),
-            sleep=tenacity.sleep_using_event(self._stopping),
+            stop=tenacity.stop_when_event_set(self._stop.event),
+            sleep=tenacity.sleep_using_event(self._stop.event),
             before_sleep=self._tell,
         )
         try:
@@ -367,6 +390,11 @@ def _again(task: Task) -> Task:
     attempts = task.attempts + 1
     seconds = min(_LONGEST_WAIT_SECONDS, 2 * _FIRST_WAIT_SECONDS * 2**attempts)
     return Task(task.delivery, attempts, time.monotonic() + seconds)
+
+
+def _aside(task: Task, away: Away) -> Task:
+    """A task whose embedder is away: that is no attempt."""
+    return Task(task.delivery, task.attempts, awaits=away.supplier, call=away.call)
 
 
 def _letter(wanted: Wanted, reason: str, attempts: int, *, is_final: bool) -> DeadLetter:

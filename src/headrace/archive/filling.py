@@ -5,14 +5,18 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from headrace.archive.archive import Archive
 from headrace.archive.embedders.embedder import Embedder
-from headrace.archive.fill_batch import BatchFiller, Encoder, Stopped, Task
+from headrace.archive.encoders import Encoder, Filled, Stop, Stopped
+from headrace.archive.fill_batch import BatchFiller
 from headrace.archive.fill_counts import FillCounts
-from headrace.errors import HeadraceError
-from headrace.queues.queue import Delivery, Receiver
+from headrace.archive.held import Held, Task
+from headrace.archive.suppliers import Supplier
+from headrace.errors import HeadraceError, Unavailable
+from headrace.queues.queue import Receiver
 
 _log = logging.getLogger(__name__)
 
@@ -20,7 +24,10 @@ BATCH = 64
 """How many keys are embedded together, unless a setting says otherwise."""
 
 _WAIT_SECONDS = 0.5
-_MOST_LATER = 4  # batches of contents that are tried again later, which are held meanwhile
+_LOOK_SECONDS = 0.2
+_AGAIN_SECONDS = 1.0
+_LAST_SECONDS = 5.0
+_RESTS = 4.0  # as long as putting messages back took, so that it takes a fifth of a thread's time at most
 _LONGEST_PAUSE_SECONDS = 5.0
 
 
@@ -30,16 +37,17 @@ class Filler:
     Of its threads one can embed while another one stores. A message is acknowledged when its batch is stored
     or among the dead letters: a filler that is killed has at most one batch a thread done again. A content
     that may be had later holds nobody up: its message is kept until then, and a few batches of them at most.
+    Nor does an embedder that is down, hangs, or is not open yet: messages of its spaces are kept aside, and
+    where they are many or old, put back to the queue's end.
 
     Attributes:
         counts: What came of it, by space.
-        versions: What the current embedder of each space makes.
     """
 
     def __init__(
         self,
         archive: Archive,
-        embedders: Mapping[str, Sequence[Embedder]],
+        embedders: Mapping[str, Sequence[Embedder | Supplier]],
         *,
         threads: int = 2,
         batch: int = BATCH,
@@ -48,44 +56,116 @@ class Filler:
 
         Args:
             archive: What is filled.
-            embedders: By space, what fills it, the current one last.
+            embedders: By space, what fills it, the current one last; a supplier is waited for where it, or
+                the store, does not answer yet.
             threads: How many batches are at work side by side.
             batch: How many keys make one.
 
         Raises:
-            Unavailable: The store does not answer.
+            Unavailable: The store does not answer, and an embedder was given.
             ConfigError: An embedder makes vectors of another length than the settings say.
         """
         self._archive = archive
         self._batch = batch
-        self._stopping = threading.Event()
-        encoders = {
-            space: [Encoder(one, archive.add_version(space, one).number) for one in those]
-            for space, those in embedders.items()
-        }
-        self.versions = {space: those[-1].version for space, those in encoders.items() if those}
-        self.counts = {space: archive.fills.setdefault(space, FillCounts()) for space in encoders}
-        self._fillers = [BatchFiller(archive, encoders, self.counts, self._stopping) for _ in range(threads)]
+        self._stop = Stop()
+        self._wanted = {space: suppliers_of(archive, space, those) for space, those in embedders.items()}
+        self._suppliers = list(dict.fromkeys(one for those in self._wanted.values() for one in those))
+        awaited = {space: those[-1] for space, those in self._wanted.items() if those}
+        self._filled = Filled(dict.fromkeys(self._wanted, ()), awaited)
+        self.counts = {space: archive.fills.setdefault(space, FillCounts()) for space in self._wanted}
+        for space in self._wanted:
+            try:
+                self._find_versions(space)
+            except Unavailable:
+                if not all(isinstance(one, Supplier) for one in embedders[space]):
+                    raise
+        self._fillers = [BatchFiller(archive, self._filled, self.counts, self._stop) for _ in range(threads)]
         self._threads: list[threading.Thread] = []
+
+    @property
+    def versions(self) -> dict[str, int]:
+        """What the current embedder of each space makes, where it is open."""
+        return {space: those[-1].version for space, those in self._filled.encoders.items() if those}
 
     def start(self) -> None:
         """Begin to fill."""
-        for number, filler in enumerate(self._fillers):
-            thread = threading.Thread(
-                target=self._run, args=(filler,), name=f"archive-fill-{number}", daemon=True
-            )
+        works: list[Callable[[], None]] = [partial(self._run, filler) for filler in self._fillers]
+        for number, work in enumerate([*works, self._look]):
+            thread = threading.Thread(target=work, name=f"archive-fill-{number}", daemon=True)
             thread.start()
             self._threads.append(thread)
 
-    def stop(self) -> None:
-        """Give back what is not done, and end; a batch in an encoder is waited for."""
-        self._stopping.set()
+    def stop(self, seconds: float = _LAST_SECONDS) -> None:
+        """Give back what is not done, and end.
+
+        Args:
+            seconds: How long an embedder that is at work is waited for; what it is at is given back then.
+        """
+        self._stop.until = time.monotonic() + seconds
+        self._stop.event.set()
         for thread in self._threads:
             thread.join()
+        for supplier in self._suppliers:
+            self._archive.troubles.pop(supplier, None)
+
+    # ---- embedders that come and go ----------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Have embedders opened, and what is wrong with them told."""
+        told = ""
+        while not self._stop.event.wait(_AGAIN_SECONDS if told else _LOOK_SECONDS):
+            trouble = ""
+            for supplier in self._suppliers:
+                supplier.look()
+                if text := supplier.trouble:
+                    self._archive.troubles[supplier] = text
+                else:
+                    self._archive.troubles.pop(supplier, None)
+            for space in self._wanted:
+                try:
+                    self._find_versions(space)
+                except Exception as error:  # noqa: BLE001 - the boundary of the thread: it may be put right
+                    reason = error.message if isinstance(error, HeadraceError) else repr(error)
+                    trouble = f"the space {space!r} cannot be filled yet: {reason}"
+            if trouble:
+                self._archive.troubles[self] = trouble
+            else:
+                self._archive.troubles.pop(self, None)
+            if trouble and trouble != told:
+                _log.warning("%s", trouble)
+            told = trouble
+
+    def _find_versions(self, space: str) -> None:
+        """Find or make what the embedders of a space fill, once all of them are open.
+
+        Raises:
+            HeadraceError: The store does not answer, or the embedder does not fit.
+        """
+        suppliers, filled = self._wanted[space], self._filled
+        opened = [(one, embedder) for one in suppliers if (embedder := one.embedder) is not None]
+        known = [(encoder.supplier, encoder.embedder) for encoder in filled.encoders[space]]
+        if len(opened) < len(suppliers) or known != opened:
+            filled.awaited.update(dict.fromkeys(self._beside(suppliers), suppliers[-1]))
+        if len(opened) < len(suppliers) or space not in filled.awaited:
+            return
+        filled.encoders[space] = [
+            Encoder(one, embedder, self._archive.add_version(space, embedder).number)
+            for one, embedder in opened
+        ]
+        del filled.awaited[space]
+        for one, embedder in opened:
+            if one.embedder is embedder and not filled.awaited.keys() & self._beside([one]):
+                one.is_ready = True
+
+    def _beside(self, suppliers: Sequence[Supplier]) -> set[str]:
+        """The spaces of which one of some embedders fills."""
+        return {space for space, those in self._wanted.items() if not set(those).isdisjoint(suppliers)}
+
+    # ---- one thread --------------------------------------------------------------------------------
 
     def _run(self, filler: BatchFiller) -> None:
         pause = 0.0
-        while not self._stopping.wait(pause):
+        while not self._stop.event.wait(pause):
             try:
                 self._receive(filler)
                 pause = 0.0
@@ -100,32 +180,36 @@ class Filler:
     def _receive(self, filler: BatchFiller) -> None:
         """Fill batch after batch, as long as nothing fails."""
         receiver = self._archive.queue.receiver()
-        later: list[Task] = []
+        held = Held(self._suppliers, self._batch)
         try:
-            while not self._stopping.is_set():
-                tasks = self._next(receiver, later)
+            while not self._stop.event.is_set():
+                tasks = self._next(filler, receiver, held)
                 self._archive.troubles.pop(filler, None)
                 if tasks:
-                    later += self._fill(filler, receiver, tasks)
+                    held.add(self._fill(filler, receiver, tasks), time.monotonic())
+            self._finish(filler, receiver, held)
         except Stopped:
             pass
         finally:
             receiver.close()  # gives back what was not acknowledged
 
-    def _next(self, receiver: Receiver, later: list[Task]) -> list[Task]:
-        """What is to be done next: what is due of that which is tried again later, and new messages."""
-        first = min((task.due for task in later), default=float("inf"))
-        wait = min(_WAIT_SECONDS, max(0.0, first - time.monotonic()))
-        deliveries: Sequence[Delivery] = ()
-        if len(later) < _MOST_LATER * self._batch:
-            deliveries = receiver.receive(self._batch, wait)
-        else:
-            self._stopping.wait(wait)
-            receiver.keep()
+    def _next(self, filler: BatchFiller, receiver: Receiver, held: Held) -> Sequence[Task]:
+        """What is to be done next: what is due of that which is held, or new messages."""
         now = time.monotonic()
-        due = [task for task in later if task.due <= now]
-        later[:] = [task for task in later if task.due > now]
-        return due + [Task(delivery) for delivery in deliveries]
+        if excess := held.excess(now):
+            receiver.release([task.delivery for task in excess])
+        if back := held.overflow(now):
+            filler.put_back(back)
+            receiver.acknowledge([task.delivery for task in back])
+            held.rest(now, _RESTS * (time.monotonic() - now))
+        if due := held.due(now):
+            return due
+        wait = held.wait_seconds(now, _WAIT_SECONDS)
+        if held.wants_more(now):
+            return [Task(delivery) for delivery in receiver.receive(self._batch, wait)]
+        self._stop.event.wait(wait)
+        receiver.keep()
+        return ()
 
     def _fill(self, filler: BatchFiller, receiver: Receiver, tasks: Sequence[Task]) -> list[Task]:
         """Fill what can be; give what is to be tried again later."""
@@ -135,6 +219,20 @@ class Filler:
         held = {id(task.delivery) for task in later}
         receiver.acknowledge([task.delivery for task in tasks if id(task.delivery) not in held])
         return later
+
+    def _finish(self, filler: BatchFiller, receiver: Receiver, held: Held) -> None:
+        """Store what embedders are still at, if they answer soon."""
+        for call in held.calls:
+            if call.ended.wait(max(0.0, self._stop.until - time.monotonic())):
+                self._fill(filler, receiver, held.due(0.0))
+
+
+def suppliers_of(
+    archive: Archive, space: str, embedders: Sequence[Embedder | Supplier]
+) -> Sequence[Supplier]:
+    """Suppliers of embedders, with those that are ones already."""
+    name = archive.config.spaces[space].embedder or space
+    return [one if isinstance(one, Supplier) else Supplier(name, [space], embedder=one) for one in embedders]
 
 
 class _Kept:

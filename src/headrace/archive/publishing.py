@@ -32,16 +32,24 @@ class Wanted(NamedTuple):
         space: Its space.
         version: The space version that has no vector of it.
         key: The key.
+        turn: 0 as it is asked for; else it has been put back to the queue's end, and 1 and 2 take turns: a
+            queue drops what it knows already.
     """
 
     space: str
     version: int
     key: str
+    turn: int = 0
 
     def message(self) -> Message:
         """What the queue carries."""
         key = str(self.key)  # it may be of a kind of text that is NumPy's
-        return Message(message_key(self.space, key), _encoder.encode(Wanted(self.space, self.version, key)))
+        wanted = Wanted(self.space, self.version, key, self.turn)
+        return Message(message_key(self.space, key), _encoder.encode(wanted))
+
+    def again(self) -> Wanted:
+        """The same, to be put back to the queue's end."""
+        return self._replace(turn=2 if self.turn == 1 else 1)
 
 
 def message_key(space: str, key: str) -> bytes:

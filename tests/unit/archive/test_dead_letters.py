@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 from headrace.archive.archive import Archive
 from headrace.archive.config import archive_config
 from headrace.archive.dead_letters import PARTITION, DeadLetter, now
+from headrace.archive.encoders import Filled, Stop
 from headrace.archive.fill_batch import ATTEMPTS, BatchFiller
 from headrace.archive.fill_counts import FillCounts
 from headrace.archive.filling import Filler
@@ -146,7 +146,7 @@ def test_each_space_has_its_own_time_to_take_a_mean(tmp_path: Path) -> None:
     stores = open_store(config.store), open_queue(config.queue)
     with Archive(config, *stores, lambda _: LengthEmbedder()) as archive:
         counts = {name: FillCounts() for name in ("few", "many")}
-        filler = BatchFiller(archive, {}, counts, threading.Event())
+        filler = BatchFiller(archive, Filled(), counts, Stop())
         filler._keep_mean(archive.reader("few"), ENOUGH - 100)  # too few: it is tried again later
         archive.put("many", [f"film {number}" for number in range(ENOUGH)], np.ones((ENOUGH, 4)))
         filler._keep_mean(archive.reader("many"), ENOUGH)

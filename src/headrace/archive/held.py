@@ -1,0 +1,141 @@
+"""What a filler's thread has received and not done yet: what waits for whom, and what is due."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from headrace.archive.suppliers import Call, Supplier
+from headrace.queues.queue import Delivery
+
+_MOST_LATER = 4  # batches of contents that are tried again later, which are held meanwhile
+_MOST_ASIDE = 10_000
+_MOST_ASIDE_BYTES = 2**24
+_DELIVERY_BYTES = 500  # of one, beside its key and body, as Python keeps it
+_LONGEST_ASIDE_SECONDS = 60.0  # a queue may keep all that is behind a message until it is acknowledged
+_LOOK_SECONDS = 0.05
+
+
+class Task(NamedTuple):
+    """A message with what has been tried of it.
+
+    Attributes:
+        delivery: The message.
+        attempts: How often its content could not be had.
+        due: When it is to be tried again, on the monotonic clock.
+        awaits: The embedder that it waits for, if it does: that is no attempt.
+        call: The call whose answer it waits for.
+    """
+
+    delivery: Delivery
+    attempts: int = 0
+    due: float = 0.0
+    awaits: Supplier | None = None
+    call: Call | None = None
+
+
+class Held:
+    """The messages of one receiver; for one thread."""
+
+    def __init__(self, suppliers: Iterable[Supplier], batch: int) -> None:
+        """Hold nothing.
+
+        Args:
+            suppliers: All that may be waited for.
+            batch: How many keys are embedded together.
+        """
+        self._suppliers = tuple(suppliers)
+        self._batch = batch
+        self._later: list[Task] = []
+        self._aside: dict[Supplier, deque[tuple[float, Task]]] = {}
+        self._count = self._bytes = 0  # of those aside
+        self._calls: dict[Call, list[Task]] = {}
+        self._rests_until = 0.0
+
+    def add(self, tasks: Iterable[Task], now: float) -> None:
+        """Hold what was not done, until it is due."""
+        for task in tasks:
+            if task.call is not None:
+                self._calls.setdefault(task.call, []).append(task)
+            elif task.awaits is not None:
+                self._aside.setdefault(task.awaits, deque()).append((now, task))
+                self._count += 1
+                self._bytes += _size_of(task)
+            else:
+                self._later.append(task)
+
+    @property
+    def calls(self) -> Sequence[Call]:
+        """Those whose answers are waited for."""
+        return list(self._calls)
+
+    def due(self, now: float) -> list[Task]:
+        """Take what can be done now: of one call that is over, or what waits no longer."""
+        for call, tasks in self._calls.items():
+            if call.ended.is_set():
+                del self._calls[call]
+                return tasks
+        due = [task for task in self._later if task.due <= now]
+        self._later = [task for task in self._later if task.due > now]
+        for supplier, waiting in self._aside.items():
+            if waiting and self._can_ask(supplier, now):
+                return due + self._taken(waiting, min(self._batch, len(waiting)))
+        return due
+
+    def excess(self, now: float) -> list[Task]:
+        """Take what is aside of embedders that can be asked, but for a few batches: others may do it."""
+        found: list[Task] = []
+        for supplier, waiting in self._aside.items():
+            more = len(waiting) - _MOST_LATER * self._batch
+            if more > 0 and self._can_ask(supplier, now):
+                waiting.rotate(more)
+                found += self._taken(waiting, more)
+        return found
+
+    def overflow(self, now: float) -> list[Task]:
+        """Take the oldest that are aside, where they are many or old, and others are to be served."""
+        if not any(self._can_ask(supplier, now) for supplier in self._suppliers):
+            return []
+        found: list[Task] = []
+        is_full = self._count > _MOST_ASIDE or self._bytes > _MOST_ASIDE_BYTES
+        for waiting in self._aside.values():
+            old = sum(1 for since, _ in waiting if now - since >= _LONGEST_ASIDE_SECONDS)
+            found += self._taken(waiting, max(old, (len(waiting) + 1) // 2 if is_full else 0))
+        return found
+
+    def wants_more(self, now: float) -> bool:
+        """Whether to receive: not where nothing that comes could be done."""
+        if len(self._later) >= _MOST_LATER * self._batch:
+            return False
+        if now < self._rests_until:
+            return False
+        is_idle = not self._count and not self._calls
+        return is_idle or any(self._can_ask(supplier, now) for supplier in self._suppliers)
+
+    def rest(self, now: float, seconds: float) -> None:
+        """Receive nothing for a while."""
+        self._rests_until = now + seconds
+
+    def wait_seconds(self, now: float, longest: float) -> float:
+        """How long to wait for something that is due."""
+        if self._calls:
+            return min(_LOOK_SECONDS, longest)
+        firsts = [task.due for task in self._later]
+        firsts += [max(supplier.due, now + _LOOK_SECONDS) for supplier, one in self._aside.items() if one]
+        return min(longest, max(0.0, min(firsts, default=float("inf")) - now))
+
+    def _can_ask(self, supplier: Supplier, now: float) -> bool:
+        """Whether this thread can: one that has not answered it yet is not asked again."""
+        return supplier.may_be_asked(now) and not any(call.supplier is supplier for call in self._calls)
+
+    def _taken(self, waiting: deque[tuple[float, Task]], count: int) -> list[Task]:
+        found = [waiting.popleft()[1] for _ in range(count)]
+        self._count -= count
+        self._bytes -= sum(map(_size_of, found))
+        return [task._replace(awaits=None) for task in found]
+
+
+def _size_of(task: Task) -> int:
+    key, body = task.delivery.message
+    return _DELIVERY_BYTES + len(key) + len(body)

@@ -1,0 +1,313 @@
+"""Supplier: an embedder as fillers ask it. One that is down, or hangs, holds up its own spaces and no others.
+
+It is opened when it answers, and asked in threads of its own: whoever asks may go on without an answer.
+While it is down, one call after the other is made to see whether it is back, with growing pauses.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from headrace.archive.embedders.embedder import Embedded, Embedder
+from headrace.errors import FailedPrecondition, HeadraceError, Refused, Unavailable
+
+_log = logging.getLogger(__name__)
+
+_FIRST_PAUSE_SECONDS = 1.0
+_LONGEST_PAUSE_SECONDS = 10.0
+_TOLD_EVERY_SECONDS = 60.0
+_LONG_SECONDS = 10.0
+
+Where = tuple[str, int]
+"""A space version."""
+
+
+class Call:
+    """A call of an embedder, under way or over.
+
+    Attributes:
+        supplier: Who was asked.
+        where: The space version that it is for.
+        contents: What was asked.
+        began: When, on the monotonic clock.
+        ended: Set when it is over.
+    """
+
+    def __init__(self, supplier: Supplier, where: Where, contents: Sequence[bytes]) -> None:
+        """Begin."""
+        self.supplier, self.where, self.contents = supplier, where, tuple(contents)
+        self.began = time.monotonic()
+        self.ended = threading.Event()
+        self._came: Embedded | Exception | None = None
+
+    def end(self, came: Embedded | Exception) -> None:
+        """Say what came of it."""
+        self._came = came
+        self.ended.set()
+
+    def result(self) -> Embedded:
+        """What came of it, once it is over.
+
+        Raises:
+            Away: The embedder could not be asked.
+            Exception: What else the embedder has raised.
+        """
+        if isinstance(self._came, Embedded):
+            return self._came
+        if isinstance(self._came, (Refused, FailedPrecondition)) or self._came is None:
+            raise Away(self.supplier) from self._came
+        raise self._came
+
+
+class Away(Exception):
+    """An embedder cannot be asked now, or has not answered yet: what is wanted of it waits, and nothing else.
+
+    Attributes:
+        supplier: Which.
+        call: The call whose answer is waited for; None where nothing was asked.
+    """
+
+    def __init__(self, supplier: Supplier, call: Call | None = None) -> None:
+        """Say who is away."""
+        super().__init__(supplier.name)
+        self.supplier, self.call = supplier, call
+
+
+class _Outage(NamedTuple):
+    """Why an embedder is left alone.
+
+    Attributes:
+        text: What is said of it.
+        since: When it began, on the monotonic clock.
+        told: When it was last said in the log.
+        failures: How often it was asked since, in vain.
+        due: When it is asked again.
+    """
+
+    text: str
+    since: float
+    told: float
+    failures: int
+    due: float
+
+
+class Supplier:
+    """One embedder; for any number of threads.
+
+    Attributes:
+        name: What the settings call it.
+        spaces: What it fills.
+        is_ready: Whether the space versions that it makes are known: set by the filler.
+        first_tried: Set when it was opened, or that has failed for the first time.
+        error: Why it could not be opened the last time.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        spaces: Sequence[str],
+        open_: Callable[[], Embedder] | None = None,
+        *,
+        address: str = "",
+        embedder: Embedder | None = None,
+    ) -> None:
+        """Open nothing yet.
+
+        Args:
+            name: What the settings call it.
+            spaces: What it fills.
+            open_: Opens it; None where there is an embedder for good.
+            address: Where it is asked; "" for here.
+            embedder: The embedder, where it is open.
+        """
+        self.name, self.spaces = name, tuple(spaces)
+        self.is_ready = False
+        self.first_tried = threading.Event()
+        self.error: Exception | None = None
+        self._open = open_
+        self._said = f"the embedder {name!r}" + (f" at {address}" if address else "")
+        if self.spaces:
+            self._said += f" (of {', '.join(self.spaces)})"
+        self._embedder = embedder
+        self._is_opening = self._is_probing = self._is_closed = False
+        self._outage: _Outage | None = None
+        self._calls: set[Call] = set()
+        self._slow_told = 0.0
+        self._lock = threading.Lock()
+
+    @property
+    def embedder(self) -> Embedder | None:
+        """The embedder, once it is open."""
+        return self._embedder
+
+    @property
+    def trouble(self) -> str:
+        """What is wrong with it at present; "" for nothing."""
+        if (outage := self._outage) is not None:
+            return outage.text
+        return self._slow() if self._slow_told else ""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a call is under way."""
+        return bool(self._calls)
+
+    # ---- opening -----------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """See that it is opened, in a thread, and say from time to time what is wrong; to be called often."""
+        now = time.monotonic()
+        with self._lock:
+            outage = self._outage
+            is_due = outage is None or now >= outage.due
+            opens = self._embedder is None and self._open is not None and is_due
+            if opens and not self._is_opening and not self._is_closed:
+                self._is_opening = True
+                name = f"archive-open-{self.name}"
+                threading.Thread(target=self._try_to_open, name=name, daemon=True).start()
+            if outage is not None and now - outage.told >= _TOLD_EVERY_SECONDS:
+                self._outage = outage._replace(told=now)
+                _log.warning("%s, for %.0f s now", outage.text, now - outage.since)
+            is_slow = any(now - call.began >= _LONG_SECONDS for call in self._calls)
+            tells = is_slow and outage is None and now - self._slow_told >= _TOLD_EVERY_SECONDS
+            self._slow_told = now if tells else self._slow_told if is_slow else 0.0
+        if tells:
+            _log.warning("%s", self._slow())
+
+    def lend(self, seconds: float) -> Embedder:
+        """The embedder, if it is opened within some time; opening goes on, to be asked for again.
+
+        Raises:
+            Unavailable: It cannot be opened now, or not within this time.
+            HeadraceError: It cannot be opened as the settings say.
+        """
+        self.look()
+        self.first_tried.wait(seconds)
+        embedder, error = self._embedder, self.error
+        if embedder is not None:
+            return embedder
+        if error is not None and not isinstance(error, Refused):
+            raise error
+        raise Unavailable(self.trouble or f"{self._said} is not open yet")
+
+    def _try_to_open(self) -> None:
+        opened: Embedder | None = None
+        try:
+            opened = self._open() if self._open is not None else None
+        except Exception as error:  # noqa: BLE001 - the boundary of the thread: it may be opened later
+            self.error = error
+            self._failed(error, "cannot be opened")
+        with self._lock:
+            self._is_opening = False
+            if not self._is_closed and opened is not None:
+                self._embedder, self.error, opened = opened, None, None
+        if opened is not None:
+            opened.close()
+        elif self._embedder is not None:
+            self._worked()
+        self.first_tried.set()
+
+    # ---- asking ------------------------------------------------------------------------------------
+
+    def may_be_asked(self, now: float) -> bool:
+        """Whether it makes sense to ask it.
+
+        Args:
+            now: The time, on the monotonic clock.
+        """
+        outage = self._outage
+        return self.is_ready and (outage is None or (now >= outage.due and not self._is_probing))
+
+    @property
+    def due(self) -> float:
+        """When it may be asked again, on the monotonic clock; 0 for now."""
+        outage = self._outage
+        return outage.due if outage is not None else 0.0
+
+    def begin(self, embedder: Embedder, where: Where, contents: Sequence[bytes]) -> Call:
+        """Ask, in a thread of the call's own.
+
+        Args:
+            embedder: Whose vectors are wanted: not those of one that took its place.
+            where: The space version that they are for.
+            contents: As ``Embedder.embed`` has it.
+
+        Raises:
+            Away: It is not asked now.
+        """
+        with self._lock:
+            is_other = self._embedder is not embedder
+            if is_other or self._is_closed or not self.may_be_asked(time.monotonic()):
+                raise Away(self)
+            is_probe = self._outage is not None
+            self._is_probing = self._is_probing or is_probe
+            call = Call(self, where, contents)
+            self._calls.add(call)
+        name = f"archive-embed-{self.name}"
+        threading.Thread(target=self._run, args=(embedder, call, is_probe), name=name, daemon=True).start()
+        return call
+
+    def _run(self, embedder: Embedder, call: Call, is_probe: bool) -> None:
+        came: Embedded | Exception
+        try:
+            came = embedder.embed(call.contents)
+        except Exception as error:  # noqa: BLE001 - the boundary to an encoder, which may be anybody's
+            came = error
+        if isinstance(came, (Refused, FailedPrecondition)):
+            self._failed(came, "cannot be asked")
+        else:
+            self._worked()
+        with self._lock:
+            self._calls.discard(call)
+            self._is_probing = self._is_probing and not is_probe
+            is_outdated = getattr(embedder, "is_outdated", False) and self._open is not None
+            if is_outdated and self._embedder is embedder:  # what is there now is opened by the next look
+                self._embedder, self.is_ready = None, False
+                self.first_tried.clear()
+            is_last = self._embedder is not embedder and not self._calls
+        if is_last and self._open is not None:
+            embedder.close()
+        call.end(came)
+
+    def close(self) -> None:
+        """Close the embedder; where a call is under way, when that is over."""
+        with self._lock:
+            was_closed, self._is_closed = self._is_closed, True
+            embedder, self._embedder = self._embedder, None
+            is_busy = bool(self._calls)
+        if is_busy and not was_closed:
+            _log.warning("%s is still at work: it is left behind", self._said)
+        elif embedder is not None and self._open is not None:
+            embedder.close()
+
+    # ---- what is told ------------------------------------------------------------------------------
+
+    def _failed(self, error: Exception, what: str) -> None:
+        reason = error.message if isinstance(error, HeadraceError) else repr(error)
+        text = f"{self._said} {what}: {reason}; its keys wait"
+        wanted = error.retry_after_seconds if isinstance(error, Refused) else 0.0
+        now = time.monotonic()
+        with self._lock:
+            before = self._outage
+            if before is not None and now < before.due:  # another call that began with the one that told it
+                return
+            failures = 1 if before is None else before.failures + 1
+            pause = max(wanted, _FIRST_PAUSE_SECONDS * 2.0 ** min(failures - 1, 10))
+            due = now + min(_LONGEST_PAUSE_SECONDS, pause)
+            since, told = (now, now) if before is None else (before.since, before.told)
+            self._outage = _Outage(text, since, told, failures, due)
+        if before is None:
+            _log.warning("%s", text)
+
+    def _worked(self) -> None:
+        with self._lock:
+            before, self._outage = self._outage, None
+        if before is not None:
+            _log.warning("%s answers again after %.1f s", self._said, time.monotonic() - before.since)
+
+    def _slow(self) -> str:
+        return f"{self._said} is at one batch for more than {_LONG_SECONDS:.0f} s; its keys wait"

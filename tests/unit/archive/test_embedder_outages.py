@@ -1,0 +1,199 @@
+"""One embedder that is down, or hangs: others fill on, and its keys are filled when it is back."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from headrace.archive import held
+from headrace.archive.archive import Archive
+from headrace.archive.config import archive_config
+from headrace.archive.filling import Filler
+from headrace.archive.status import look
+from headrace.archive.suppliers import Supplier
+from headrace.errors import ConfigError, Unavailable
+from headrace.queues.opening import open_queue
+from headrace.stores.opening import open_store
+from tests.unit.archive.filling_parts import LengthEmbedder, until
+
+FILMS = [f"film {number}" for number in range(500)]
+TEXTS = [f"text {number}" for number in range(300)]
+
+
+@pytest.fixture(params=["memory", "lmdb"])
+def archive(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Archive]:
+    space = {"dimension": 4, "embedder": "lengths"}
+    table = {
+        "store": {"kind": request.param},
+        "queue": {"kind": request.param, "visibility_seconds": 2.0},
+        "cache": {"absent_seconds": 0.01},
+        "spaces": {"films": space | {"embedder": "well"}, "texts": space | {"embedder": "ill"}},
+    }
+    config = archive_config(table, "archive.toml", tmp_path)
+    embedders = {"well": LengthEmbedder("well"), "ill": LengthEmbedder("ill")}
+    with Archive(config, open_store(config.store), open_queue(config.queue), embedders.__getitem__) as opened:
+        yield opened
+
+
+class Filling:
+    """A filler at work; stopped in the end."""
+
+    def __init__(
+        self, archive: Archive, embedders: Mapping[str, LengthEmbedder | Supplier], seconds: float = 5.0
+    ) -> None:
+        by_space = {space: [embedder] for space, embedder in embedders.items()}
+        self._filler, self._seconds = Filler(archive, by_space, batch=16), seconds
+
+    def __enter__(self) -> Filler:
+        self._filler.start()
+        return self._filler
+
+    def __exit__(self, *_: object) -> None:
+        self._filler.stop(self._seconds)
+
+
+def all_found(archive: Archive, space: str, keys: Sequence[str]) -> bool:
+    return bool(archive.lookup(space, keys).found.all())
+
+
+def is_empty(archive: Archive) -> bool:
+    return archive.queue.depth().messages == 0
+
+
+@pytest.mark.parametrize("kind", ["down", "hanging"])
+def test_one_that_is_away_stops_nobody_and_its_keys_are_filled_when_it_is_back(
+    archive: Archive, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    well, ill = LengthEmbedder("well"), LengthEmbedder("ill")
+    if kind == "down":
+        ill.busy.set()
+    else:
+        ill.hold.clear()
+    caplog.set_level(logging.WARNING)
+    with Filling(archive, {"films": well, "texts": ill}):
+        archive.want("texts", TEXTS)
+        archive.want("films", FILMS)
+        until(lambda: all_found(archive, "films", FILMS), 15)
+        if kind == "down":  # more calls than a content may be tried
+            until(lambda: ill.calls >= 4, 30)
+            assert ill.calls < 12  # one call at a time to see whether it is back, and not one a batch
+            (trouble,) = archive.troubles.values()
+            assert trouble == (
+                "the embedder 'ill' (of texts) cannot be asked: the encoder is starting; its keys wait"
+            )
+        assert not ill.embedded
+        assert archive.queue.depth().messages == len(TEXTS)
+        ill.busy.clear()
+        ill.hold.set()
+        until(lambda: all_found(archive, "texts", TEXTS) and is_empty(archive), 30)
+        until(lambda: not archive.troubles)
+    assert set(ill.embedded.values()) == {1}
+    assert set(well.embedded.values()) == {1}
+    assert not list(archive.dead_letters.all())
+    if kind == "down":
+        said = [record.message for record in caplog.records if "'ill'" in record.message]
+        assert len(said) == 2
+        assert "answers again after" in said[1]
+
+
+def test_more_than_are_kept_aside_are_put_back_and_none_is_lost(
+    archive: Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(held, "_MOST_ASIDE", 40)
+    well, ill = LengthEmbedder("well"), LengthEmbedder("ill")
+    ill.busy.set()
+    archive.want("texts", TEXTS)
+    archive.want("films", FILMS[:100])
+    with Filling(archive, {"films": well, "texts": ill}):
+        until(lambda: all_found(archive, "films", FILMS[:100]), 30)
+        archive.forget("texts", TEXTS[:50])  # of which some are held, and some were put back
+        ill.busy.clear()
+        until(lambda: all_found(archive, "texts", TEXTS[50:]) and is_empty(archive), 60)
+    assert not ill.embedded.keys() & set(TEXTS[:50])
+    assert set(ill.embedded.values()) == {1}
+    assert not list(archive.dead_letters.all())
+
+
+def test_what_is_aside_for_long_is_put_back(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A queue may keep all that is behind a message until that is acknowledged."""
+    monkeypatch.setattr(held, "_LONGEST_ASIDE_SECONDS", 0.5)
+    ill = LengthEmbedder("ill")
+    ill.busy.set()
+    archive.want("texts", TEXTS[:20])
+    with Filling(archive, {"films": LengthEmbedder("well"), "texts": ill}):
+        until(
+            lambda: 0 < archive.queue.depth().oldest_seconds < 1.0 < time.monotonic() and ill.calls >= 3, 30
+        )
+        ill.busy.clear()
+        until(lambda: all_found(archive, "texts", TEXTS[:20]) and is_empty(archive), 30)
+    assert set(ill.embedded.values()) == {1}
+
+
+def test_one_that_hangs_for_good_is_left_behind_and_its_keys_are_given_back(
+    archive: Archive, caplog: pytest.LogCaptureFixture
+) -> None:
+    ill = LengthEmbedder("ill")
+    ill.hold.clear()
+    supplier = Supplier("ill", ["texts"], lambda: ill)
+    archive.want("texts", TEXTS[:30])
+    filling = Filling(archive, {"films": LengthEmbedder("well"), "texts": supplier}, 0.1)
+    with filling:
+        until(lambda: ill.calls)
+        started = time.monotonic()
+    assert time.monotonic() - started < 5.0
+    supplier.close()
+    assert "the embedder 'ill' (of texts) is still at work: it is left behind" in caplog.text
+    again = LengthEmbedder("ill")
+    with Filling(archive, {"films": LengthEmbedder("well"), "texts": again}):
+        until(lambda: all_found(archive, "texts", TEXTS[:30]) and is_empty(archive))
+    ill.hold.set()
+
+
+def test_one_that_cannot_be_opened_yet_is_opened_when_it_can(archive: Archive) -> None:
+    ill, refuses = LengthEmbedder("ill"), [Unavailable("nobody is there")]
+
+    def open_one() -> LengthEmbedder:
+        if refuses:
+            raise refuses[0]
+        return ill
+
+    supplier = Supplier("ill", ["texts"], open_one, address="http://encoder:8501")
+    archive.want("texts", TEXTS[:40])
+    archive.want("films", FILMS)
+    with Filling(archive, {"films": LengthEmbedder("well"), "texts": supplier}):
+        until(lambda: all_found(archive, "films", FILMS))
+        until(lambda: archive.troubles)
+        archive._reporter._due = 0
+        archive._reporter.report()
+        (warning,) = look(archive).warnings
+        assert "the embedder 'ill' at http://encoder:8501 (of texts) cannot be opened: nobody" in warning
+        refuses.clear()
+        until(lambda: all_found(archive, "texts", TEXTS[:40]) and is_empty(archive))
+        until(lambda: not archive.troubles)
+    supplier.close()
+    assert not list(archive.dead_letters.all())
+
+
+def test_what_is_lent_says_why_it_is_not_there() -> None:
+    def wrong() -> LengthEmbedder:
+        raise ConfigError("no such thing")
+
+    with pytest.raises(ConfigError, match="no such thing"):
+        Supplier("ill", ["texts"], wrong).lend(10.0)
+    hanging = LengthEmbedder()
+    hanging.hold.clear()
+
+    def slow() -> LengthEmbedder:
+        hanging.hold.wait(20)
+        return hanging
+
+    supplier = Supplier("ill", ["texts"], slow)
+    with pytest.raises(Unavailable, match=r"the embedder 'ill' \(of texts\) is not open yet"):
+        supplier.lend(0.05)
+    hanging.hold.set()
+    assert supplier.lend(10.0) is hanging
+    supplier.close()
