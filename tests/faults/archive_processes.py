@@ -47,6 +47,8 @@ class Model:
                 file.write("".join(f"{text}\\n" for text in texts))
         while not is_probe and (self.folder / "hold").exists():
             time.sleep(0.01)
+        if (self.folder / "slow").exists():
+            time.sleep(0.4)
         vectors = np.ones((len(texts), DIMENSION), np.float32)
         vectors[:, :2] = [(len(text), sum(text.encode())) for text in texts]
         return {"vector": vectors}
@@ -70,6 +72,9 @@ class Encoder:
     def embedded(self) -> Counter[str]:
         return Counter(self._file.read_text().splitlines()) if self._file.exists() else Counter()
 
+    def slow_down(self) -> None:
+        (self.folder / "slow").touch()
+
     def hold(self) -> None:
         (self.folder / "hold").touch()
 
@@ -91,10 +96,10 @@ def encoding(folder: Path, dimension: int = 3, *options: str) -> Iterator[Encode
 
 
 @contextmanager
-def filler(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+def filler(folder: Path, stderr: int | None = None) -> Iterator[subprocess.Popen[bytes]]:
     """A process that fills."""
     command = [*_HEADRACE, "fill", "--threads", str(THREADS), "--batch", str(BATCH)]
-    process = subprocess.Popen([*command, "--archive", str(folder / "archive.toml")])
+    process = subprocess.Popen([*command, "--archive", str(folder / "archive.toml")], stderr=stderr)
     try:
         yield process
     finally:

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -60,6 +60,59 @@ def test_a_filler_that_is_killed_while_it_embeds_repeats_a_batch_at_the_most(
     times = counted.embedded()
     assert all(times[key] >= 1 for key in keys)
     assert sum(times[key] for key in keys) <= len(keys) + kills * THREADS * BATCH
+
+
+def test_a_filler_that_is_killed_between_embedding_and_store_repeats_a_batch_at_the_most(
+    folder: Path, encoder: Encoder
+) -> None:
+    """The store's file is held by a stopped writer while the encoder answers."""
+    keys = [f"killed before the store {number}" for number in range(3 * THREADS * BATCH)]
+    with open_archive_file(folder / "archive.toml") as archive:
+        encoder.hold()
+        archive.want("texts", keys)
+        with filler(folder, stderr=subprocess.PIPE) as process:
+            assert process.stderr is not None
+            until(lambda: sum(encoder.embedded()[key] for key in keys) == THREADS * BATCH)
+            with stopped_writer(folder / "archive", STOPS_IN_A_WRITE_OF_THE_STORE):
+                encoder.go()
+                while b"filling waits" not in (line := process.stderr.readline()):
+                    assert line, "the filler has ended"
+                process.kill()
+                process.wait()
+            process.stderr.close()
+        assert archive.queue.depth().messages == len(keys)
+        assert not archive.lookup("texts", keys).found.any()
+        with filler(folder):
+            until(lambda: all_found(archive, keys) and archive.queue.depth().messages == 0)
+    times = {key: encoder.embedded()[key] for key in keys}
+    assert sorted(times.values()) == [1] * (len(keys) - THREADS * BATCH) + [2] * THREADS * BATCH
+    assert not list(dead_letters(folder))
+
+
+def test_two_fillers_fill_faster_than_one(folder: Path, encoder: Encoder) -> None:
+    """What is measured is how many calls of the encoder wait side by side, and not the processors."""
+    encoder.slow_down()
+    spent = []
+    try:
+        with open_archive_file(folder / "archive.toml") as archive, ExitStack() as running:
+            for fillers in (1, 2):
+                keys = [f"filled by {fillers}: {number}" for number in range(20 * BATCH)]
+                running.enter_context(filler(folder))
+                encoder.hold()
+                archive.want("texts", keys)
+                until(lambda: sum(encoder.embedded()[key] for key in keys) >= fillers * THREADS * BATCH)  # noqa: B023
+                encoder.go()
+                started = time.monotonic()
+                until(lambda: all_found(archive, keys))  # noqa: B023
+                spent.append(time.monotonic() - started)
+    finally:
+        (encoder.folder / "slow").unlink()
+    assert spent[0] > 1.5 * spent[1]
+
+
+def dead_letters(folder: Path) -> list[str]:
+    with open_archive_file(folder / "archive.toml") as archive:
+        return [letter.reason for letter in archive.dead_letters.all()]
 
 
 def test_a_filler_that_is_killed_between_store_and_acknowledge_repeats_nothing(

@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-import threading
-from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
-from headrace.archive.config import ArchiveConfig, read_archive_config
-from headrace.archive.embedders.embedder import Embedder
-from headrace.archive.embedders.models.embedder import ModelEmbedder
+from headrace.archive.config import read_archive_config
 from headrace.archive.embedders.models.served import LocalModels
 from headrace.archive.filling import Filler
-from headrace.archive.opening import open_archive, open_one_embedder
-from headrace.errors import Unavailable
-
-_log = logging.getLogger(__name__)
-
-_AGAIN_SECONDS = 1.0
+from headrace.archive.opening import open_archive, open_suppliers, suppliers_of
 
 
 class Running:
@@ -31,8 +20,9 @@ class Running:
     def __init__(self, file: Path, models: LocalModels | None = None) -> None:
         """Open what an ``archive.toml`` describes; this takes as long as loading its embedders.
 
-        A store that is down keeps nothing from starting: filling begins when it answers. When the version of
-        a model that makes vectors is unloaded, filling goes on with the one that took its place.
+        A store that is down keeps nothing from starting, nor does an embedder that is asked elsewhere: what
+        it is to fill waits until it answers. When the version of a model that makes vectors is unloaded,
+        filling goes on with the one that took its place.
 
         Args:
             file: Where that is.
@@ -44,69 +34,35 @@ class Running:
             Unavailable: A store or a queue of this machine cannot be opened now.
         """
         config, base = read_archive_config(file), file.absolute().parent
-        self.archive = open_archive(config, base, models)
-        self._models = models
-        self._embedders: dict[str, Embedder] = {}
+        self._suppliers = suppliers_of(config, base, models) if config.fill else {}
         self._filler: Filler | None = None
-        self._closed = threading.Event()
-        self._thread: threading.Thread | None = None
         try:
-            if config.fill:
-                self._begin_filling(config, base)
+            open_suppliers(config, self._suppliers.values())
+            self.archive = open_archive(config, base, models, self._suppliers if config.fill else None)
+        except BaseException:
+            self._close_suppliers()
+            raise
+        try:
+            if self._suppliers:
+                wanted = {space: one.embedder for space, one in config.spaces.items() if one.embedder}
+                self._filler = Filler(
+                    self.archive, {space: (self._suppliers[name],) for space, name in wanted.items()}
+                )
+                self._filler.start()
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
-        """Give back what is not filled, queue what waits for that, and end all threads."""
-        self._closed.set()
-        if self._thread is not None:
-            self._thread.join()
+        """Give back what is not filled, queue what waits for that, and end all threads.
+
+        An embedder that hangs is left behind, and what it was at is given back: this ends within seconds.
+        """
         if self._filler is not None:
             self._filler.stop()
-        for embedder in self._embedders.values():
-            embedder.close()
+        self._close_suppliers()
         self.archive.close()
 
-    def _begin_filling(self, config: ArchiveConfig, base: Path) -> None:
-        self._open = partial(open_one_embedder, config, base=base, models=self._models)
-        self._filled = {space: one.embedder for space, one in config.spaces.items() if one.embedder}
-        for name in dict.fromkeys(self._filled.values()):
-            self._embedders[name] = self._open(name)
-        if self._filled:
-            with suppress(Unavailable):  # it is tried again, and told then
-                self._fill_from_now()
-            self._thread = threading.Thread(target=self._see_to_it, name="archive-fill-look", daemon=True)
-            self._thread.start()
-
-    def _fill_from_now(self) -> None:
-        filler = Filler(
-            self.archive, {space: (self._embedders[name],) for space, name in self._filled.items()}
-        )
-        filler.start()
-        self._filler = filler
-
-    def _see_to_it(self) -> None:
-        """Begin to fill once the store answers, and anew when a model's version has gone for another."""
-        told = ""
-        while not self._closed.wait(_AGAIN_SECONDS):
-            try:
-                self._renew()
-                if self._filler is None:
-                    self._fill_from_now()
-                told = ""
-            except Exception as error:  # noqa: BLE001 - the boundary of the thread: what is wrong may be put right
-                if str(error) != told:
-                    told = str(error)
-                    _log.warning("filling has not begun: %s", told)
-
-    def _renew(self) -> None:
-        """Open embedders again whose version is not served any more: what is there now makes a new one."""
-        for name, embedder in self._embedders.items():
-            if isinstance(embedder, ModelEmbedder) and embedder.is_outdated:
-                opened = self._open(name)
-                if self._filler is not None:
-                    self._filler.stop()  # which gives its batches back
-                    self._filler = None
-                self._embedders[name] = opened
-                embedder.close()
+    def _close_suppliers(self) -> None:
+        for supplier in self._suppliers.values():
+            supplier.close()

@@ -191,7 +191,8 @@ class Spaces:
         record = self._records.get(space)
         if record is None:
             return Unavailable(
-                f"the space {space!r} is not known yet: the store has not answered since the start"
+                f"the space {space!r} is not known yet: the store, or the embedder that says how long its "
+                "vectors are, has not answered since the start"
             )
         if not record.versions and self.settings(space).is_table:
             way_out = "headrace archive load fills it from a file, or give its columns in the settings"

@@ -137,6 +137,7 @@ class Supplier:
         self._outage: _Outage | None = None
         self._calls: set[Call] = set()
         self._slow_told = 0.0
+        self._was_waited_for = False
         self._lock = threading.Lock()
 
     @property
@@ -178,15 +179,22 @@ class Supplier:
         if tells:
             _log.warning("%s", self._slow())
 
-    def lend(self, seconds: float) -> Embedder:
+    def lend(self, seconds: float | None) -> Embedder:
         """The embedder, if it is opened within some time; opening goes on, to be asked for again.
+
+        Only the first time is waited for.
+
+        Args:
+            seconds: For how long; None for as long as it takes.
 
         Raises:
             Unavailable: It cannot be opened now, or not within this time.
             HeadraceError: It cannot be opened as the settings say.
         """
         self.look()
-        self.first_tried.wait(seconds)
+        if not self._was_waited_for:
+            self.first_tried.wait(seconds)
+            self._was_waited_for = True
         embedder, error = self._embedder, self.error
         if embedder is not None:
             return embedder
@@ -273,6 +281,15 @@ class Supplier:
             embedder.close()
         call.end(came)
 
+    def put_away(self) -> None:
+        """Close the embedder where nobody asks it; it is opened when it is wanted again."""
+        with self._lock:
+            embedder, self._embedder = self._embedder, None
+            self._was_waited_for = False
+            self.first_tried.clear()
+        if embedder is not None:
+            embedder.close()
+
     def close(self) -> None:
         """Close the embedder; where a call is under way, when that is over."""
         with self._lock:
@@ -311,3 +328,24 @@ class Supplier:
 
     def _slow(self) -> str:
         return f"{self._said} is at one batch for more than {_LONG_SECONDS:.0f} s; its keys wait"
+
+
+class Borrowed:
+    """What an embedder's vectors are like, after it has been given back or not: closing it closes nothing.
+
+    Attributes:
+        dimension: As ``Embedder`` has it.
+        fingerprint: As ``Embedder`` has it.
+    """
+
+    def __init__(self, embedder: Embedder) -> None:
+        """Note what it says."""
+        self.dimension, self.fingerprint = embedder.dimension, embedder.fingerprint
+        self._embedder = embedder
+
+    def embed(self, contents: Sequence[bytes]) -> Embedded:
+        """See ``Embedder``; only before it is given back."""
+        return self._embedder.embed(contents)
+
+    def close(self) -> None:
+        """Nothing: whoever opened it closes it."""

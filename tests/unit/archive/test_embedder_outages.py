@@ -86,7 +86,7 @@ def test_one_that_is_away_stops_nobody_and_its_keys_are_filled_when_it_is_back(
                 "the embedder 'ill' (of texts) cannot be asked: the encoder is starting; its keys wait"
             )
         assert not ill.embedded
-        assert archive.queue.depth().messages == len(TEXTS)
+        until(lambda: archive.queue.depth().messages == len(TEXTS))
         ill.busy.clear()
         ill.hold.set()
         until(lambda: all_found(archive, "texts", TEXTS) and is_empty(archive), 30)

@@ -13,7 +13,7 @@ from headrace.cli import numbers, verbs
 from headrace.cli.archiving import opened
 from headrace.cli.archiving.fill import add_threads
 from headrace.cli.archiving.stopping import Stopping
-from headrace.errors import FailedPrecondition
+from headrace.errors import FailedPrecondition, Unavailable
 from headrace.terminal import Line
 
 if TYPE_CHECKING:
@@ -98,11 +98,14 @@ def _start_filler(options: argparse.Namespace, archive: Archive, held: ExitStack
     """Fill all spaces, as what waits for any may come; gives the version that is made in this one."""
     from headrace.archive.filling import Filler  # noqa: PLC0415 - not for the list of verbs
 
-    embedders = opened.open_embedders(options, archive, held)
+    embedders = opened.open_embedders(options, archive, held, options.space)
     filler = Filler(archive, embedders, threads=options.threads, batch=options.batch)
     filler.start()
     held.callback(filler.stop)
-    return filler.versions.get(options.space, 0)
+    made = filler.versions.get(options.space, 0)
+    if not made and options.space in embedders:
+        raise Unavailable(f"{options.space}: the store does not say which version its encoder makes")
+    return made
 
 
 class _Progress:

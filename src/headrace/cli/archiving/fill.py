@@ -44,7 +44,7 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
             "stopped. What cannot be embedded becomes a dead letter. An encoder that has changed makes a new "
             "version of its space.",
             examples=_EXAMPLES,
-            failure="an embedder cannot be loaded, or the store does not answer at the start",
+            failure="an embedder cannot be loaded",
             run=run,
         ),
     )

@@ -14,7 +14,7 @@ from headrace.errors import ConfigError
 if TYPE_CHECKING:
     from headrace.archive.archive import Archive
     from headrace.archive.config import ArchiveConfig
-    from headrace.archive.embedders.embedder import Embedder
+    from headrace.archive.suppliers import Supplier
 
 DEFAULT_FILE = Path("archive.toml")
 """Where an archive's settings are, unless somebody says otherwise."""
@@ -86,37 +86,39 @@ def open_archive_of(options: argparse.Namespace) -> Archive:
 
 
 def open_embedders(
-    options: argparse.Namespace, archive: Archive, held: ExitStack, space: str = ""
-) -> dict[str, list[Embedder]]:
-    """Load what fills the spaces of an archive, or one of them.
+    options: argparse.Namespace, archive: Archive, held: ExitStack, needed: str = ""
+) -> dict[str, list[Supplier]]:
+    """Load what fills the spaces of an archive; one that is asked elsewhere may be down, and is opened later.
 
     Args:
         options: Of the verb.
         archive: Whose settings name them.
         held: Closes them.
-        space: The only space; all if it is empty.
+        needed: A space whose embedder must be open; none if it is empty.
 
     Returns:
         By space; one that is only filled by ``put`` is left out.
 
     Raises:
-        ConfigError: One cannot be opened, or there is none.
+        ConfigError: One cannot be opened as the settings say, or there is none.
         LoadError: A model cannot be loaded.
+        Unavailable: The one that is needed does not answer.
     """
-    from headrace.archive.opening import open_one_embedder  # noqa: PLC0415 - not for the list of verbs
+    from headrace.archive.opening import open_suppliers, suppliers_of  # noqa: PLC0415 - not for the list of verbs
 
-    loaded: dict[str, Embedder] = {}
-    found: dict[str, list[Embedder]] = {}
-    for name, settings in archive.config.spaces.items():
-        if not settings.embedder or space not in ("", name):
-            continue
-        if settings.embedder not in loaded:
-            loaded[settings.embedder] = open_one_embedder(archive.config, settings.embedder, base_of(options))
-            held.callback(loaded[settings.embedder].close)
-        found[name] = [loaded[settings.embedder]]
-    if not found:
-        raise ConfigError(_no_embedder(archive, space))
-    return found
+    config = archive.config
+    known = suppliers_of(config, base_of(options))
+    for supplier in known.values():
+        held.callback(supplier.close)
+    by_space = {
+        name: [known[settings.embedder]] for name, settings in config.spaces.items() if settings.embedder
+    }
+    if not by_space:
+        raise ConfigError(_no_embedder(archive, needed))
+    for supplier in by_space.get(needed, ()):
+        supplier.lend(None)
+    open_suppliers(config, known.values())
+    return by_space
 
 
 def _no_embedder(archive: Archive, space: str) -> str:
