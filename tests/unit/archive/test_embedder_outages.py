@@ -13,12 +13,11 @@ from headrace.archive import held
 from headrace.archive.archive import Archive
 from headrace.archive.config import archive_config
 from headrace.archive.filling import Filler
-from headrace.archive.status import look
 from headrace.archive.suppliers import Supplier
 from headrace.errors import ConfigError, Unavailable
 from headrace.queues.opening import open_queue
 from headrace.stores.opening import open_store
-from tests.unit.archive.filling_parts import LengthEmbedder, until
+from tests.unit.archive.filling_parts import LengthEmbedder, status_of, until
 
 FILMS = [f"film {number}" for number in range(500)]
 TEXTS = [f"text {number}" for number in range(300)]
@@ -169,7 +168,7 @@ def test_one_that_cannot_be_opened_yet_is_opened_when_it_can(archive: Archive) -
         until(lambda: archive.troubles)
         archive._reporter._due = 0
         archive._reporter.report()
-        (warning,) = look(archive).warnings
+        (warning,) = status_of(archive).warnings
         assert "the embedder 'ill' at http://encoder:8501 (of texts) cannot be opened: nobody" in warning
         refuses.clear()
         until(lambda: all_found(archive, "texts", TEXTS[:40]) and is_empty(archive))
@@ -194,6 +193,9 @@ def test_what_is_lent_says_why_it_is_not_there() -> None:
     supplier = Supplier("ill", ["texts"], slow)
     with pytest.raises(Unavailable, match=r"the embedder 'ill' \(of texts\) is not open yet"):
         supplier.lend(0.05)
+    with pytest.raises(Unavailable, match="is not open yet"):
+        supplier.lend(10.0)  # waits no second time
     hanging.hold.set()
+    until(lambda: supplier.embedder)
     assert supplier.lend(10.0) is hanging
     supplier.close()
