@@ -54,6 +54,7 @@ _VECTORS, _FOUND, _VERSION, _DTYPE, _DIMENSION, _WRITTEN, _COLUMNS = (
 )
 _RESPONSE = field_number(_StreamResponse, "response")
 _STEP_FIELDS = 512
+_OTHER_FIELDS = 1000
 _STEP_BYTES = 256 * 1024
 _LIGHT_BYTES = 1024 * 1024
 _LIGHT_KEYS = 16_384
@@ -145,11 +146,13 @@ def parsing(message: bytes, kind: protos.MessageClass, most_keys: int, longest: 
 
     Raises:
         InvalidRequest: It is no such message, or has a longer key.
-        TooLarge: It has more keys.
+        TooLarge: It has more keys, or more fields of any kind than a message with as many keys.
     """
-    asked, done = Asked(), 0
+    asked, done, most_fields = Asked(), 0, most_keys + MOST_COLUMNS + _OTHER_FIELDS
     names = {field.number: field.name for field in kind.DESCRIPTOR.fields}  # type: ignore[attr-defined]
     for number, field in enumerate(_fields(message)):
+        if number == most_fields:
+            raise TooLarge(f"expected at most {most_fields} fields in the message, got more", field="message")
         name = names.get(field.number)
         if name == "keys" and field.wire_type == LENGTH_DELIMITED:
             if len(asked.keys) == most_keys:
@@ -217,8 +220,9 @@ def rows_of(asked: Asked) -> dict[str, Array]:
         InvalidRequest: The columns are none, or the rows not as many bytes as they say.
     """
     sizes = {one.name: one.size_bytes for one in asked.columns}
-    if len(sizes) < len(asked.columns) or len(sizes) > MOST_COLUMNS:
-        raise InvalidRequest(f"expected up to {MOST_COLUMNS} columns, each once", field="columns")
+    if not 0 < len(sizes) == len(asked.columns) <= MOST_COLUMNS:
+        got = f"got {len(asked.columns)} of {len(sizes)} names"
+        raise InvalidRequest(f"expected 1 to {MOST_COLUMNS} columns, each once, {got}", field="columns")
     given = {}
     for one in asked.columns:
         room = one.size_bytes if one.dtype == TEXT else 1

@@ -88,6 +88,16 @@ def test_more_keys_than_any_space_takes_are_refused_before_they_are_made() -> No
         assert error.message.startswith("keys: expected at most 10000 keys")
 
 
+@pytest.mark.parametrize("field", [b"\x4a\x00", b"\x0a\x00"], ids=["unknown", "the space again and again"])
+def test_more_fields_than_any_message_has_are_refused_before_they_are_walked(field: bytes) -> None:
+    message = Request(space="items", keys=["a"]).SerializeToString() + field * 100_000
+    error = error_of(lambda: run(parsing(message, Request, 1000, 8192)))
+    assert isinstance(error, TooLarge)
+    assert error.message == "message: expected at most 3000 fields in the message, got more"
+    with a_door() as door:
+        assert isinstance(error_of(lambda: sent(door, "Lookup", message + field * 500_000)), TooLarge)
+
+
 def test_what_is_wrong_is_named() -> None:
     good = {"space": "items", "keys": ["a", "b"]}
     with a_door() as door:

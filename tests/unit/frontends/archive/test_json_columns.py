@@ -168,7 +168,8 @@ def test_what_is_wrong_is_named_over_grpc() -> None:
 
     assert told(vectors=bytes(19)) == "vectors: expected 1 rows of 20 bytes, one a key, got 19 bytes"
     assert told(keys=[]) == "vectors: expected 0 rows of 20 bytes, one a key, got 20 bytes"
-    assert told(columns=[COLUMNS[0]] * 2).startswith("columns: expected up to 1000 columns, each once")
+    assert told(columns=[COLUMNS[0]] * 2).startswith("columns: expected 1 to 1000 columns, each once")
+    assert told(columns=[], vectors=b"").startswith("columns: expected 1 to 1000 columns, each once, got 0")
     assert told(columns=[{"name": "age", "dtype": "i8"}]).startswith("columns.age: expected a name, one of f")
     assert told(columns=[{"name": "a", "dtype": "text"}]).startswith("columns.a: expected a name, one of fl")
     assert told(columns=[{"dtype": "int64"}], vectors=bytes(8)).startswith("columns.: expected a name, one o")
