@@ -16,10 +16,11 @@ from pathlib import Path
 import grpc
 import numpy as np
 
+from benchmarks import taken
 from benchmarks.h2load import H2load
 from benchmarks.load import Sample, measure_grpc, measure_http
 from benchmarks.processes import Command, Server, running
-from benchmarks.rounds import Effort, interleaved, middle, ratios, spread, table, verdict
+from benchmarks.rounds import Effort, interleaved, middle, print_lines, ratios, spread, table, verdict
 from headrace.archive.opening import open_archive_file
 from headrace.frontends.transport.grpc_framing import frame
 from headrace.frontends.wire import protos
@@ -32,6 +33,8 @@ METHOD = "/headrace.archive.v1.Archive/Lookup"
 IN_FLIGHT = 16
 BODIES = 4
 CACHED, LMDB, DICT = "archive, cache", "archive, LMDB", "dict, grpcio"
+ECHO, ECHO_GRPCIO = "no lookup, headrace", "no lookup, grpcio"
+ECHOED_KEYS = 100
 SETTINGS = f"""
 [spaces.images]
 dimension = {DIMENSION}
@@ -74,10 +77,28 @@ def run(effort: Effort) -> None:
                 more = ratios(cpu[DICT], cpu[name])
                 told = f"gRPC, {keys} keys, {name}: CPU a lookup ≤ ⅓ of a dict's behind grpcio"
                 verdict(told, middle(more) >= 3, f"1/{spread(more, 1)}")
+        of_echoes(effort)
         for keys in (1, 100):
             print(f"{keys} keys a lookup, JSON over HTTP/1.1, 64 in flight", flush=True)
             table(interleaved({CACHED: by_http(found[CACHED], keys, effort)}, effort.rounds), keys)
-        at_half_load(found[LMDB], effort)
+        at_half_load(found, effort)
+
+
+def of_echoes(effort: Effort) -> None:
+    """What the front ends cost alone: answers of the same size, nothing looked up, parsed or put together."""
+    program = (sys.executable, "-m", "benchmarks.peers.archive_echo", "--port", "{port}")
+    keys = ("--keys", str(ECHOED_KEYS))
+    ours = Command(ECHO, (*program, *keys, "headrace"))
+    theirs = Command(ECHO_GRPCIO, (*program, *keys, "grpcio"))
+    with running(ours) as headrace, running(theirs) as by_grpcio:
+        measures = {ECHO: headrace, ECHO_GRPCIO: by_grpcio}
+        print(f"answers of {ECHOED_KEYS} keys without a lookup, gRPC, {IN_FLIGHT} in flight", flush=True)
+        measured = interleaved(
+            {name: by_grpc(server, ECHOED_KEYS, effort) for name, server in measures.items()}, effort.rounds
+        )
+    table(measured, ECHOED_KEYS)
+    cpu = {name: [one.cpu_microseconds for one in rounds] for name, rounds in measured.items()}
+    print(f"  headrace's front end alone: 1/{spread(ratios(cpu[ECHO_GRPCIO], cpu[ECHO]), 1)} of grpcio's CPU")
 
 
 @contextmanager
@@ -161,23 +182,46 @@ def by_http(server: Server, keys: int, effort: Effort) -> Callable[[], Sample]:
     return lambda: measure_http(server, path, "application/json", asked, effort.seconds)
 
 
-def at_half_load(server: Server, effort: Effort) -> None:
-    """Latency of 100 keys from LMDB, calls coming at random at half of the rate that the server can do."""
+def at_half_load(found: dict[str, Server], effort: Effort) -> None:
+    """Latency of 100 keys, calls coming at random at half of the rate that each server can do.
+
+    Beside it stands how long anybody waits for the servers' core: the least that is possible here and now.
+    """
     asked, size = bodies(100), answer_bytes(100)
-    most = measure_grpc(server, asked, size, 4000, IN_FLIGHT, METHOD).per_second
-    slowest = []
+    rates = {
+        name: measure_grpc(server, asked, size, 4000, IN_FLIGHT, METHOD).per_second / 2
+        for name, server in found.items()
+    }
+    spent: dict[str, list[tuple[float, float]]] = {name: [] for name in found}
+    floors = []
     for seed in range(effort.rounds):
-        with tempfile.TemporaryDirectory() as folder:
-            calls = int(most / 2 * effort.seconds) // BODIES * BODIES
-            load = H2load(Path(folder), server.ports["grpc"], asked, calls, METHOD)
-            try:
-                load.open_loop(most / 2, seed)
-                spent = load.finish(size).spent * 1e3
-            finally:
-                load.stop()
-            slowest.append(float(np.percentile(spent, 99)))
-    verdict(
-        f"gRPC, 100 keys from LMDB at half load ({most / 2:,.0f} lookups/s), p99 < 1 ms",
-        middle(slowest) < 1,
-        f"{spread(slowest)} ms",
+        floors.append(taken.measured())
+        for name, server in found.items():
+            spent[name].append(at_random(server, asked, rates[name], effort.seconds, seed))
+    lines = [("100 keys a lookup, at half load", "lookups/s asked for", "p50 ms", "p99 ms")]
+    for name, rounds in spent.items():
+        p50, p99 = zip(*rounds, strict=True)
+        lines.append((name, f"{rates[name]:,.0f}", spread(p50), spread(p99)))
+    lines.append(
+        ("no server: until its core is free", "", "", spread([one.p99_milliseconds for one in floors]))
     )
+    print_lines(lines)
+    print(f"  others had {100 * middle([one.part for one in floors]):.1f} % of the servers' core")
+    slowest = [p99 for _, p99 in spent[LMDB]]
+    told = f"gRPC, 100 keys from LMDB at half load ({rates[LMDB]:,.0f} lookups/s), p99 < 1 ms"
+    verdict(told, middle(slowest) < 1, f"{spread(slowest)} ms")
+
+
+def at_random(
+    server: Server, asked: list[bytes], per_second: float, seconds: float, seed: int
+) -> tuple[float, float]:
+    """The p50 and the p99 of calls that come at random, in milliseconds."""
+    with tempfile.TemporaryDirectory() as folder:
+        calls = int(per_second * seconds) // BODIES * BODIES
+        load = H2load(Path(folder), server.ports["grpc"], asked, calls, METHOD)
+        try:
+            load.open_loop(per_second, seed)
+            p50, p99 = np.percentile(load.finish(answer_bytes(100)).spent * 1e3, (50, 99))
+        finally:
+            load.stop()
+    return float(p50), float(p99)
