@@ -263,6 +263,7 @@ class StreamError(HeadraceError):
     Attributes:
         row: The number of the first row that is not good, from 0.
         field: The field that is wrong; "" if it is the stream itself.
+        problem: The message, without where that is.
     """
 
     def __init__(self, message: str, *, row: int = 0, field: str = "") -> None:
@@ -277,8 +278,8 @@ class StreamError(HeadraceError):
         super().__init__(f"stream, {where}: {message}")
         self.row = row
         self.field = field
-        self._what = message
+        self.problem = message
 
     def within(self, where: str) -> StreamError:
         """The same, with more about where the row is."""
-        return StreamError(f"{self._what}; {where}", row=self.row, field=self.field)
+        return StreamError(f"{self.problem}; {where}", row=self.row, field=self.field)

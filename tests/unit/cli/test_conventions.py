@@ -30,6 +30,7 @@ WORDS = {
     "FILE",
     "HOST",
     "SPACE",
+    "TABLE",
     "KEY",
     "NAME",
     "NAMES",

@@ -6,11 +6,11 @@ import csv
 import io
 import re
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal, get_args
 
-from headrace.errors import ConfigError, InvalidRequest, NotFound
+from headrace.errors import ConfigError, HeadraceError, InvalidRequest, NotFound, StreamError
 
 try:
     import pyarrow as pa
@@ -36,6 +36,7 @@ _SUFFIXES: dict[str, Format] = {
 _COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 _CSV_BLOCK_BYTES = 4 * 1024 * 1024
 _ARROW_FILE = b"ARROW1"
+_MOST_LINES = 10_000_000  # beyond, looking for a line takes longer than it helps
 
 
 class ColumnFile:
@@ -98,6 +99,40 @@ class ColumnFile:
                         self.share = done / self.rows
                     yield batch
 
+    def place(self, row: int) -> str:
+        """Where a row is, in words: its number, and the line that it begins in where the file is text.
+
+        Args:
+            row: Its number, from 1.
+        """
+        line = self._line(row) if self.format == "csv" and row <= _MOST_LINES else 0
+        return f"row {row} (line {line})" if line else f"row {row}"
+
+    def located(self, error: StreamError) -> HeadraceError:
+        """An error of reading rows as a stream, in the words of the file that they are in."""
+        column = f", column {error.field!r}" if error.field else ""
+        return HeadraceError(f"{self.path}: {self.place(error.row + 1)}{column}: {error.problem}")
+
+    def _line(self, row: int) -> int:
+        """The line that a row of a CSV file begins in, from 1; 0 where it cannot be told."""
+        with suppress(OSError, pa.ArrowException, csv.Error), self._text() as text:
+            reader, line = csv.reader(text, delimiter=self._delimiter), 0
+            rows = -1  # the first is the names
+            for found in reader:
+                rows += bool(found)
+                if found and rows == row:
+                    return line + 1
+                line = reader.line_num
+        return 0
+
+    @contextmanager
+    def _text(self) -> Iterator[io.TextIOWrapper]:
+        with (
+            self._bytes()[0] as content,
+            io.TextIOWrapper(content, "utf-8-sig", "replace", newline="") as text,
+        ):
+            yield text
+
     def _look(self) -> pa.Schema:
         if self.format == "parquet":
             with pq.ParquetFile(self.path) as file:
@@ -108,10 +143,7 @@ class ColumnFile:
                 if isinstance(file, pa.ipc.RecordBatchFileReader):
                     self.rows = sum(file.get_batch(at).num_rows for at in range(file.num_record_batches))
                 return file.schema
-        with (
-            self._bytes()[0] as content,
-            io.TextIOWrapper(content, "utf-8-sig", "replace", newline="") as text,
-        ):
+        with self._text() as text:
             names = next(csv.reader(text, delimiter=self._delimiter), [])
         if not names:
             raise InvalidRequest(f"{self.path}: expected a first line that names the columns, got none")
@@ -167,7 +199,7 @@ class ColumnFile:
             way_out = (
                 "save it as UTF-8" if "UTF8" in said[3] else f"is {self._delimiter!r} what stands between?"
             )
-            return f"row {int(said[2]) - 1}: {said[3]}; {way_out}"
+            return f"{self.place(int(said[2]) - 1)}: {said[3]}; {way_out}"
         if "straddl" in str(error):
             return f"expected values of up to {_CSV_BLOCK_BYTES} bytes; is a quotation mark left open?"
         return f"expected {self.format}, which cannot be read: {error}"

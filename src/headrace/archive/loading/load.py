@@ -180,14 +180,15 @@ class Load:
         names = list(dict.fromkeys([target.key, *([target.written] if target.written else []), *value_names]))
         for batch in self._batches(names, target.version.form.record_bytes, told):
             first = self.rows + 1
-            keys = keys_of(target.key, batch.column(target.key), first, longest)
-            if target.vectors:
-                vectors = vectors_of(
-                    target.vectors, batch.column(target.vectors), target.version.dimension, first
-                )
-                self._archive.put(self._space, keys, vectors, version=target.version.number)
-            else:
-                target = self._put_rows(target, keys, batch, first)
+            with self._saying_lines():
+                keys = keys_of(target.key, batch.column(target.key), first, longest)
+                if target.vectors:
+                    vectors = vectors_of(
+                        target.vectors, batch.column(target.vectors), target.version.dimension, first
+                    )
+                    self._archive.put(self._space, keys, vectors, version=target.version.number)
+                else:
+                    target = self._put_rows(target, keys, batch, first)
             self.rows += len(keys)
         return target if target.version.number else self._made(target)
 
@@ -226,6 +227,18 @@ class Load:
                 target = self._made(target)
             self._archive.put_rows(self._space, keys, values, version=target.version.number, written=written)
         return target
+
+    @contextmanager
+    def _saying_lines(self) -> Iterator[None]:
+        """Add to the row that an error names the line that it is in, where the file is text."""
+        try:
+            yield
+        except InvalidRequest as error:
+            said = re.fullmatch(r"row (\d+)(, column .*)", error.field, re.DOTALL)
+            if said is None:
+                raise
+            where = f"{self._file.place(int(said[1]))}{said[2]}"
+            raise InvalidRequest(error.message[len(error.field) + 2 :], field=where) from error
 
     @contextmanager
     def _naming_rows(self, first: int) -> Iterator[None]:

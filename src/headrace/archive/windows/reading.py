@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from pathlib import Path
 from typing import NamedTuple
 
 from headrace.errors import ConfigError, StreamError
@@ -61,16 +60,10 @@ def open_stream_batches(file: Readable | Pieces) -> Iterator[Batches]:
             yield Batches(parser.arrow_schema.names, batches)
 
 
-def file_batches(file: Path, columns: list[str]) -> Batches:
-    """Read a file of columns: Parquet, Arrow or CSV, by its name.
-
-    Raises:
-        NotFound: There is no such file.
-        InvalidRequest: It is no such file, or cannot be read; of its rows that is raised when they are.
-    """
-    found = ColumnFile(file)
-    there = [name for name in columns if name in found.schema.names]
-    return Batches(found.schema.names, found.batches(there, _ROWS_AT_ONCE))
+def file_batches(file: ColumnFile, columns: list[str]) -> Batches:
+    """Read some columns of a file; ``InvalidRequest`` where its rows cannot be read."""
+    there = [name for name in columns if name in file.schema.names]
+    return Batches(file.schema.names, file.batches(there, _ROWS_AT_ONCE))
 
 
 def after(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:

@@ -145,14 +145,26 @@ def _numbers(name: str, values: pa.Array, first_row: int) -> tuple[Array, Array]
     try:
         numbers = values.cast(pa.float64())
     except _NO_CAST as error:
-        problem = f"expected numbers: {shown(str(error).splitlines()[0])[1:-1]}"
-        raise StreamError(problem, row=first_row, field=name) from error
+        row, got = _first_without(values)
+        raise StreamError(f"expected a number, got {got}", row=first_row + row, field=name) from error
     there = numbers.is_valid().to_numpy(zero_copy_only=False)
     found = numbers.fill_null(0.0).to_numpy(zero_copy_only=False)
     finite = np.abs(found) <= _LARGEST  # which NaN is not, either
     if not finite.all():
         there, found = there & finite, np.where(finite, found, 0.0)
     return found, there
+
+
+def _first_without(values: pa.Array) -> tuple[int, str]:
+    """Which of some values is the first that is no number, and it in words."""
+    kind = shown(str(values.type))[1:-1]
+    for row in range(len(values)):
+        try:
+            values.slice(row, 1).cast(pa.float64())
+        except _NO_CAST:
+            got = values[row].as_py()
+            return row, shown(got) if isinstance(got, str) else kind
+    return 0, kind
 
 
 def _equal(values: pa.Array, wanted: int | str) -> Array:

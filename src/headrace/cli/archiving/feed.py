@@ -6,7 +6,7 @@ import argparse
 import logging
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -20,7 +20,7 @@ from headrace.cli.scraped import add_metrics, metrics
 from headrace.cli.topics import add_kafka_config
 from headrace.cli.train import message
 from headrace.config import checks
-from headrace.errors import ConfigError, StreamError
+from headrace.errors import ConfigError, HeadraceError, StreamError
 from headrace.terminal import Line
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         ),
     )
     add = parser.add_argument
-    add("table", metavar="NAME", help="a table of the archive with windows")
+    add("table", metavar="TABLE", help="a table of the archive with windows")
     add(
         "input",
         metavar="FILE",
@@ -99,6 +99,10 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         action="store_true",
         help="with --resume: the input begins with the rows after the checkpoint, not with the first ones",
     )
+
+
+Located = Callable[[StreamError], HeadraceError]
+"""Says where the row of an error is."""
 
 
 @dataclass(frozen=True)
@@ -148,18 +152,23 @@ def run(options: argparse.Namespace) -> int:
         # Before the input is opened: a stream may begin long after.
         held.enter_context(metrics(options, lambda: FeedMetrics(feed, options.table)))
         origin = held.enter_context(open_origin(asking, checkpoint))
-        names, batches = held.enter_context(_opened(asking, origin, feed.maker.columns))
+        (names, batches), located = held.enter_context(_opened(asking, origin, feed.maker.columns))
         feed.maker.check(names)
         skipped = origin.skip_rows if origin else 0 if options.continued else rows_before(checkpoint)
         feed.rows_before = feed.rows - skipped
         going = _Going(feed, interruptions, origin, options)
+        going.located = located
         code = going.go(after(batches, skipped) if skipped else batches)
         going.tell_end()
     return code
 
 
 class _Going:
-    """A feed that goes on, what it tells, and when its state is saved."""
+    """A feed that goes on, what it tells, and when its state is saved.
+
+    Attributes:
+        located: Says where the row of an error is; None where its number is all that is to be said.
+    """
 
     def __init__(
         self,
@@ -169,6 +178,7 @@ class _Going:
         options: argparse.Namespace,
     ) -> None:
         self._feed, self._interruptions, self._origin, self._options = feed, interruptions, origin, options
+        self.located: Located | None = None
         self._started = self._saved = time.monotonic()
         self._first_row = feed.rows
         self._line = Line(sys.stderr)
@@ -226,7 +236,7 @@ class _Going:
             self._feed.finish()
         except StreamError as error:
             self._save()  # what came before it is counted
-            raise (error if self._origin is None else self._origin.source.located(error)) from error
+            raise (error if self.located is None else self.located(error)) from error
         self._save()
 
     def _save_if_due(self) -> None:
@@ -264,15 +274,20 @@ def _check(options: argparse.Namespace) -> None:
 
 
 @contextmanager
-def _opened(asking: _Asking, origin: TopicOrigin | None, columns: list[str]) -> Iterator[Batches]:
+def _opened(
+    asking: _Asking, origin: TopicOrigin | None, columns: list[str]
+) -> Iterator[tuple[Batches, Located | None]]:
+    """What is read, and what says where the row of an error is."""
+    from headrace.archive.loading.files import ColumnFile  # noqa: PLC0415 - not for the list of verbs
     from headrace.archive.windows.reading import file_batches, open_stream_batches  # noqa: PLC0415 - as above
     from headrace.training.running.source import opened as opened_input  # noqa: PLC0415 - as above
 
     if origin is None and asking.input != "-":
-        yield file_batches(Path(asking.input), columns)
+        table = ColumnFile(Path(asking.input))
+        yield file_batches(table, columns), table.located
         return
     with (
         opened_input(asking.input if origin is None else origin.source) as file,
         open_stream_batches(file) as found,
     ):
-        yield found
+        yield found, None if origin is None else origin.source.located

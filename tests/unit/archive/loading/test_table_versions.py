@@ -91,7 +91,7 @@ def test_a_load_that_fails_at_its_first_rows_makes_no_version(
 ) -> None:
     file = tmp_path / "films.csv"
     file.write_text(f"id,title\n{bad},Heat\n")
-    with pytest.raises(InvalidRequest, match="row 1, column 'id': expected a key"):
+    with pytest.raises(InvalidRequest, match=r"row 1 \(line 2\), column 'id': expected a key"):
         load_table(archive, "films", file)
     assert archive.catalog.read("films").versions == ()
 
@@ -100,7 +100,7 @@ def test_a_first_load_that_fails_on_its_way_is_in_nobodys_way(archive: Archive, 
     file = tmp_path / "films.csv"
     rows = "".join(f"f{row},old\n" for row in range(20_000))
     file.write_text("id,age\n" + rows + ",\n")
-    with pytest.raises(InvalidRequest, match="row 20001, column 'id': expected a key"):
+    with pytest.raises(InvalidRequest, match=r"row 20001 .*, column 'id': expected a key"):
         load_table(archive, "films", file)
     (begun,) = archive.catalog.read("films").versions
     assert not begun.is_full

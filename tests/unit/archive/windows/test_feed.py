@@ -246,7 +246,8 @@ def test_rows_that_cannot_be_counted_are_named(tmp_path: Path) -> None:
         assert f"row 1, field 'timestamp': expected a time since 1970, got {time} µs; mend the row" in told
     good["timestamp"] = [1, 2]
     assert "row 1, field 'item'" in refused(tmp_path, {**good, "item": ["a", "b" * 9000]})
-    assert "expected numbers" in refused(tmp_path, {**good, "change": ["1", "many"]})
+    told = "row 1, field 'change': expected a number, got 'many'"
+    assert told in refused(tmp_path, {**good, "change": ["1", "many"]})
     assert "expected texts or whole numbers" in refused(tmp_path, {**good, "item": [0.5, 1.5]})
     with (
         opened(tmp_path) as archive,
@@ -338,7 +339,7 @@ def test_a_number_whose_sums_would_be_none_is_missing(tmp_path: Path) -> None:
 
 def test_a_long_text_is_not_said_back_whole(tmp_path: Path) -> None:
     rows = rows_of(3).set_column(2, "change", pa.array(["x" * 10_000] * 3))
-    with opened(tmp_path) as archive, pytest.raises(StreamError, match="expected numbers") as refused:
+    with opened(tmp_path) as archive, pytest.raises(StreamError, match="expected a number") as refused:
         feed_of(archive).take(rows)
     assert len(refused.value.message) < 500
 
