@@ -18,6 +18,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from headrace.cli.verbs import Parser
 from headrace.config import Table
 from headrace.config.checks import one_of, wrong
 from headrace.config.reading import read_table
@@ -47,8 +48,11 @@ class Settings:
         self.parser, self._own_keys = parser, frozenset(own_keys)
         self._defaults = {key: action.default for key, action in self.actions.items()}
         self._required = [key for key, action in self.actions.items() if action.required]
+        if isinstance(parser, Parser):
+            parser.wanted = [self.actions[key] for key in self._required]
         for key, action in self.actions.items():
             told = (action.help or "").replace("%(default)s", str(action.default))
+            told += " (required)" if action.required else ""
             action.help = f"{told} [{self.variable(key)}]"
             action.default, action.required = argparse.SUPPRESS, False
             if action.nargs == 0:

@@ -9,7 +9,8 @@ import argparse
 import json
 import signal
 import textwrap
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -27,7 +28,34 @@ _HELP_COLUMNS = 110
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line, as all errors are, and say where the options are listed."""
+    """A parser whose errors are one line, as all errors are, and say where the options are listed.
+
+    Attributes:
+        wanted: Options that somebody must give, be it as a variable or in a file: argparse does not ask for
+            them, but the usage shows them as such.
+    """
+
+    wanted: Sequence[argparse.Action] = ()
+
+    def format_help(self) -> str:
+        """The help."""
+        with self._asking():
+            return super().format_help()
+
+    def format_usage(self) -> str:
+        """Its first lines."""
+        with self._asking():
+            return super().format_usage()
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        for action in self.wanted:
+            action.required = True
+        try:
+            yield
+        finally:
+            for action in self.wanted:
+                action.required = False
 
     def error(self, message: str) -> NoReturn:
         """End with exit code 2, without the usage: it is longer than a screen for some verbs."""

@@ -25,6 +25,18 @@ REQUIRED = {
 }
 
 
+@pytest.mark.parametrize("words", REQUIRED)
+def test_what_must_be_given_is_told_so_by_the_help(words: str) -> None:
+    option = REQUIRED[words][0]
+    told = " ".join(VERBS[words].format_help().split())
+    usage, _, options = told.partition("positional arguments:")
+    assert f" {option} " in usage
+    assert f"[{option} " not in usage
+    variable = f"HEADRACE_{words}_{option[2:]}".replace(" ", "_").upper()
+    assert f"(required) [{variable}]" in options
+    assert parsed(words) is not None  # a variable or a file may give it all the same
+
+
 def all_settings() -> list[tuple[str, str]]:
     return [(words, key) for words, verb in VERBS.items() for key in verb.get_default("settings").actions]
 

@@ -37,7 +37,7 @@ def add_archive(parser: argparse.ArgumentParser) -> None:
 
 def add_space(parser: argparse.ArgumentParser) -> None:
     """Add the space that the verb works on."""
-    parser.add_argument("space", metavar="SPACE", help="a space of the archive")
+    parser.add_argument("space", metavar="SPACE", help="a space of the archive; a feature table is one")
 
 
 def add_keys(parser: argparse.ArgumentParser) -> None:
