@@ -185,7 +185,7 @@ def by_http(server: Server, keys: int, effort: Effort) -> Callable[[], Sample]:
 def at_half_load(found: dict[str, Server], effort: Effort) -> None:
     """Latency of 100 keys, calls coming at random at half of the rate that each server can do.
 
-    Beside it stands how long anybody waits for the servers' core: the least that is possible here and now.
+    Beside it stands what others take of the two cores meanwhile.
     """
     asked, size = bodies(100), answer_bytes(100)
     rates = {
@@ -202,11 +202,11 @@ def at_half_load(found: dict[str, Server], effort: Effort) -> None:
     for name, rounds in spent.items():
         p50, p99 = zip(*rounds, strict=True)
         lines.append((name, f"{rates[name]:,.0f}", spread(p50), spread(p99)))
-    lines.append(
-        ("no server: until its core is free", "", "", spread([one.p99_milliseconds for one in floors]))
-    )
+    for whose, watched in zip(("server's", "load's"), zip(*floors, strict=True), strict=True):
+        part = 100 * middle([one.part for one in watched])
+        floor = spread([one.p99_milliseconds for one in watched])
+        lines.append((f"until the {whose} core is free", f"others have {part:.0f} %", "", floor))
     print_lines(lines)
-    print(f"  others had {100 * middle([one.part for one in floors]):.1f} % of the servers' core")
     slowest = [p99 for _, p99 in spent[LMDB]]
     told = f"gRPC, 100 keys from LMDB at half load ({rates[LMDB]:,.0f} lookups/s), p99 < 1 ms"
     verdict(told, middle(slowest) < 1, f"{spread(slowest)} ms")

@@ -1,6 +1,7 @@
 """A process that only reads the clock: where its readings lie apart, its core was somebody else's meanwhile.
 
-That is the floor of every latency that is measured on this core at this time, whatever answers.
+Latencies that are measured on this core at this time hold such waits, whatever answers; but who mostly sleeps
+is let in sooner than this process, which never does.
 """
 
 from __future__ import annotations
@@ -27,19 +28,22 @@ class Taken(NamedTuple):
 
     Attributes:
         part: The part of the time that they had it.
-        p99_milliseconds: How long a request that comes at any moment waits until the core is free, at the
-            99th percentile.
+        p99_milliseconds: How long this process waits for its core, at the 99th percentile of all moments.
     """
 
     part: float
     p99_milliseconds: float
 
 
-def measured() -> Taken:
-    """Watch the servers' core for a second, in which none of ours uses it."""
-    command = on_core(cores()[0], [sys.executable, "-m", "benchmarks.taken"])
-    said = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout
-    return Taken(*map(float, said.split()))
+def measured() -> tuple[Taken, Taken]:
+    """Watch the servers' core and the load's for a second, in which nothing of ours uses them."""
+    server, load = (on_core(core, [sys.executable, "-m", "benchmarks.taken"]) for core in cores())
+    with (
+        subprocess.Popen(server, cwd=ROOT, stdout=subprocess.PIPE, text=True) as one,
+        subprocess.Popen(load, cwd=ROOT, stdout=subprocess.PIPE, text=True) as other,
+    ):
+        first, second = (Taken(*map(float, process.communicate()[0].split())) for process in (one, other))
+    return first, second
 
 
 def wait(gaps: npt.NDArray[np.float64], seconds: float, part: float) -> float:
