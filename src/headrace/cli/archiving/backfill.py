@@ -13,8 +13,8 @@ from headrace.cli import numbers, verbs
 from headrace.cli.archiving import opened
 from headrace.cli.archiving.fill import add_threads
 from headrace.cli.archiving.stopping import Stopping
-from headrace.errors import FailedPrecondition, Unavailable
-from headrace.terminal import Line
+from headrace.errors import Unavailable
+from headrace.terminal import Line, counted
 
 if TYPE_CHECKING:
     from headrace.archive.archive import Archive
@@ -75,13 +75,16 @@ def run(options: argparse.Namespace) -> int:
         archive = held.enter_context(opened.open_archive_of(options))
         record = archive.record(options.space)
         made = 0 if options.no_fill else _start_filler(options, archive, held)
-        target = options.to_version or made or archive.record(options.space).versions[-1].number
+        newest = max((one.number for one in archive.record(options.space).versions), default=0)
+        target = options.to_version or made or newest
         source = options.from_version or record.default
-        if source == target:
-            raise FailedPrecondition(
-                f"{options.space}: version {target} is the default, and what its encoder makes; nothing is "
-                "to be filled"
+        if not (source and target):
+            raise Unavailable(
+                f"{options.space}: no version is known yet; the store has not answered, or is empty"
             )
+        if source == target and not (options.from_version or options.to_version):
+            _nothing(options, target)
+            return verbs.DONE
         backfill = Backfill(archive, options.space, source, target)
         progress = _Progress(backfill)
         is_done = backfill.run(progress, stopping.event, options.rate or 0.0)
@@ -129,6 +132,15 @@ class _Progress:
         )
 
 
+def _nothing(options: argparse.Namespace, version: int) -> None:
+    """Say that the default is what the encoder makes: that is what a backfill is to bring about."""
+    if options.json:
+        found = {"space": options.space, "from_version": version, "to_version": version, "keys": 0, "dead": 0}
+        verbs.print_json({**found, "is_done": True, "is_default": True})
+        return
+    print(f"{options.space}: version {version} is the default, and what its encoder makes; nothing to fill")
+
+
 def _finish(
     options: argparse.Namespace, backfill: Backfill, versions: tuple[int, int], *, is_done: bool
 ) -> None:
@@ -150,5 +162,6 @@ def _finish(
     dead = f"; {backfill.failed:,} became dead letters" if backfill.failed else ""
     end = f"version {target} answers now" if is_default else f"version {source} still answers"
     goes_on = "" if is_done else "; the same command goes on from here"
-    keys = f"{backfill.position.keys:,} keys of version {source} are in {target}"
+    are = "is" if backfill.position.keys == 1 else "are"
+    keys = f"{counted(backfill.position.keys, 'key')} of version {source} {are} in {target}"
     print(f"{options.space}: {keys}{dead}; {end}{goes_on}")

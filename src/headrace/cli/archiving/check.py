@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from headrace.cli import verbs
 from headrace.cli.archiving import opened
 from headrace.errors import ConfigError, HeadraceError
-from headrace.terminal import table
+from headrace.terminal import counted, table
 
 if TYPE_CHECKING:
     from headrace.archive.catalog import SpaceRecord, SpaceVersion
@@ -128,7 +128,7 @@ def _queue(config: ArchiveConfig) -> str:
         depth = queue.depth().messages
     finally:
         queue.close()
-    return f"{_kind(config.queue)}; {depth} keys wait"
+    return f"{_kind(config.queue)}; {counted(depth, 'key')} {'waits' if depth == 1 else 'wait'}"
 
 
 def _kind(settings: object) -> str:
@@ -169,7 +169,7 @@ def _table(settings: SpaceSettings, record: SpaceRecord) -> str:
         return "no columns yet; headrace archive load has them from a file"
     of = f"version {version.number}" if version is not None and not columns else "archive.toml"
     columns = columns or (version.columns if version is not None else ())
-    told = f"{len(columns)} columns, {row_dtype(columns).itemsize} bytes a row, of {of}"
+    told = f"{counted(len(columns), 'column')}, {row_dtype(columns).itemsize} bytes a row, of {of}"
     if version is not None and version.fingerprint != fingerprint(columns):
         told += f"; version {version.number} answers, which has others: headrace archive load makes a new one"
     return told

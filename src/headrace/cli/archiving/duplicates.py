@@ -13,7 +13,7 @@ from headrace.cli.archiving import opened, whole
 from headrace.cli.archiving.pictures import images
 from headrace.disk import saying
 from headrace.errors import ConfigError
-from headrace.terminal import table
+from headrace.terminal import counted, table
 
 if TYPE_CHECKING:
     from headrace.archive.similarity.duplicates import Duplicates, Group
@@ -133,10 +133,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _told(options: argparse.Namespace, read: Whole, found: Duplicates) -> Iterator[str]:
-    yield f"{options.space}, version {read.version}: {len(read.keys):,} keys, {_condition(options)}"
+    yield f"{options.space}, version {read.version}: {counted(len(read.keys), 'key')}, {_condition(options)}"
     yield (
-        f"  {found.group_count:,} groups; {found.extra_rows:,} keys more than one of each, "
-        f"{found.equal_rows:,} of them with an equal vector; {found.pair_count:,} pairs"
+        f"  {counted(found.group_count, 'group')}; {counted(found.extra_rows, 'key')} more than one of each, "
+        f"{found.equal_rows:,} of them with an equal vector; {counted(found.pair_count, 'pair')}"
     )
     if found.recall is not None and found.recall < 1:
         missed = f"{1 - found.recall:.1%} of the pairs of a sample were missed"
@@ -207,7 +207,10 @@ def _write_sheet(options: argparse.Namespace, read: Whole, found: Duplicates) ->
         groups,
         images(opened.settings_of(options), opened.base_of(options), options.space),
         title=f"Near-duplicates in {options.space}, version {read.version}",
-        subtitle=f"{found.group_count:,} groups among {len(read.keys):,} keys; {_condition(options)}",
+        subtitle=(
+            f"{counted(found.group_count, 'group')} among {counted(len(read.keys), 'key')}; "
+            f"{_condition(options)}"
+        ),
         measure="cosine" if options.metric == "cosine" else "distance",
     )
     with saying(f"--sheet: {options.sheet} cannot be written"):

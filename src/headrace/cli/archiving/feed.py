@@ -21,7 +21,7 @@ from headrace.cli.topics import add_kafka_config
 from headrace.cli.train import message
 from headrace.config import checks
 from headrace.errors import ConfigError, HeadraceError, StreamError
-from headrace.terminal import Line
+from headrace.terminal import Line, counted
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -43,10 +43,10 @@ _log = logging.getLogger(__name__)
 _CHECKPOINT_SECONDS = 60.0
 _TERMINATED = 143
 _DOUBTS = (
-    ("keyless", "had no key, and only moved the clock"),
-    ("late", "came after their bucket was over, and count since the boundary after that"),
-    ("too_late", "came after all windows had left their bucket, and count nowhere"),
-    ("ahead", "were too far ahead of those before them, and count nowhere"),
+    ("keyless", "without a key, which only moved the clock"),
+    ("late", "after their bucket was over, which count since the boundary after that"),
+    ("too_late", "after all windows had left their bucket, which count nowhere"),
+    ("ahead", "too far ahead of those before them, which count nowhere"),
 )
 
 
@@ -220,11 +220,12 @@ class _Going:
             return
         new = self._feed.rows - self._first_row
         print(
-            f"counted {new:,} rows in {seconds:,.1f} s; {self._feed.stored:,} rows of the table were written"
+            f"counted {counted(new, 'row')} in {seconds:,.1f} s; "
+            f"rows of the table written: {self._feed.stored:,}"
         )
         for name, what in _DOUBTS:
             if found[name]:
-                print(f"  {found[name]:,} rows {what}")
+                print(f"  {what}: {counted(found[name], 'row')}")
 
     def _take_all(self, batches: Iterator[pa.RecordBatch]) -> None:
         try:

@@ -15,7 +15,7 @@ from headrace.cli.archiving import opened
 from headrace.cli.archiving.stopping import Stopping
 from headrace.cli.scraped import add_metrics, metrics
 from headrace.errors import Unavailable
-from headrace.terminal import Line
+from headrace.terminal import Line, counted
 
 if TYPE_CHECKING:
     from headrace.archive.archive import Archive
@@ -135,6 +135,6 @@ def _finish(options: argparse.Namespace, counts: Mapping[str, FillCounts], secon
         verbs.print_json({**total, "seconds": round(seconds, 3)})
     else:
         print(
-            f"filled {total['filled']:,} keys in {seconds:,.1f} s; {total['there']:,} were there already, "
-            f"{total['dead']:,} became dead letters"
+            f"filled {counted(total['filled'], 'key')} in {seconds:,.1f} s; "
+            f"there already: {total['there']:,}; dead letters: {total['dead']:,}"
         )

@@ -1,0 +1,61 @@
+"""A space or a version that is not there is the same typed error at every door, and names what there is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from headrace.errors import NotFound
+from headrace.frontends.archive.door import Door
+from headrace.frontends.wire import protos
+from headrace.status import codes
+from tests.unit.frontends.archive.doors import SPACES, a_door, ask, error_of, post, stream
+
+Request = protos.message("headrace.archive.v1.LookupRequest")
+
+
+def in_process(door: Door, space: str, version: int) -> Any:
+    return error_of(lambda: door.archive.lookup(space, ["a"], version=version))
+
+
+def over_rest(door: Door, space: str, version: int) -> Any:
+    return error_of(lambda: post(door, f"{space}:lookup", {"keys": ["a"], "version": version}))
+
+
+def over_grpc(door: Door, space: str, version: int) -> Any:
+    return error_of(lambda: ask(door, "Lookup", space=space, keys=["a"], version=version))
+
+
+def over_a_stream(door: Door, space: str, version: int) -> Any:
+    message = Request(space=space, keys=["a"], version=version).SerializeToString()
+    (answer,) = stream(door, message)
+    return SimpleNamespace(code=answer.error.code, message=answer.error.message)
+
+
+DOORS = (in_process, over_rest, over_grpc, over_a_stream)
+
+
+@pytest.mark.parametrize("door_of", DOORS)
+@pytest.mark.parametrize(
+    ("space", "version", "told"),
+    [
+        ("nope", 0, f"no space 'nope'; there are {', '.join(SPACES)}"),
+        ("item", 0, f"no space 'item'; did you mean 'items'? There are {', '.join(SPACES)}"),
+        ("items", 7, "no version 7 of the space 'items'; there are 1"),
+        ("users", 7, "no version 7 of the space 'users'; there are 1"),
+    ],
+)
+def test_what_is_not_there_is_named_with_what_is(
+    door_of: Callable[[Door, str, int], Any], space: str, version: int, told: str
+) -> None:
+    with a_door() as door:
+        error = door_of(door, space, version)
+    if door_of is not over_a_stream:
+        assert isinstance(error, NotFound)
+        assert codes(error).http == 404
+    else:
+        assert error.code == 5  # NOT_FOUND
+    assert error.message == told
