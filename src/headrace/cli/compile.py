@@ -112,9 +112,13 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _run_archives() -> None:
-    from headrace.archive import cache_kernels  # noqa: PLC0415 - compiled kernels, only when used
+    # Compiled kernels, only when used.
+    from headrace.archive import cache_kernels  # noqa: PLC0415
+    from headrace.archive.windows import compiling as windows  # noqa: PLC0415
+    from headrace.stores import lmdb_pages  # noqa: PLC0415
 
-    cache_kernels.run_once()
+    for kernels in (cache_kernels, lmdb_pages, windows):
+        kernels.run_once()
 
 
 def _versions(options: argparse.Namespace, folder: Path) -> Iterator[tuple[str, Path | None]]:

@@ -136,7 +136,7 @@ class Pages:
         """Use ``of``."""
         self._base, self._page_bytes, self._file = base, page_bytes, file
         self._known: tuple[int, Tree] | None = None
-        _run_once()
+        run_once()
 
     @classmethod
     def of(cls, environment: lmdb.Environment, file: DataFile, key: bytes) -> Pages | None:
@@ -393,7 +393,7 @@ def find(tree: Any, prefix: int, now: int, texts: int, values: Array) -> int:
     return READ
 
 
-def _run_once() -> None:
+def run_once() -> None:
     """Compile or load the kernel here, before anybody waits for it."""
     texts: list[str] = []
     find(Tree(0, 4096, 0, 0, 0), 0, -1, id(texts), np.zeros((0, 2), np.int64))

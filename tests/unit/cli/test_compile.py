@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from headrace.archive import cache_kernels
 from headrace.cli import compile as verb
 from headrace.cli.main import main
+from headrace.stores import lmdb_pages
 from tests.conformance.ctr_models import write
 
 
@@ -54,3 +57,31 @@ def test_without_a_directory_an_archives_kernels_are_compiled_too(tmp_path: Path
     assert next(verb._versions(options, tmp_path)) == ("archive", None)
     verb._run_archives()
     assert cache_kernels.find.signatures
+    assert lmdb_pages.find.signatures
+
+
+def test_a_feed_finds_its_kernels_compiled(tmp_path: Path) -> None:
+    program = """
+import sys
+from pathlib import Path
+from headrace.cli.compile import _run_archives
+from headrace.archive.windows import kernels
+_run_archives()
+ones = [kernels.scan, kernels.put_back, kernels.touch, kernels.enter, kernels.leave]
+compiled = [list(one.signatures) for one in ones]
+from tests.unit.archive.windows.test_feed import feed_of, opened, rows_of
+with opened(Path(sys.argv[1])) as archive:
+    feed = feed_of(archive)
+    feed.take(rows_of(200))
+    arrays, meta = feed.state()
+    feed = feed_of(archive)
+    feed.restore(arrays, meta)
+    feed.take(rows_of(400).slice(200))
+    feed.finish()
+assert all(compiled), compiled
+for one, before in zip(ones, compiled):
+    assert one.signatures == before, (one, before, one.signatures)
+"""
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert ended.returncode == 0, ended.stderr
