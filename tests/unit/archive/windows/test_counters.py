@@ -301,6 +301,73 @@ def test_a_window_that_is_new_begins_with_the_buckets_that_are_kept() -> None:
     assert sums.tolist() == [[0.0, 0.0, 0.0]]
 
 
+def counted(counters: Counters, rows: Sequence[tuple[str, int]]) -> list[Changed]:
+    """Take rows that are only counted."""
+    keys = list(dict.fromkeys(key for key, _ in rows))
+    by_key = dict(zip(keys, counters.slots_of(keys).tolist(), strict=True))
+    slots = np.array([by_key[key] for key, _ in rows], np.int32)
+    buckets = np.array([bucket for _, bucket in rows], np.int64)
+    nothing = np.zeros((len(rows), 0))
+    return list(counters.take(Rows(slots, buckets, np.ones((len(rows), 1), np.uint8), nothing)))
+
+
+def counting(seconds: int, *, ahead_buckets: int = AHEAD, max_cells: int = 10_000) -> Counters:
+    plan = Plan.of([Window(count=True, seconds=seconds)], 1)
+    return Counters(plan, ahead_buckets=ahead_buckets, max_cells=max_cells)
+
+
+def test_only_what_has_changed_is_written() -> None:
+    counters = counting(3)
+    rows = [("a", 10)] * JUMP_ROWS + [("a", bucket) for bucket in range(11, 20)]
+    changes = counted(counters, [*rows, ("b", 20)])
+    # From 14 on one row enters and one leaves at each boundary.
+    found = [(one.boundary, [counters.keys[slot] for slot in one.slots]) for one in changes]
+    assert found == [(boundary, ["a"]) for boundary in (11, 12, 13, 14)]
+
+
+def test_how_far_ahead_a_row_may_be_is_that_of_the_settings_and_not_of_the_state() -> None:
+    first, second = counting(4, ahead_buckets=50), counting(4, ahead_buckets=5)
+    counted(first, [("a", 10)] * JUMP_ROWS)
+    second.restore(first.state(), first.plan)
+    counted(second, [("a", 20), ("a", 11)])
+    assert (second.clock, second.told.refused) == (11, 1)
+
+
+def test_how_late_a_row_may_be_is_that_of_the_settings_and_not_of_the_state() -> None:
+    first, second = counting(4), counting(30)
+    counted(first, [("a", 10)] * JUMP_ROWS + [("a", 30)])
+    second.restore(first.state(), first.plan)
+    counted(second, [("a", 15)])
+    list(second.finish())
+    assert second.told.too_late == 0
+    assert second.totals(second.slots_of(["a"]))[0].tolist() == [[2]]  # those of 10 had left all windows
+
+
+def test_what_no_window_reaches_any_more_is_not_kept() -> None:
+    first, second = counting(30), counting(4)
+    counted(first, [("a", 10)] * JUMP_ROWS + [("b", 20), ("b", 21)])
+    second.restore(first.state(), first.plan)
+    list(second.finish())
+    assert [second.keys[slot] for slot in second.counted_slots] == ["b"]
+    assert second.totals(second.slots_of(["a", "b"]))[0].tolist() == [[0], [2]]
+
+
+def test_a_state_with_more_open_cells_than_there_is_room_at_first_is_gone_on_with() -> None:
+    first, second = counting(4), counting(4)
+    keys = [f"{one}" for one in range(5000)]
+    counted(first, [("a", 10)] * JUMP_ROWS + [(key, 10) for key in keys])
+    second.restore(first.state(), first.plan)
+    counted(second, [(key, 10) for key in keys])
+    list(second.finish())
+    assert (second.totals(second.slots_of(keys))[0] == 2).all()
+
+
+def test_one_bucket_with_more_keys_than_there_is_room_for_is_refused_before_it_is_over() -> None:
+    counters = counting(4, max_cells=1500)
+    with pytest.raises(FailedPrecondition, match=r"feed\.max_cells: expected at most 1500 pairs"):
+        counted(counters, [("a", 10)] * JUMP_ROWS + [(f"{one}", 10) for one in range(3000)])
+
+
 def test_what_is_no_state_of_counters_is_refused() -> None:
     with pytest.raises(ConfigError, match="checkpoint: it holds no counters"):
         new().restore({"weights": np.zeros(3)}, PLAN)

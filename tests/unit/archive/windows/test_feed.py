@@ -134,6 +134,26 @@ def test_a_changed_schema_is_a_new_version_and_the_old_one_is_fed_on(tmp_path: P
         assert archive.catalog.read("demand").default == 2, "its longest window is complete"
 
 
+def test_a_new_version_has_the_keys_that_have_not_changed_since_too(tmp_path: Path) -> None:
+    def at(second: int, *items: str) -> pa.RecordBatch:
+        count, moment = len(items), (START + second) * 10**6
+        table = {"item": items, "timestamp": [moment] * count, "change": [1] * count, "label": [1] * count}
+        return pa.record_batch(table)
+
+    with opened(tmp_path) as archive:
+        feed = feed_of(archive)
+        feed.take(at(0, *"aaaaaaaaaaaaaaaaa"))
+        feed.take(at(600, "b"))
+        arrays, meta = feed.state()
+    with opened(tmp_path, {"orders": {"count": True, "seconds": HOUR}}) as archive:
+        feed = feed_of(archive)
+        feed.restore(arrays, meta)
+        feed.take(at(700, "b"))
+        feed.take(at(800, "b"))
+        assert served(archive, "b", 2) == {"orders": 2}
+        assert served(archive, "a", 2) == {"orders": 17}
+
+
 def everything(archive: Archive, version: int = 1) -> dict[bytes, bytes]:
     """All values of a version with when they were written, as they lie in the store."""
     keys = sorted(archive.store.scan(f"demand_v{version}").keys)
