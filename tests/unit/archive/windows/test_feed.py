@@ -143,13 +143,13 @@ def test_a_new_version_has_the_keys_that_have_not_changed_since_too(tmp_path: Pa
     with opened(tmp_path) as archive:
         feed = feed_of(archive)
         feed.take(at(0, *"aaaaaaaaaaaaaaaaa"))
-        feed.take(at(600, "b"))
+        feed.take(at(60, "b"))
         arrays, meta = feed.state()
     with opened(tmp_path, {"orders": {"count": True, "seconds": HOUR}}) as archive:
         feed = feed_of(archive)
         feed.restore(arrays, meta)
-        feed.take(at(700, "b"))
-        feed.take(at(800, "b"))
+        feed.take(at(120, "b"))
+        feed.take(at(180, "b"))
         assert served(archive, "b", 2) == {"orders": 2}
         assert served(archive, "a", 2) == {"orders": 17}
 
