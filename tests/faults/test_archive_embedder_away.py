@@ -18,6 +18,8 @@ import pytest
 from headrace.archive.archive import Archive
 from headrace.archive.opening import open_archive_file
 from tests.faults.archive_processes import Encoder, encoding, until
+from tests.services import Start
+from tools.services.redis_server import Redis
 
 FILMS = [f"film {number}" for number in range(500)]
 TEXTS = [f"text {number}" for number in range(100)]
@@ -117,6 +119,26 @@ def test_one_that_never_answers_keeps_nothing_from_starting_nor_others_from_fill
                 until(lambda: archive.queue.depth().messages == 0)
                 assert {key: coming.embedded()[key] for key in TEXTS} == dict.fromkeys(TEXTS, 1)
                 until(lambda: any("answers again after" in line for line in said))
+            assert not list(archive.dead_letters.all())
+
+
+@pytest.mark.parametrize("kind", ["server", "filler"])
+def test_a_store_that_is_down_at_the_start_is_waited_for(
+    kind: str, encoder: Encoder, own_redis: Start[Redis], tmp_path: Path
+) -> None:
+    store = own_redis()
+    settings(tmp_path, encoder.url, encoder.url)
+    file = tmp_path / "archive.toml"
+    file.write_text(f'store = {{ kind = "redis", address = "{store.address}" }}\n{file.read_text()}')
+    with open_archive_file(file) as archive:
+        archive.want("films", FILMS)
+        store.stop()
+        with archiving(tmp_path, kind) as (process, said):
+            until(lambda: any("cannot be filled yet" in line for line in said))
+            assert process.poll() is None
+            store.start()
+            until(lambda: all_found(archive, "films", FILMS))
+            until(lambda: archive.queue.depth().messages == 0)
             assert not list(archive.dead_letters.all())
 
 
