@@ -24,8 +24,13 @@ OUTAGES: dict[str, tuple[Callable[[Service], object], Callable[[Service], object
     "killed": (Service.kill, Service.start),
     "stopped": (Service.stop, Service.start),
 }
-# A crowded machine keeps a thread waiting for this long, outage or not.
+# That p99 stays below 2 × what it was, the first moment included, is measured by `python -m benchmarks
+# archive_outage` on a quiet machine. Beside other tests a crowded machine keeps one thread in a hundred
+# waiting for this long, outage or not: p99 tells here that no lookup waits for the store's timeout, or for a
+# breaker that never opens. What half of the lookups take is no matter of luck: those are held to the bound,
+# but for milliseconds.
 _SLACK_SECONDS = 0.25
+_HALFS_SLACK_SECONDS = 0.005
 
 
 class Lookups:
@@ -90,7 +95,9 @@ def check_outage(archive: Archive, server: Service, outage: str, times: int) -> 
             begin(server)
             missing = lookups.missing
             until(lambda missing=missing: lookups.missing > missing + 200)
-            assert p99(lookups.spent[began:]) < 2 * usual + _SLACK_SECONDS
+            during = lookups.spent[began:]
+            assert p99(during) < 2 * usual + _SLACK_SECONDS
+            assert float(np.median(during)) < 2 * usual + _HALFS_SLACK_SECONDS
             end(server)
             if outage != "frozen":  # Redis keeps nothing over a kill here
                 stored(archive)
