@@ -19,7 +19,7 @@ from headrace.cli import models, numbers, verbs
 from headrace.config import ServerConfig, server_config, with_flags
 from headrace.config.checks import DAY
 from headrace.errors import ConfigError
-from headrace.terminal import table
+from headrace.terminal import counted, table
 
 if TYPE_CHECKING:
     from headrace.archive.archive import Archive
@@ -282,12 +282,15 @@ def _print_models(serving: Server) -> None:
 
 
 def _print_spaces(serving: Server, archive: Archive) -> None:
-    rows = [("space", "version", "numbers", "made by")]
+    rows = [("space", "version", "values", "made by")]
     for space, settings in archive.config.spaces.items():
         record = archive.record(space)
         version = record.version(record.default)
         numbers_made = "" if version is None else f"{version.dimension} of {version.dtype}"
-        rows.append((space, str(record.default or ""), numbers_made, settings.embedder or "put"))
+        if version is not None and version.columns:
+            numbers_made = counted(len(version.columns), "column")
+        maker = settings.embedder or ("load, feed or put" if settings.is_table else "put")
+        rows.append((space, str(record.default or ""), numbers_made, maker))
     print(table(rows, indent="  "))
     host, port = serving.http_address
     body = json.dumps({"keys": ["a key"]})

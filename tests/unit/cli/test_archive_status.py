@@ -75,3 +75,15 @@ def test_all_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert status(tmp_path, "") == 0
     out, err = capsys.readouterr()
     assert (out.splitlines()[-1], err) == ("queue: 0 keys wait; dead letters: 0", "")
+
+
+@pytest.mark.parametrize("words", [("versions",), ("default", "items"), ("lookup", "items", "a")])
+def test_verbs_do_not_say_that_nothing_is_there_where_the_store_is_away(
+    tmp_path: Path, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = '[store]\nkind = "redis"\naddress = "127.0.0.1:1"\n[spaces.items]\ndimension = 3\n'
+    (tmp_path / "archive.toml").write_text(settings)
+    assert main(["archive", *words, "--archive", str(tmp_path / "archive.toml")]) == 1
+    out, err = capsys.readouterr()
+    assert "no version yet" not in out
+    assert err.splitlines()[-1].startswith("headrace: ")

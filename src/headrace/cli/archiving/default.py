@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
     if options.fewer_keys and not number:
         raise InvalidRequest("expected a version to move to, as in: default SPACE N", field="N")
     with opened.open_archive_of(options) as archive:
-        before = archive.record(options.space)
+        before = versions.stored_record(archive, options.space)
         if number:
             after = move_default(archive, options.space, number, may_lose=options.fewer_keys)
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -60,6 +61,9 @@ def run(options: argparse.Namespace) -> int:
     else:
         print(f"{options.space}, version {lookup.version}")
         print(table(list(_rows(options, lookup)), indent="  "))
+    if not lookup.version:  # servers answer all the same, and go on
+        print("headrace: the store does not answer: what is there is not known", file=sys.stderr)
+        return verbs.FAILED
     return verbs.DONE
 
 

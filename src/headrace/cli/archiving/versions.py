@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 from headrace.cli import verbs
 from headrace.cli.archiving import opened
-from headrace.terminal import table
+from headrace.terminal import counted, table
 
 if TYPE_CHECKING:
+    from headrace.archive.archive import Archive
     from headrace.archive.catalog import SpaceRecord
 
 _HEAD = ("space", "version", "", "embedder", "numbers", "dtype", "made", "")
@@ -39,12 +40,23 @@ def run(options: argparse.Namespace) -> int:
     """Print a line a version."""
     with opened.open_archive_of(options) as archive:
         spaces = [options.space] if options.space is not None else list(archive.config.spaces)
-        records = {space: archive.record(space) for space in spaces}
+        records = {space: stored_record(archive, space) for space in spaces}
     if options.json:
         verbs.print_json({"spaces": [described_space(space, record) for space, record in records.items()]})
     else:
         print(listed(records))
     return verbs.DONE
+
+
+def stored_record(archive: Archive, space: str) -> SpaceRecord:
+    """What the store has of a space: what this process has seen of it may be nothing.
+
+    Raises:
+        NotFound: There is no such space.
+        Unavailable: The store does not answer.
+    """
+    archive.record(space)  # says which spaces there are
+    return archive.catalog.read(space)
 
 
 def listed(records: Mapping[str, SpaceRecord]) -> str:
@@ -85,7 +97,7 @@ def _rows(space: str, record: SpaceRecord) -> list[tuple[str, ...]]:
             str(one.number),
             "default" if one.number == record.default else "",
             one.embedder or ("(load)" if one.columns else "(put)"),
-            f"{len(one.columns)} columns" if one.columns else str(one.dimension),
+            counted(len(one.columns), "column") if one.columns else str(one.dimension),
             one.dtype,
             _when(one.created),
             "" if one.is_full else "not full yet",
