@@ -5,12 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import re
+from collections import Counter
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal, get_args
 
-from headrace.errors import ConfigError, HeadraceError, InvalidRequest, NotFound, StreamError
+from headrace.errors import ConfigError, HeadraceError, InvalidRequest, NotFound, StreamError, shown
 
 try:
     import pyarrow as pa
@@ -71,9 +72,9 @@ class ColumnFile:
         self.share = 0.0
         with self._reading():
             self.schema = self._look()
-        twice = [name for name in self.schema.names if self.schema.names.count(name) > 1]
-        if twice:
-            raise InvalidRequest(f"{path}: expected each column once, got {twice[0]!r} twice")
+        name, count = Counter(self.schema.names).most_common(1)[0] if self.schema.names else ("", 0)
+        if count > 1:
+            raise InvalidRequest(f"{path}: expected each column once, got {shown(name)} {count} times")
 
     def batches(self, columns: list[str], rows: int) -> Generator[pa.RecordBatch, None, None]:
         """Its rows.
