@@ -25,6 +25,7 @@ from headrace.archive.embedders.embedder import Embedded, Failure
 from headrace.archive.encoders import Asking, Encoder, Filled, Stop, Stopped
 from headrace.archive.fill_counts import FillCounts
 from headrace.archive.forgotten import CLOCKS_APART_SECONDS
+from headrace.archive.given import size_of
 from headrace.archive.held import Task
 from headrace.archive.keys import all_stored
 from headrace.archive.looking import SpaceReader
@@ -185,7 +186,7 @@ class BatchFiller:
             encoders = [
                 encoder for encoder in spaces.get(one.space, ()) if not record.is_gone(encoder.version)
             ]
-            if is_forgotten:
+            if is_forgotten or self._is_too_long(one):
                 continue
             if one.space in awaited:
                 away[one.space, one.key] = Away(awaited[one.space])
@@ -202,6 +203,16 @@ class BatchFiller:
                     groups[where] = _Group(self._archive.reader(*where), encoder)
                 groups[where].keys.setdefault(one.key, task)
         return list(groups.values()), away
+
+    def _is_too_long(self, wanted: Wanted) -> bool:
+        """Whether no lookup can ask for a key, and none could have; it becomes a dead letter then."""
+        settings = self._archive.config.spaces.get(wanted.space)
+        if settings is None or 0 < size_of(wanted.key, settings.max_key_bytes) <= settings.max_key_bytes:
+            return False
+        reason = f"expected a key of 1 to {settings.max_key_bytes} bytes of UTF-8 (max_key_bytes)"
+        letter = _letter(wanted, reason, 0, is_final=True)
+        self._persist(lambda: self._archive.dead_letters.add([letter]))
+        return True
 
     def _leave(self, wanted: Wanted, encoders: Sequence[Encoder]) -> None:
         """Keep what this filler cannot make as a dead letter: with its reason it can be replayed."""

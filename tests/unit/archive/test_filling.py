@@ -17,6 +17,7 @@ from headrace.archive.columns import Column
 from headrace.archive.filling import Filler
 from headrace.archive.keys import all_stored
 from headrace.archive.oov import ENOUGH
+from headrace.archive.publishing import Wanted
 from headrace.queues.queue import Message
 from tests.unit.archive.filling_parts import LengthEmbedder, open_parts, status_of, until, vector_of
 
@@ -145,6 +146,20 @@ def test_a_message_that_is_nobodys_is_dropped_and_stops_nothing(archive: Archive
     with Running(archive, LengthEmbedder()):
         archive.want("texts", ["film"])
         until(lambda: all_found(archive, ["film"]) and archive.queue.depth().messages == 0)
+
+
+def test_a_key_that_no_lookup_can_ask_for_is_not_embedded(archive: Archive) -> None:
+    """Nobody could look it up, nor forget it."""
+    too_long, embedder = "k" * (archive.config.spaces["texts"].max_key_bytes + 1), LengthEmbedder()
+    archive.queue.publish([Wanted("texts", 1, too_long).message()])
+    with Running(archive, embedder):
+        archive.want("texts", ["film"])
+        until(lambda: all_found(archive, ["film"]) and archive.queue.depth().messages == 0)
+    assert embedder.embedded == {"film": 1}
+    (letter,) = archive.dead_letters.all("texts")
+    assert letter.key == too_long
+    assert letter.reason == "expected a key of 1 to 8192 bytes of UTF-8 (max_key_bytes)"
+    assert archive.store.scan("texts_v1").keys == [b"film"]
 
 
 def test_a_key_that_is_forgotten_while_it_is_embedded_is_not_kept(archive: Archive) -> None:
