@@ -175,7 +175,9 @@ def without(record: SpaceRecord, number: int) -> SpaceRecord:
         return record
     _version_of(record, number)
     if number == record.default:
-        raise FailedPrecondition(f"version {number} is the default; move that first")
+        raise FailedPrecondition(
+            f"version {number} is the default; move that first, by headrace archive default"
+        )
     kept = tuple(one for one in record.versions if one.number != number)
     return msgspec.structs.replace(record, versions=kept, dropped=(*record.dropped, number))
 

@@ -138,6 +138,8 @@ async def vectors_of(document: dict[str, Any], keys: int, dimension: int, door: 
     rows = document.get("vectors")
     if not isinstance(rows, list) or len(rows) != keys:
         got = f"a list of {len(rows)}" if isinstance(rows, list) else kind(rows)
+        if rows is None and "columns" in document:
+            got = "columns, which only feature tables have"
         raise InvalidRequest(f"expected a list of {keys} vectors, one a key, got {got}", field="vectors")
     if not keys:
         raise InvalidRequest("expected at least one key", field="keys")

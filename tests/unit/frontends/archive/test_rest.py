@@ -100,6 +100,10 @@ def test_the_place_of_a_wrong_key_is_told_in_long_lookups_too() -> None:
 
 
 WRONG_PUTS: dict[str, tuple[dict[str, object], str]] = {
+    "columns for vectors": (
+        {"keys": KEYS, "columns": {"age": [1]}},
+        "vectors: expected a list of 1 vectors, one a key, got columns, which only feature tables have",
+    ),
     "no vectors": ({"keys": KEYS}, "vectors: expected a list of 1 vectors, one a key, got null"),
     "too few": (
         {"keys": KEYS, "vectors": []},
