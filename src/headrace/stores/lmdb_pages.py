@@ -92,7 +92,10 @@ class DataFile:
                 read without the process's end.
         """
         longest = self.longest  # before it is asked: other threads may see it grow meanwhile
-        size = os.lseek(self._descriptor, 0, os.SEEK_END)
+        try:
+            size = os.lseek(self._descriptor, 0, os.SEEK_END)
+        except OSError as error:
+            raise Unavailable(f"the LMDB file cannot be read, or is closed: {error.strerror}") from error
         if size < longest:
             raise Unavailable(
                 f"the LMDB file was cut to {size} bytes, of {longest}: end all processes that have it open, "
@@ -107,8 +110,10 @@ class DataFile:
         return os.pread(self._descriptor, count, 0)
 
     def close(self) -> None:
-        """Close it."""
-        os.close(self._descriptor)
+        """Close it, once: its number may be another file's by then."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
 
 
 class Tree(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -147,6 +148,20 @@ def test_a_damaged_page_is_an_error_that_says_what_to_do(
         with pytest.raises(Unavailable, match="is damaged: a page is not as it should be; end all processes"):
             in_place(store, keys)
     assert caplog.text.count("is damaged") == 1
+
+
+def test_a_store_that_is_closed_is_unavailable_and_may_be_closed_again(tmp_path: Path) -> None:
+    store = InLmdbStore(LmdbStore(path=tmp_path / "store", sync=False))
+    store.create("values")
+    for _ in range(2):
+        store.close()
+        with open(os.devnull) as other:  # it may get the number that the store's file had
+            with pytest.raises(Unavailable):
+                in_place(store, ["key"])
+            with pytest.raises(Unavailable):
+                store.get_many("values", [b"key"])
+            store.close()
+            assert os.fstat(other.fileno())
 
 
 CUTS = """
