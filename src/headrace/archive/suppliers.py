@@ -175,9 +175,12 @@ class Supplier:
                 _log.warning("%s, for %.0f s now", outage.text, now - outage.since)
             is_slow = any(now - call.began >= _LONG_SECONDS for call in self._calls)
             tells = is_slow and outage is None and now - self._slow_told >= _TOLD_EVERY_SECONDS
+            is_over = bool(self._slow_told) and not is_slow and outage is None
             self._slow_told = now if tells else self._slow_told if is_slow else 0.0
         if tells:
             _log.warning("%s", self._slow())
+        if is_over:
+            _log.warning("%s has answered", self._said)
 
     def lend(self, seconds: float | None) -> Embedder:
         """The embedder, if it is opened within some time; opening goes on, to be asked for again.

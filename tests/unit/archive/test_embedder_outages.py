@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.archive import held
+from headrace.archive import held, suppliers
 from headrace.archive.archive import Archive
 from headrace.archive.config import archive_config
 from headrace.archive.filling import Filler
@@ -199,3 +199,27 @@ def test_what_is_lent_says_why_it_is_not_there() -> None:
     until(lambda: supplier.embedder)
     assert supplier.lend(10.0) is hanging
     supplier.close()
+
+
+@pytest.mark.parametrize("kind", ["down", "hanging"])
+def test_what_is_wrong_is_told_again_and_again_until_it_is_over(
+    archive: Archive, kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(suppliers, "_TOLD_EVERY_SECONDS", 0.5)
+    monkeypatch.setattr(suppliers, "_LONG_SECONDS", 0.5)
+    ill = LengthEmbedder("ill")
+    if kind == "down":
+        ill.busy.set()
+        first, again, over = "cannot be asked: the encoder is starting", " s now", "answers again after"
+    else:
+        ill.hold.clear()
+        first, again, over = "is at one batch for more than", "is at one batch for more than", "has answered"
+    archive.want("texts", ["one"])
+    with Filling(archive, {"films": LengthEmbedder("well"), "texts": ill}):
+        until(lambda: sum(again in line for line in caplog.messages) >= 3)
+        assert any(first in line and "'ill' (of texts)" in line for line in caplog.messages)
+        assert any(first in trouble for trouble in archive.troubles.copy().values())
+        ill.busy.clear()
+        ill.hold.set()
+        until(lambda: any(over in line for line in caplog.messages))
+        until(lambda: not archive.troubles)
