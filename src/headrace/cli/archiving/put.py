@@ -57,9 +57,17 @@ def run(options: argparse.Namespace) -> int:
     return verbs.DONE
 
 
+def _check_there(what: str, file: Path) -> None:
+    """Refuse a name that is no file's: the command is wrong then, and not the disk."""
+    if not file.exists() or file.is_dir():
+        reason = "it is a directory" if file.is_dir() else "nothing is there"
+        raise InvalidRequest(f"expected a file, got {file}: {reason}", field=what)
+
+
 def _read_vectors(file: Path) -> Array:
     import numpy as np  # noqa: PLC0415 - not for the list of verbs
 
+    _check_there("FILE.npy", file)
     with saying(f"{file} cannot be read"):
         try:
             vectors = np.load(file, mmap_mode="r", allow_pickle=False)
@@ -72,6 +80,7 @@ def _read_vectors(file: Path) -> Array:
 
 
 def _read_keys(file: Path) -> list[str]:
+    _check_there("--keys", file)
     with saying(f"{file} cannot be read"):
         try:
             return file.read_text("utf-8").removesuffix("\n").split("\n")
