@@ -40,6 +40,7 @@ def test_a_loaded_table_is_found_whole_and_a_wider_one_is_a_new_version(
     for number, further in enumerate(({}, {}, {"score": np.arange(ROWS) / 2}), 1):
         pq.write_table(pa.table(columns | further), tmp_path / "users.parquet")
         words = ["loaded_users", str(tmp_path / "users.parquet"), "--archive", str(toml), "--json"]
+        words += ["--new-columns"] if further else []
         assert main(["archive", "load", *words]) == 0
         said = json.loads(capsys.readouterr().out)
         assert (said["rows"], said["is_default"], said["version"]) == (ROWS, True, 2 if number == 3 else 1)
