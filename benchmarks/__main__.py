@@ -55,7 +55,7 @@ ALONE = {
     "archive": (),
     "stores": (),
     "embedders": (),
-    "archive_wire": ("taskset", "h2load", "wrk"),
+    "archive_wire": ("taskset", "wrk"),
     "archive_outage": (),
     "archive_filling": ("taskset",),
     "archive_reason": (),

@@ -54,8 +54,17 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class _Outcome:
-    """What a load program saw; latencies in milliseconds."""
+class Outcome:
+    """What a load program saw.
+
+    Attributes:
+        good: How many requests were answered well.
+        bad: How many were not.
+        seconds: From the first request to the last answer.
+        p50: Latency of the middle one, in milliseconds.
+        p99: Of the slowest hundredth.
+        mean: Of all.
+    """
 
     good: int
     bad: int
@@ -86,15 +95,15 @@ def measure_grpc(
     with tempfile.TemporaryDirectory() as folder:
         load = H2load(Path(folder), server.ports["grpc"], bodies[:in_flight], requests, method)
 
-        def finish() -> _Outcome:
+        def finish() -> Outcome:
             load.closed_loop(in_flight)
             calls = load.finish(answer_bytes)
             p50, p99 = np.percentile(calls.spent, [50, 99]) * 1e3
             mean = calls.spent.mean() * 1e3
-            return _Outcome(calls.good, calls.sent - calls.good, calls.seconds, p50, p99, mean)
+            return Outcome(calls.good, calls.sent - calls.good, calls.seconds, p50, p99, mean)
 
         try:
-            return _measured(server, finish)
+            return measured(server, finish)
         finally:
             load.stop()
 
@@ -118,19 +127,25 @@ def measure_http(
         url = f"http://127.0.0.1:{server.ports['http']}{path}"
         arguments = [folder, str(len(bodies)), content_type]
         command = ["wrk", *options, "-s", str(_WRK_SCRIPT), url, "--", *arguments]
-        return _measured(server, lambda: _run_wrk(on_core(cores()[1], command)))
+        return measured(server, lambda: _run_wrk(on_core(cores()[1], command)))
 
 
-def _run_wrk(command: list[str]) -> _Outcome:
+def _run_wrk(command: list[str]) -> Outcome:
     done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_SECONDS, check=False)
     if done.returncode:
         raise RuntimeError(f"wrk ended with {done.returncode}:\n{done.stdout[-500:]}{done.stderr[-500:]}")
     said = json.loads(found(r"(?m)^(\{.*\})$", done.stdout))
     spent = [said[name] / 1e3 for name in ("p50", "p99", "mean")]
-    return _Outcome(said["good"], said["bad"], said["microseconds"] / 1e6, *spent)
+    return Outcome(said["good"], said["bad"], said["microseconds"] / 1e6, *spent)
 
 
-def _measured(server: Server, run: Callable[[], _Outcome]) -> Sample:
+def measured(server: Server, run: Callable[[], Outcome]) -> Sample:
+    """Run a load, and count what the server spent meanwhile.
+
+    Args:
+        server: The server.
+        run: Makes the load.
+    """
     before, load_before = server.counters(), _children_seconds()
     outcome = run()
     after = server.counters()
