@@ -7,7 +7,9 @@ from concurrent.futures import wait
 from pathlib import Path
 
 import numpy as np
+import pytest
 
+from headrace.archive import looking
 from headrace.archive.archive import Archive
 from headrace.archive.backfilling import Backfill
 from headrace.archive.filling import Filler
@@ -49,17 +51,20 @@ def test_missing_keys_of_a_store_of_this_machine_are_counted(tmp_path: Path) -> 
         assert archive.counts["texts"].missing == 5
 
 
-def test_a_key_that_is_queued_again_is_not_new_again(tmp_path: Path) -> None:
-    space = {"embedder": "lengths", "pending_seconds": 0.05}
-    with open_parts(tmp_path, "memory", space, cache={"absent_seconds": 0.01}) as archive:
+def test_a_key_that_is_queued_again_is_not_new_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1_000_000
+    monkeypatch.setattr(looking, "_monotonic", lambda: now)
+    space = {"embedder": "lengths", "pending_seconds": 60.0}
+    with open_parts(tmp_path, "memory", space, cache={"absent_seconds": 5.0}) as archive:
         counts = archive.counts["texts"]
-
-        def is_queued_again() -> bool:
+        for again in range(3):
             archive.lookup("texts", ["key"])
-            return counts.again >= 2
-
-        until(is_queued_again)
-        assert counts.new == 1
+            until(lambda: archive._publisher.waiting() == 0)  # the queue has it, and the key is marked
+            assert (counts.new, counts.again) == (1, again)
+            now += 59_999
+            archive.lookup("texts", ["key"])  # it is still on its way
+            assert (counts.new, counts.again) == (1, again)
+            now += 1
         archive.lookup("texts", ["other"])
         assert counts.new == 2
 
