@@ -19,6 +19,8 @@ from headrace.batching.request import VERSION, WRITTEN
 from headrace.clock import unix_milliseconds
 from headrace.config import InputSource
 from headrace.errors import ConfigError, InvalidRequest, InvalidRows, StreamError, listed, shown
+from headrace.stream.converting import first_wrong, is_text
+from headrace.stream.converting import shown as shown_value
 from headrace.stream.dictionaries import plain
 from headrace.stream.schema import METADATA_KEY, Field, Schema
 from headrace.tensors import STRING, Array
@@ -122,6 +124,7 @@ class Join:
         added = {name: _column(values) for name, values in made.items()}
         fields = {one.name: one for one in schema.fields}
         fields |= {name: _field(name, one) for name, one in added.items() if name not in fields}
+        fields |= {name: _unlearnt(fields[name]) for name in _said_of(settings.sources) if name in fields}
         versions = (schema.spaces or {}) | self._versions
         self.schema = msgspec.structs.replace(schema, fields=tuple(fields.values()), spaces=versions)
         joined = [*columns, *(pa.field(name, one.type) for name, one in added.items())]
@@ -154,9 +157,9 @@ class Join:
 
     def _part(self, rows: pa.RecordBatch, recorded: Sequence[str]) -> pa.RecordBatch:
         """Join rows that all say what they were served with, for the same inputs."""
-        known = {name: _whole(rows, name + WRITTEN) for name in recorded}
+        known = {name: self._whole(rows, name + WRITTEN) for name in recorded}
         said = [name for name in recorded if name + VERSION in rows.schema.names]
-        self._served = {name: _whole(rows, name + VERSION) for name in said}
+        self._served = {name: self._whole(rows, name + VERSION) for name in said}
         self._now = self._when(rows) if self._time else np.full(rows.num_rows, unix_milliseconds(), np.uint64)
         # What was written in a row's own millisecond counts as later: a row may have caused it.
         self._times = np.maximum(self._now, 1) - np.uint64(1)
@@ -275,6 +278,26 @@ class Join:
                     f"inputs.{name}.column: of {source.space!r} expected {expected}, got {source.column!r}"
                 )
 
+    def _whole(self, rows: pa.RecordBatch, name: str) -> Array:
+        """What rows say of what they were served with, uint64 ``[rows]``; 0 where it is null.
+
+        In a CSV file, what is not learnt from are texts; pandas makes float64 of numbers beside nulls.
+        """
+        column = plain(rows.column(name), f"column {name!r}")
+        types = (pa.types.is_integer, pa.types.is_float64, is_text)
+        if not any(is_type(column.type) for is_type in types):
+            expected = f"expected whole numbers in the column {name!r}, as answers have them"
+            raise ConfigError(f"{expected}; got {column.type}")
+        for kind in (pa.float64(), pa.uint64()) if is_text(column.type) else (pa.uint64(),):
+            try:
+                column = column.cast(kind)
+            except pa.ArrowInvalid:
+                wrong = first_wrong(column, kind)
+                problem = f"expected a whole number, as answers have it, got {shown_value(column[wrong])}"
+                raise StreamError(problem, row=int(self._numbers[wrong]), field=name) from None
+        numbers: Array = column.fill_null(0).to_numpy()
+        return numbers
+
     def _when(self, rows: pa.RecordBatch) -> Array:
         """When rows were served, in milliseconds of Unix time, uint64 ``[rows]``."""
         times = rows.column(self._time)
@@ -310,16 +333,6 @@ def _alike(rows: pa.RecordBatch, recorded: Mapping[str, Array]) -> list[tuple[Ar
     return parts
 
 
-def _whole(rows: pa.RecordBatch, name: str) -> Array:
-    column = rows.column(name)
-    if not pa.types.is_integer(column.type):
-        raise ConfigError(
-            f"expected whole numbers in the column {name!r}, as answers have them; got {column.type}"
-        )
-    numbers: Array = column.fill_null(0).to_numpy().astype(np.uint64)
-    return numbers
-
-
 def _key_values(name: str, column: pa.Array) -> Array:
     """Keys as requests have them: ``bytes`` of UTF-8, or int64; what stands for none where it is null."""
     column = plain(column, f"column {name!r}")
@@ -353,6 +366,16 @@ def _field(name: str, column: pa.Array) -> Field:
     if pa.types.is_floating(column.type):
         return Field(name=name, role="dense")
     return Field(name=name, role="categorical", text=pa.types.is_string(column.type))
+
+
+def _said_of(sources: Mapping[str, InputSource]) -> list[str]:
+    """The columns in which rows say what they were served with."""
+    return [name + said for name in sources for said in (WRITTEN, VERSION)]
+
+
+def _unlearnt(field: Field) -> Field:
+    """What rows say of what they were served with is not learnt from, whatever ``stream encode`` guessed."""
+    return Field(name=field.name, role="ignored") if field.role in ("categorical", "dense") else field
 
 
 def _time_column(name: str, columns: pa.Schema, schema: Schema) -> str:

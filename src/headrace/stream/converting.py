@@ -209,7 +209,7 @@ class _Column:
         try:
             return flat.cast(wanted)
         except _NO_CAST:
-            wrong = _first_wrong(flat, wanted)
+            wrong = first_wrong(flat, wanted)
             row = pc.list_parent_indices(lists)[wrong].as_py()
             raise self._error(row, f"expected {expected}, got {shown(flat[wrong])}") from None
 
@@ -217,7 +217,7 @@ class _Column:
         try:
             return values.cast(wanted)
         except _NO_CAST:
-            row = _first_wrong(values, wanted)
+            row = first_wrong(values, wanted)
             raise self._error(row, f"expected {expected}, got {shown(values[row])}") from None
 
     def _refuse(self, wrong: pa.Array, values: pa.Array, expected: str) -> None:
@@ -250,7 +250,7 @@ def _same_bits(values: pa.Array, wanted: pa.DataType) -> pa.Array:
     return values.view(pa.int64()) if pa.types.is_uint64(values.type) and wanted == pa.int64() else values
 
 
-def _first_wrong(values: pa.Array, wanted: pa.DataType) -> int:
+def first_wrong(values: pa.Array, wanted: pa.DataType) -> int:
     """The first value that cannot be cast, found by halving."""
     start, stop = 0, len(values)
     while stop - start > 1:

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 from headrace.archive.archive import Archive
+from headrace.errors import StreamError
 from headrace.stream.schema import METADATA_KEY, Field, Schema
 from tests.unit.archive.filling_parts import LengthEmbedder
 from tests.unit.archive.test_joining import (
@@ -131,3 +132,38 @@ def test_what_a_table_did_not_have_stays_missing_in_a_newer_version(archive: Arc
     joined, table = join(archive, stream_of(rows), CLICKS, versions={"ads": newer})
     assert table.column("clicks").to_pylist() == [0]
     assert joined.counts["clicks"].missing == 1
+
+
+@pytest.mark.parametrize("form", ["{}", "{}.0", float])
+def test_what_rows_were_served_with_may_be_texts_of_a_csv_file_or_floats(archive: Archive, form: Any) -> None:
+    """`stream encode --ignore` keeps texts, and pandas writes 17.0 where other rows have none."""
+    embed(archive, "a", 1.0)
+    first = int(archive.lookup("images", ["a"]).written[0])
+    tick()
+    embed(archive, "a", 2.0)
+    tick()
+    said = [form.format(one) if isinstance(form, str) else form(one) for one in (first, 1)]
+    recorded = {"image.written": said[0], "image.version": said[1]}
+    rows = [row(**recorded), row(**dict.fromkeys(recorded)), row(**recorded)]
+    joined, table = join(archive, stream_of(rows), IMAGE)
+    assert [vector[0] for vector in table.column("image").to_pylist()] == [1.0, 2.0, 1.0]
+    assert joined.counts["image"].recorded == 2
+
+
+@pytest.mark.parametrize("wrong", ["yesterday", "1.5", 1.5, -1])
+def test_a_row_that_says_no_whole_number_is_named(archive: Archive, wrong: Any) -> None:
+    embed(archive, "a", 1.0)
+    rows = [row(**{"image.written": type(wrong)(1)}) for _ in range(6)] + [row(**{"image.written": wrong})]
+    with pytest.raises(StreamError, match=r"row 6, field 'image.written': expected a whole number, .* got "):
+        join(archive, stream_of(rows), IMAGE)
+
+
+def test_what_rows_were_served_with_is_not_learnt_from(archive: Archive) -> None:
+    """Though `stream encode` guesses categories, or numbers, where nobody says anything."""
+    embed(archive, "a", 1.0)
+    guessed = (Field(name="image.written", role="dense"), Field(name="image.version", role="categorical"))
+    schema = Schema(fields=(*SCHEMA.fields, *guessed))
+    joined, _ = join(archive, stream_of([row(**{"image.written": 0, "image.version": 1})], schema), IMAGE)
+    roles = {one.name: one.role for one in joined.schema.fields}
+    assert (roles["image.written"], roles["image.version"]) == ("ignored", "ignored")
+    assert joined.arrow_schema.metadata[METADATA_KEY] == joined.schema.encode()

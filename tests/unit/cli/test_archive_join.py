@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from headrace.archive.opening import open_archive_file
 from headrace.cli.main import main
+from headrace.ctr.files.reading import read_description
 from headrace.stream.schema import Field, Schema
 from headrace.versions.manifest import read_manifest, space_versions
 
@@ -48,6 +50,35 @@ def test_it_says_what_it_found(place: Path, capsys: Captured) -> None:
     told = capsys.readouterr()
     assert told.out == ""
     assert "image   300   300    200        0      100     0         0" in told.err
+
+
+@pytest.mark.parametrize("words", [[], ["--ignore", "image.written,image.version"]])
+def test_rows_of_a_csv_file_may_say_what_they_were_served_with(
+    place: Path, capsys: Captured, words: list[str]
+) -> None:
+    with open_archive_file(place / "archive.toml") as archive:
+        written = int(archive.lookup("images", ["a"]).written[0])
+    lines = (place / "rows.csv").read_text().splitlines()
+    said = [f"{line},{written},1" if ",a," in line else f"{line},," for line in lines[1:]]
+    (place / "rows.csv").write_text("\n".join([f"{lines[0]},image.written,image.version", *said]))
+    encoded = [
+        "--format",
+        "csv",
+        "--timestamp",
+        "when",
+        str(place / "rows.csv"),
+        "--out",
+        str(place / "rows"),
+    ]
+    assert main(["stream", "encode", *encoded, *words]) == 0
+    assert join(place, "--json") == 0
+    counts = json.loads(capsys.readouterr().out.splitlines()[-1])["inputs"][0]
+    assert (counts["recorded"], counts["found"]) == (100, 200)
+    assert (
+        main(["train", str(place / "joined"), "--model", "lr", "--publish", str(place / "models/ads")]) == 0
+    )
+    learnt = read_description(place / "models/ads/1").schema.of("categorical", "dense", "vector")
+    assert [one.name for one in learnt] == ["ad", "image", "url"]
 
 
 def test_what_is_lost_is_told_loudly(place: Path, capsys: Captured) -> None:
