@@ -24,7 +24,7 @@ KEYS = [f"key {number}" for number in range(500)]
 ANSWER_BYTES = len(KEYS) * TEXT_BYTES
 MOST_BYTES = 128 * 1024 * 1024
 UNREAD = 24
-"""So many answers of 30 MB are not read, where all together may have half of 128 MB."""
+"""So many answers of 30 MB are not read, where large ones may have 48 MB together."""
 SERVICE = "/headrace.archive.v1.Archive"
 REQUEST = protos.message("headrace.archive.v1.LookupRequest")(space="texts", keys=KEYS).SerializeToString()
 OPTIONS = [("grpc.max_receive_message_length", -1)]
@@ -84,7 +84,7 @@ def test_answers_that_nobody_reads_take_their_share_and_make_room(tmp_path: Path
                 ask_grpc(server.grpc_port, door, number, opened)
         taken = server.rss_bytes() - before
         assert taken < 2 * MOST_BYTES, f"{taken} bytes beside what the server had"
-        until = time.monotonic() + SECONDS  # they make room once they have stood still for a second
+        until = time.monotonic() + SECONDS  # they make room after some five seconds
         while (answer := asked(lookup)) is None:
             assert time.monotonic() < until, "the unread answers keep others out"
         assert len(answer) > ANSWER_BYTES

@@ -67,6 +67,7 @@ _NO_BODY = {"type": "http.response.body", "body": b"", "more_body": False}
 _COUNTED_FROM_BYTES = 16_384
 # HTTP/2 says it in a frame of the server's under the application, which drops this header there.
 _CLOSE = ((b"connection", b"close"),)
+_GZIP_FROM_BYTES = 8192
 _ANSWERS_SHARE = 2
 _INTERNAL = "internal error; the server's log says more"
 
@@ -455,16 +456,16 @@ class Application:
         try:
             if self._holding is not None:
                 await self._holding.wait()
-            body, is_large = reply.body, len(reply.body) >= COUNTED_FROM_BYTES
+            body, is_long = reply.body, len(reply.body) >= _GZIP_FROM_BYTES
             headers = [*reply.headers, *self._closing, (b"content-length", b"%d" % len(body))]
-            if is_large and accepts_gzip(scope["headers"]):
+            if is_long and accepts_gzip(scope["headers"]):
                 body = await gzipped(body, self._lane)
                 headers[-1] = (b"content-length", b"%d" % len(body))
                 headers += [(b"content-encoding", b"gzip"), (b"vary", b"accept-encoding")]
             await send({"type": "http.response.start", "status": reply.status, "headers": headers})
             if scope["method"] == "HEAD":
                 await send(_NO_BODY)
-            elif is_large:
+            elif len(body) >= COUNTED_FROM_BYTES:
                 await self.answers.send(send, slices(body))
             else:
                 await send({"type": "http.response.body", "body": body, "more_body": False})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from typing import Any
@@ -16,10 +17,16 @@ _log = logging.getLogger(__name__)
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
-COUNTED_FROM_BYTES = 8192
-"""Smaller answers are within what the server keeps for a connection anyway."""
+COUNTED_FROM_BYTES = 2048
+"""Smaller answers are within what the server keeps for a stream anyway."""
 
-_STUCK_SECONDS = 1.0
+_OWN_BYTES = 1024
+_SMALL_BYTES = 1024 * 1024
+_SMALL_SHARE = 4
+_ENOUGH_SHARE = 8
+_SECONDS = 1.0
+_BYTES_A_SECOND = 8 * 1024 * 1024
+_LOOK_EVERY_SECONDS = 0.1
 _SAID_EVERY_SECONDS = 60.0
 
 
@@ -27,51 +34,120 @@ class _Answer:
     """One of them.
 
     Attributes:
-        size: Its bytes.
-        moved: When its client last took a slice, on the monotonic clock.
+        size: What it counts with.
+        room: Where it counts.
+        due: Until when its client should have read it, on the monotonic clock; infinity before it is sent.
     """
 
-    __slots__ = ("moved", "size")
+    __slots__ = ("due", "room", "size")
 
-    def __init__(self, size: int) -> None:
-        self.size, self.moved = size, time.monotonic()
+    def __init__(self, size: int, room: _Room) -> None:
+        self.size, self.room, self.due = size, room, math.inf
 
 
-class Answers:
-    """The large answers that are being sent. Serving thread only.
-
-    An answer is held until its client has read it. Together they have a limit; where it is reached, those
-    whose clients have read nothing for a second make room for others, the one that has stood longest first.
+class _Room:
+    """What some of the answers may take together.
 
     Attributes:
-        most_bytes: How many bytes all together may have; one that is alone may have more.
+        most_bytes: How many bytes; one that is alone may have more.
         bytes: How many they have.
     """
 
     def __init__(self, most_bytes: int) -> None:
-        """Start with none."""
         self.most_bytes, self.bytes = most_bytes, 0
+        self._line: dict[asyncio.Task[object], _Answer] = {}
+        self._looked = -math.inf
+
+    def has(self, size: int) -> bool:
+        """Whether there is room for one more."""
+        return not self.bytes or self.bytes + size <= self.most_bytes
+
+    def enter(self, task: asyncio.Task[object], answer: _Answer) -> None:
+        """Count an answer."""
+        self._line[task] = answer
+        self.bytes += answer.size
+
+    def leave(self, task: asyncio.Task[object]) -> bool:
+        """Count an answer no more; False if it had to leave before."""
+        answer = self._line.pop(task, None)
+        if answer is not None:
+            self.bytes -= answer.size
+        return answer is not None
+
+    def end_late(self, size: int) -> int:
+        """End answers that are late, the latest first, until there is room for one more and some others.
+
+        Looking through all of them is not done for each answer that finds no room.
+
+        Returns:
+            How many were ended.
+        """
+        now = time.monotonic()
+        if now - self._looked < _LOOK_EVERY_SECONDS:
+            return 0
+        self._looked, ended = now, 0
+        tasks, dues = list(self._line), [answer.due for answer in self._line.values()]
+        late = sorted((due, place) for place, due in enumerate(dues) if due < now)
+        for _, place in late:
+            if self.has(size + self.most_bytes // _ENOUGH_SHARE):
+                break
+            self.leave(tasks[place])
+            tasks[place].cancel()
+            ended += 1
+        return ended
+
+
+class Answers:
+    """The answers that are being sent, but for tiny ones. Serving thread only.
+
+    An answer is held until its client has read it. Small and large answers have a room each, so that no large
+    one keeps small ones out. Where a room is full, answers make room for others whose clients have taken
+    longer than a second, and one more for each 8 MiB; the latest go first. Nobody is ended before.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        """Start with none.
+
+        Args:
+            most_bytes: How many bytes all together may have.
+        """
+        self._small = _Room(most_bytes // _SMALL_SHARE)
+        self._large = _Room(most_bytes - most_bytes // _SMALL_SHARE)
         self._line: dict[asyncio.Task[object] | None, _Answer] = {}
         self._ended, self._said = 0, -_SAID_EVERY_SECONDS
 
+    @property
+    def held_bytes(self) -> int:
+        """What all together count with."""
+        return self._small.bytes + self._large.bytes
+
     def begin(self, size: int) -> None:
-        """Count the answer of the current task, if it is large; ``end`` must follow.
+        """Count the answer of the current task, unless it is tiny; ``end`` must follow.
 
         Raises:
             Overloaded: There is no room for it beside others, which are being read.
         """
-        if size < COUNTED_FROM_BYTES:
+        task = asyncio.current_task()
+        if size < COUNTED_FROM_BYTES or task is None:
             return
-        if self.bytes and self.bytes + size > self.most_bytes:
-            self._make_room(size)
-        self._line[asyncio.current_task()] = _Answer(size)
-        self.bytes += size
+        room, counted = self._small if size <= _SMALL_BYTES else self._large, size + _OWN_BYTES
+        if not room.has(counted):
+            self._ended += room.end_late(counted)
+            self._say()
+            if not room.has(counted):
+                raise Overloaded(
+                    f"answers of {room.bytes} bytes are being sent; {size} more would pass the part of "
+                    f"max_inflight_bytes that is theirs, {room.most_bytes}"
+                )
+        self._line[task] = answer = _Answer(counted, room)
+        room.enter(task, answer)
 
     def end(self) -> None:
         """The current task's answer is sent, or its client has gone."""
-        answer = self._line.pop(asyncio.current_task(), None)
-        if answer is not None:
-            self.bytes -= answer.size
+        task = asyncio.current_task()
+        answer = self._line.pop(task, None)
+        if answer is not None and task is not None:
+            answer.room.leave(task)
 
     async def send(self, send: Send, slices: Iterator[bytes], *, more: bool = False) -> bool:
         """Send the body of the current task's answer.
@@ -85,48 +161,30 @@ class Answers:
             Whether it was sent; False if it had to make room for others.
         """
         task = asyncio.current_task()
-        answer = self._line.get(task) or _Answer(0)  # of an error, which is not counted
+        answer = self._line.get(task)  # none for an error, which is not counted
+        if answer is not None:
+            answer.due = time.monotonic() + _SECONDS + answer.size / _BYTES_A_SECOND
         body = next(slices, b"")
         try:
             for following in slices:
                 await send({"type": "http.response.body", "body": body, "more_body": True})
-                answer.moved = time.monotonic()
                 body = following
                 await asyncio.sleep(0)  # a fast reader's answer is no reason for others to wait
             await send({"type": "http.response.body", "body": body, "more_body": more})
         except asyncio.CancelledError:
-            if task is None or task in self._line or task.uncancel():
+            if task is None or answer is None or answer.room.leave(task) or task.uncancel():
                 raise  # for another reason, or for another one, too
             return False
+        if answer is not None:
+            answer.due = math.inf  # what follows is the server's
         return True
 
-    def _make_room(self, size: int) -> None:
-        """End answers that stand still, until there is room for one more."""
+    def _say(self) -> None:
         now = time.monotonic()
-        still = [
-            (answer.moved, place, task)
-            for place, (task, answer) in enumerate(self._line.items())
-            if task is not None and now - answer.moved >= _STUCK_SECONDS
-        ]
-        for _, _, task in sorted(still, key=lambda one: one[:2]):
-            if self.bytes + size <= self.most_bytes or not self.bytes:
-                break
-            self.bytes -= self._line.pop(task).size
-            task.cancel()
-            self._ended += 1
-        self._say(now)
-        if self.bytes and self.bytes + size > self.most_bytes:
-            raise Overloaded(
-                f"answers of {self.bytes} bytes are being sent; {size} more would pass half of "
-                f"max_inflight_bytes, {self.most_bytes}"
-            )
-
-    def _say(self, now: float) -> None:
         if self._ended and now - self._said >= _SAID_EVERY_SECONDS:
             _log.warning(
-                "%d answers were ended that nobody had read for %g s or more: others had no room "
-                "(limits.max_inflight_bytes)",
-                *(self._ended, _STUCK_SECONDS),
+                "answers were ended that their clients took too long to read: others had no room",
+                extra={"answers": self._ended},
             )
             self._ended, self._said = 0, now
 

@@ -61,7 +61,7 @@ def test_a_large_answer_is_sent_in_slices(server: Server) -> None:
     assert response.messages == [text]
     slices = [len(event["body"]) for event in response.sent if "body" in event]
     assert slices == [SLICE_BYTES, SLICE_BYTES, 5]
-    assert (server.held_bytes, server.application.answers.bytes) == (0, 0)
+    assert (server.held_bytes, server.application.answers.held_bytes) == (0, 0)
 
 
 def test_empty_messages_are_messages(server: Server) -> None:

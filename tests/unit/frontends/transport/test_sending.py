@@ -15,7 +15,9 @@ from headrace.frontends.transport import sending
 from headrace.frontends.transport.sending import Answers
 from tests.unit.frontends.transport.wire import Server, body, message, until
 
-LARGE = 10_000
+SMALL, LARGE = 10_000, 2_000_000
+ROOM = 8 * SMALL
+"""Of which small answers have a quarter: two of them."""
 
 
 class Reader:
@@ -39,60 +41,96 @@ async def sent(answers: Answers, reader: Reader, answer: bytes) -> bool:
         answers.end()
 
 
+async def unread(answers: Answers, size: int, count: int = 1) -> list[asyncio.Task[bool]]:
+    """Answers that wait for their clients."""
+    before = answers.held_bytes
+    tasks = [asyncio.create_task(sent(answers, Reader(0), bytes(size))) for _ in range(count)]
+    await until(lambda: answers.held_bytes > before + count * size)
+    return tasks
+
+
 def test_an_answer_counts_until_it_is_sent() -> None:
     async def scenario() -> None:
-        answers, reader = Answers(3 * LARGE), Reader(0)
-        sending_it = asyncio.create_task(sent(answers, reader, bytes(LARGE)))
-        await until(lambda: answers.bytes == LARGE)
-        sending_it.cancel()  # the client has gone
+        answers = Answers(ROOM)
+        (task,) = await unread(answers, SMALL)
+        task.cancel()  # the client has gone
         with pytest.raises(asyncio.CancelledError):
-            await sending_it
-        assert answers.bytes == 0
-        assert await sent(answers, Reader(9), bytes(LARGE))
-        assert answers.bytes == 0
+            await task
+        assert answers.held_bytes == 0
+        assert await sent(answers, Reader(9), bytes(SMALL))
+        assert answers.held_bytes == 0
 
     asyncio.run(scenario())
 
 
-def test_what_is_being_read_is_not_ended_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sending, "_STUCK_SECONDS", 1000.0)
+def test_nobody_is_ended_before_his_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sending, "_SECONDS", 1000.0)
 
     async def scenario() -> None:
-        answers = Answers(2 * LARGE)
-        one = asyncio.create_task(sent(answers, Reader(0), bytes(2 * LARGE)))
-        await until(lambda: answers.bytes == 2 * LARGE)
-        with pytest.raises(Overloaded, match="answers of 20000 bytes are being sent; 10000 more would pass"):
-            await sent(answers, Reader(9), bytes(LARGE))
-        assert answers.bytes == 2 * LARGE
-        one.cancel()
+        answers = Answers(ROOM)
+        tasks = await unread(answers, SMALL, 1)
+        with pytest.raises(Overloaded, match="answers of 11024 bytes are being sent; 10000 more would pass"):
+            await sent(answers, Reader(9), bytes(SMALL))
+        assert not tasks[0].done()
+        tasks[0].cancel()
 
     asyncio.run(scenario())
 
 
-def test_what_nobody_reads_makes_room_the_longest_first(
+def test_who_takes_too_long_makes_room_the_latest_first(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(sending, "_STUCK_SECONDS", 0.0)
+    monkeypatch.setattr(sending, "_SECONDS", 0.0)
+    monkeypatch.setattr(sending, "_ENOUGH_SHARE", 1000)
 
     async def scenario() -> None:
-        answers = Answers(3 * LARGE)
-        still = [asyncio.create_task(sent(answers, Reader(0), bytes(LARGE))) for _ in range(3)]
-        await until(lambda: answers.bytes == 3 * LARGE)
+        answers = Answers(16 * SMALL)
+        tasks = [*await unread(answers, SMALL), *await unread(answers, SMALL), *await unread(answers, SMALL)]
         with caplog.at_level(logging.WARNING):
-            assert await sent(answers, Reader(9), bytes(LARGE))
-        assert await asyncio.wait_for(still[0], 5) is False
-        assert [one.done() for one in still] == [True, False, False]
-        assert answers.bytes == 2 * LARGE
-        assert "1 answers were ended that nobody had read" in caplog.text
-        for one in still:
+            await asyncio.sleep(SMALL / sending._BYTES_A_SECOND)  # which is what they had
+            assert await sent(answers, Reader(9), bytes(SMALL))
+        assert await asyncio.wait_for(tasks[0], 5) is False
+        assert [one.done() for one in tasks] == [True, False, False]
+        assert "answers were ended that their clients took too long to read" in caplog.text
+        for one in tasks:
             one.cancel()
 
     asyncio.run(scenario())
 
 
-def test_one_that_is_alone_may_be_larger() -> None:
+def test_what_has_not_begun_to_be_sent_is_not_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is being compressed, or the server holds it back: no fault of its client."""
+    monkeypatch.setattr(sending, "_SECONDS", -1000.0)
+
     async def scenario() -> None:
-        assert await sent(Answers(LARGE), Reader(9), bytes(2 * LARGE))
+        answers, compressed = Answers(ROOM), asyncio.Event()
+
+        async def compressing() -> None:
+            answers.begin(SMALL)
+            try:
+                await compressed.wait()
+            finally:
+                answers.end()
+
+        task = asyncio.create_task(compressing())
+        await until(lambda: answers.held_bytes)
+        with pytest.raises(Overloaded):
+            answers.begin(SMALL)
+        compressed.set()
+        await task
+        assert answers.held_bytes == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_large_answer_keeps_no_small_one_out() -> None:
+    async def scenario() -> None:
+        answers = Answers(ROOM)
+        (task,) = await unread(answers, LARGE)  # alone, so that it may be larger than all may be together
+        assert await sent(answers, Reader(99), bytes(SMALL))
+        with pytest.raises(Overloaded):
+            await sent(answers, Reader(99), bytes(LARGE))
+        task.cancel()
 
     asyncio.run(scenario())
 
@@ -102,9 +140,9 @@ def test_a_call_whose_answer_made_room_ends_without_its_rest(
     monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     """Over gRPC: nothing more is sent, so that the server resets the stream."""
-    monkeypatch.setattr(sending, "_STUCK_SECONDS", 0.0)
-    server = Server(answer=bytes(LARGE))
-    server.application.answers.most_bytes = LARGE
+    monkeypatch.setattr(sending, "_SECONDS", -1000.0)
+    server = Server(answer=bytes(SMALL))
+    server.application.answers = Answers(SMALL)
 
     async def scenario() -> None:
         came: list[str] = []
@@ -124,6 +162,6 @@ def test_a_call_whose_answer_made_room_ends_without_its_rest(
         await server.exchange(server.scope("POST", "/x.Echo/Unary"), body(message(b"y")))
         await asyncio.wait_for(still, 5)
         assert came == ["http.response.start", "http.response.body"]
-        await until(lambda: (server.application.answers.bytes, server.held_bytes) == (0, 0))
+        await until(lambda: (server.application.answers.held_bytes, server.held_bytes) == (0, 0))
 
     asyncio.run(scenario())
