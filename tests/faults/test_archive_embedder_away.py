@@ -188,6 +188,6 @@ def test_a_backfill_ends_where_its_own_encoder_is_down_and_not_where_anothers_is
         for space in ("films", "texts")
     }
     assert done["films"].returncode == 1
-    assert "nothing is to be filled" in done["films"].stderr
+    assert "cannot be filled from itself" in done["films"].stderr
     assert done["texts"].returncode == 1
     assert f"the embedder 'ill' at {nobody} (of texts) cannot be opened" in done["texts"].stderr
