@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from headrace.archive.embedders.embedder import Embedded, Embedder, Failure
 from headrace.archive.suppliers import Away, Call, Supplier, Where
+from headrace.archive.table_contents import TableTexts
 
 _LOOK_SECONDS = 0.05
 
@@ -59,10 +60,12 @@ class Filled:
     Attributes:
         encoders: By space, what fills it, the newest last; replaced when another is opened.
         awaited: By space, what is to fill it, and is not open yet.
+        texts: By space, the table that its contents come from, if they do.
     """
 
     encoders: dict[str, Sequence[Encoder]] = field(default_factory=dict)
     awaited: dict[str, Supplier] = field(default_factory=dict)
+    texts: Mapping[str, TableTexts] = field(default_factory=dict)
 
     @property
     def suppliers(self) -> set[Supplier]:

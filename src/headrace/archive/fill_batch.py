@@ -19,7 +19,7 @@ import tenacity
 from headrace.archive.archive import Archive
 from headrace.archive.catalog import NO_RECORD, partition
 from headrace.archive.config import MEAN
-from headrace.archive.contents import content_of, table_column
+from headrace.archive.contents import content_of
 from headrace.archive.dead_letters import DeadLetter, now
 from headrace.archive.embedders.embedder import Embedded, Failure
 from headrace.archive.encoders import Asking, Encoder, Filled, Stop, Stopped
@@ -33,7 +33,6 @@ from headrace.archive.oov import ENOUGH, keep_mean
 from headrace.archive.publishing import Wanted, wanted_of
 from headrace.archive.records import Form, joined
 from headrace.archive.suppliers import Away
-from headrace.archive.table_contents import texts_of
 from headrace.errors import FailedPrecondition, HeadraceError, NotFound, Refused
 from headrace.tensors import Array
 
@@ -112,8 +111,8 @@ class BatchFiller:
         """Do what messages ask for; when it returns, those that it does not give may be acknowledged.
 
         Returns:
-            Those whose content may be had later, and those whose embedder is away or has not answered yet, to
-            be given again when they are due: nobody waits for them meanwhile.
+            Those whose content may be had later, and those whose embedder is away or has not answered yet, or
+            whose table has no rows, to be given again when they are due: nobody waits for them meanwhile.
 
         Raises:
             Stopped: Not all was done.
@@ -276,8 +275,7 @@ class BatchFiller:
         there = [content for content in contents if content is not None]
         if len(there) == len(keys):
             return self._embed(group, form, there)
-        source = table_column(group.reader.settings.content)
-        table = source.table if source is not None else ""
+        table = self._filled.texts[group.reader.space].table
         reason = f"the table {table!r} has no row of this key yet; load it, and replay"
         failures = {place: Failure(reason, False) for place, one in enumerate(contents) if one is None}
         vectors = np.zeros((len(keys), form.dimension), np.float32)
@@ -289,12 +287,15 @@ class BatchFiller:
         return Embedded(vectors, failures)
 
     def _contents(self, reader: SpaceReader, keys: Sequence[str]) -> Sequence[bytes | None]:
-        """What is to be embedded; None for what is not there yet."""
-        source = table_column(reader.settings.content)
-        if source is None:
+        """What is to be embedded; None for what is not there yet.
+
+        Raises:
+            Away: It comes from a table that has no rows yet.
+        """
+        texts = self._filled.texts.get(reader.space)
+        if texts is None:
             return [content_of(reader.settings.content, key) for key in keys]
-        archive = self._archive
-        return self._persist(lambda: texts_of(archive.store, archive.record(source.table), source, keys))
+        return self._persist(lambda: texts.of(keys))
 
     def _embed(
         self, group: _Group, form: Form, contents: Sequence[bytes], patience: float = _PATIENCE_SECONDS
@@ -404,8 +405,8 @@ def _again(task: Task) -> Task:
 
 
 def _aside(task: Task, away: Away) -> Task:
-    """A task whose embedder is away: that is no attempt."""
-    return Task(task.delivery, task.attempts, awaits=away.supplier, call=away.call)
+    """A task whose embedder is away, or its table: that is no attempt."""
+    return Task(task.delivery, task.attempts, awaits=away.awaited, call=away.call)
 
 
 def _letter(wanted: Wanted, reason: str, attempts: int, *, is_final: bool) -> DeadLetter:

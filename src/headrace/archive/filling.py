@@ -5,16 +5,18 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from headrace.archive.archive import Archive
+from headrace.archive.contents import table_column
 from headrace.archive.embedders.embedder import Embedder
 from headrace.archive.encoders import Encoder, Filled, Stop, Stopped
 from headrace.archive.fill_batch import BatchFiller
 from headrace.archive.fill_counts import FillCounts
 from headrace.archive.held import Held, Task
-from headrace.archive.suppliers import Supplier
+from headrace.archive.suppliers import Askable, Supplier
+from headrace.archive.table_contents import TableTexts
 from headrace.errors import HeadraceError, Unavailable
 from headrace.queues.queue import Receiver
 
@@ -37,8 +39,8 @@ class Filler:
     Of its threads one can embed while another one stores. A message is acknowledged when its batch is stored
     or among the dead letters: a filler that is killed has at most one batch a thread done again. A content
     that may be had later holds nobody up: its message is kept until then, and a few batches of them at most.
-    Nor does an embedder that is down, hangs, or is not open yet: messages of its spaces are kept aside, and
-    where they are many or old, put back to the queue's end.
+    Nor does an embedder that is down, hangs, or is not open yet, or a table that has no rows yet: messages of
+    its spaces are kept aside, and where they are many or old, put back to the queue's end.
 
     Attributes:
         counts: What came of it, by space.
@@ -71,7 +73,7 @@ class Filler:
         self._wanted = {space: suppliers_of(archive, space, those) for space, those in embedders.items()}
         self._suppliers = list(dict.fromkeys(one for those in self._wanted.values() for one in those))
         awaited = {space: those[-1] for space, those in self._wanted.items() if those}
-        self._filled = Filled(dict.fromkeys(self._wanted, ()), awaited)
+        self._filled = Filled(dict.fromkeys(self._wanted, ()), awaited, _texts_of(archive, self._wanted))
         self.counts = {space: archive.fills.setdefault(space, FillCounts()) for space in self._wanted}
         for space in self._wanted:
             try:
@@ -105,22 +107,26 @@ class Filler:
         self._stop.event.set()
         for thread in self._threads:
             thread.join()
-        for supplier in self._suppliers:
-            self._archive.troubles.pop(supplier, None)
+        for one in self._askable:
+            self._archive.troubles.pop(one, None)
 
     # ---- embedders that come and go ----------------------------------------------------------------
+
+    @property
+    def _askable(self) -> Sequence[Askable]:
+        return *self._suppliers, *self._filled.texts.values()
 
     def _look(self) -> None:
         """Have embedders opened, and what is wrong with them told."""
         told = ""
         while not self._stop.event.wait(_AGAIN_SECONDS if told else _LOOK_SECONDS):
             trouble = ""
-            for supplier in self._suppliers:
-                supplier.look()
-                if text := supplier.trouble:
-                    self._archive.troubles[supplier] = text
+            for one in self._askable:
+                one.look()
+                if text := one.trouble:
+                    self._archive.troubles[one] = text
                 else:
-                    self._archive.troubles.pop(supplier, None)
+                    self._archive.troubles.pop(one, None)
             for space in self._wanted:
                 try:
                     self._find_versions(space)
@@ -157,6 +163,15 @@ class Filler:
             if one.embedder is embedder and not filled.awaited.keys() & self._beside([one]):
                 one.is_ready = True
 
+    def _ways(self) -> list[Sequence[Askable]]:
+        """What it takes to fill each space: one of its embedders, and its table if it has one."""
+        texts = self._filled.texts
+        return [
+            (one, texts[space]) if space in texts else (one,)
+            for space, those in self._wanted.items()
+            for one in those
+        ]
+
     def _beside(self, suppliers: Sequence[Supplier]) -> set[str]:
         """The spaces of which one of some embedders fills."""
         return {space for space, those in self._wanted.items() if not set(those).isdisjoint(suppliers)}
@@ -180,7 +195,7 @@ class Filler:
     def _receive(self, filler: BatchFiller) -> None:
         """Fill batch after batch, as long as nothing fails."""
         receiver = self._archive.queue.receiver()
-        held = Held(self._suppliers, self._batch)
+        held = Held(self._ways(), self._batch)
         try:
             while not self._stop.event.is_set():
                 tasks = self._next(filler, receiver, held)
@@ -233,6 +248,16 @@ def suppliers_of(
     """Suppliers of embedders, with those that are ones already."""
     name = archive.config.spaces[space].embedder or space
     return [one if isinstance(one, Supplier) else Supplier(name, [space], embedder=one) for one in embedders]
+
+
+def _texts_of(archive: Archive, spaces: Iterable[str]) -> dict[str, TableTexts]:
+    """The tables that contents come from, by space."""
+    found = {}
+    for space in spaces:
+        source = table_column(archive.config.spaces[space].content)
+        if source is not None:
+            found[space] = TableTexts(space, source, archive.store, archive.record)
+    return found
 
 
 class _Kept:

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from headrace.archive.suppliers import Call, Supplier
+from headrace.archive.suppliers import Askable, Call
 from headrace.queues.queue import Delivery
 
 _MOST_LATER = 4  # batches of contents that are tried again later, which are held meanwhile
@@ -24,31 +24,31 @@ class Task(NamedTuple):
         delivery: The message.
         attempts: How often its content could not be had.
         due: When it is to be tried again, on the monotonic clock.
-        awaits: The embedder that it waits for, if it does: that is no attempt.
+        awaits: The embedder or the table that it waits for, if it does: that is no attempt.
         call: The call whose answer it waits for.
     """
 
     delivery: Delivery
     attempts: int = 0
     due: float = 0.0
-    awaits: Supplier | None = None
+    awaits: Askable | None = None
     call: Call | None = None
 
 
 class Held:
     """The messages of one receiver; for one thread."""
 
-    def __init__(self, suppliers: Iterable[Supplier], batch: int) -> None:
+    def __init__(self, ways: Iterable[Sequence[Askable]], batch: int) -> None:
         """Hold nothing.
 
         Args:
-            suppliers: All that may be waited for.
+            ways: What it takes to fill: for each, all that must be there, such as an embedder and a table.
             batch: How many keys are embedded together.
         """
-        self._suppliers = tuple(suppliers)
+        self._ways = tuple(ways)
         self._batch = batch
         self._later: list[Task] = []
-        self._aside: dict[Supplier, deque[tuple[float, Task]]] = {}
+        self._aside: dict[Askable, deque[tuple[float, Task]]] = {}
         self._count = self._bytes = 0  # of those aside
         self._calls: dict[Call, list[Task]] = {}
         self._rests_until = 0.0
@@ -78,24 +78,24 @@ class Held:
                 return tasks
         due = [task for task in self._later if task.due <= now]
         self._later = [task for task in self._later if task.due > now]
-        for supplier, waiting in self._aside.items():
-            if waiting and self._can_ask(supplier, now):
+        for awaited, waiting in self._aside.items():
+            if waiting and self._can_ask(awaited, now):
                 return due + self._taken(waiting, min(self._batch, len(waiting)))
         return due
 
     def excess(self, now: float) -> list[Task]:
-        """Take what is aside of embedders that can be asked, but for a few batches: others may do it."""
+        """Take what is aside of those that can be asked, but for a few batches: others may do it."""
         found: list[Task] = []
-        for supplier, waiting in self._aside.items():
+        for awaited, waiting in self._aside.items():
             more = len(waiting) - _MOST_LATER * self._batch
-            if more > 0 and self._can_ask(supplier, now):
+            if more > 0 and self._can_ask(awaited, now):
                 waiting.rotate(more)
                 found += self._taken(waiting, more)
         return found
 
     def overflow(self, now: float) -> list[Task]:
         """Take the oldest that are aside, where they are many or old, and others are to be served."""
-        if not any(self._can_ask(supplier, now) for supplier in self._suppliers):
+        if not self._can_fill(now):
             return []
         found: list[Task] = []
         is_full = self._count > _MOST_ASIDE or self._bytes > _MOST_ASIDE_BYTES
@@ -111,7 +111,7 @@ class Held:
         if now < self._rests_until:
             return False
         is_idle = not self._count and not self._calls
-        return is_idle or any(self._can_ask(supplier, now) for supplier in self._suppliers)
+        return is_idle or self._can_fill(now)
 
     def rest(self, now: float, seconds: float) -> None:
         """Receive nothing for a while."""
@@ -122,12 +122,16 @@ class Held:
         if self._calls:
             return min(_LOOK_SECONDS, longest)
         firsts = [task.due for task in self._later]
-        firsts += [max(supplier.due, now + _LOOK_SECONDS) for supplier, one in self._aside.items() if one]
+        firsts += [max(awaited.due, now + _LOOK_SECONDS) for awaited, one in self._aside.items() if one]
         return min(longest, max(0.0, min(firsts, default=float("inf")) - now))
 
-    def _can_ask(self, supplier: Supplier, now: float) -> bool:
+    def _can_fill(self, now: float) -> bool:
+        """Whether anything can be filled, of what may come."""
+        return any(all(self._can_ask(one, now) for one in way) for way in self._ways)
+
+    def _can_ask(self, awaited: Askable, now: float) -> bool:
         """Whether this thread can: one that has not answered it yet is not asked again."""
-        return supplier.may_be_asked(now) and not any(call.supplier is supplier for call in self._calls)
+        return awaited.may_be_asked(now) and not any(call.supplier is awaited for call in self._calls)
 
     def _taken(self, waiting: deque[tuple[float, Task]], count: int) -> list[Task]:
         found = [waiting.popleft()[1] for _ in range(count)]

@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from headrace.archive.embedders.embedder import Embedded, Embedder
 from headrace.errors import FailedPrecondition, HeadraceError, Refused, Unavailable
@@ -63,18 +63,46 @@ class Call:
         raise self._came
 
 
-class Away(Exception):
-    """An embedder cannot be asked now, or has not answered yet: what is wanted of it waits, and nothing else.
+class Askable(Protocol):
+    """What messages may wait for: an embedder, or the texts of a feature table.
 
     Attributes:
-        supplier: Which.
+        name: What is said of it in an error.
+    """
+
+    name: str
+
+    def may_be_asked(self, now: float) -> bool:
+        """Whether it makes sense to ask it.
+
+        Args:
+            now: The time, on the monotonic clock.
+        """
+
+    @property
+    def due(self) -> float:
+        """When it may be asked again, on the monotonic clock; 0 for now."""
+
+    @property
+    def trouble(self) -> str:
+        """What is wrong with it at present; "" for nothing."""
+
+    def look(self) -> None:
+        """See that it is there, and say from time to time what is wrong; to be called often."""
+
+
+class Away(Exception):
+    """What is asked is away, or has not answered yet: what is wanted of it waits, and nothing else.
+
+    Attributes:
+        awaited: Which embedder, or table.
         call: The call whose answer is waited for; None where nothing was asked.
     """
 
-    def __init__(self, supplier: Supplier, call: Call | None = None) -> None:
+    def __init__(self, awaited: Askable, call: Call | None = None) -> None:
         """Say who is away."""
-        super().__init__(supplier.name)
-        self.supplier, self.call = supplier, call
+        super().__init__(awaited.name)
+        self.awaited, self.call = awaited, call
 
 
 class _Outage(NamedTuple):

@@ -1,16 +1,89 @@
-"""Contents from a feature table: the text that one of its columns has of each key."""
+"""Contents from a feature table: the text that one of its columns has of each key.
+
+A table that was never loaded holds up the spaces whose contents come from it, and no others.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+import time
+from collections.abc import Callable, Sequence
 
 from headrace.archive.catalog import SpaceRecord, partition
 from headrace.archive.columns import TEXT, Column, column_values
 from headrace.archive.contents import TableColumn
 from headrace.archive.keys import all_stored
 from headrace.archive.records import joined
+from headrace.archive.suppliers import Away
 from headrace.errors import FailedPrecondition, instead
 from headrace.stores.store import Store
+
+_log = logging.getLogger(__name__)
+
+_LOOK_SECONDS = 0.5
+
+
+class TableTexts:
+    """The texts of a table as fillers ask for them; for any number of threads.
+
+    Attributes:
+        name: The space whose contents they are.
+        table: The table.
+        trouble: What is wrong at present with what was asked for; "" for nothing.
+    """
+
+    def __init__(
+        self, space: str, source: TableColumn, store: Store, record: Callable[[str], SpaceRecord]
+    ) -> None:
+        """Ask for nothing yet.
+
+        Args:
+            space: The space whose contents they are.
+            source: Where they come from.
+            store: Where the table is.
+            record: What is decided about a space or table, as this process knows it.
+        """
+        self.name, self.table, self.trouble = space, source.table, ""
+        self._source, self._store, self._record = source, store, record
+        self._was_missed = False
+
+    def of(self, keys: Sequence[str]) -> list[bytes | None]:
+        """The texts of keys; None where there is no row.
+
+        Raises:
+            Away: The table has no rows yet, or no such column.
+            Unavailable: The store does not answer.
+        """
+        record = self._record(self.table)
+        if text_column(record, self._source) is None:
+            self._was_missed = True
+            raise Away(self)
+        return texts_of(self._store, record, self._source, keys)
+
+    def may_be_asked(self, now: float) -> bool:
+        """Whether there are texts, as far as this process knows.
+
+        Args:
+            now: The time; it makes no difference.
+        """
+        return text_column(self._record(self.table), self._source) is not None
+
+    @property
+    def due(self) -> float:
+        """When it is worth looking again, on the monotonic clock: somebody must load the table."""
+        return time.monotonic() + _LOOK_SECONDS
+
+    def look(self) -> None:
+        """Say what is wrong once it is, and when it is over."""
+        record, before = self._record(self.table), self.trouble
+        if text_column(record, self._source) is not None:
+            self._was_missed, self.trouble = False, ""
+            if before:
+                _log.warning("the keys of the space %r wait no longer: %r is loaded", self.name, self.table)
+        elif self._was_missed:
+            self.trouble = f"the keys of the space {self.name!r} wait: {told(record, self._source)}"
+            if self.trouble != before:
+                _log.warning("%s", self.trouble)
 
 
 def texts_of(

@@ -10,16 +10,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from headrace.archive import held
 from headrace.archive.archive import Archive
 from headrace.archive.backfilling import PAGE, Backfill, Pace
 from headrace.archive.catalog import partition
 from headrace.archive.columns import Column
+from headrace.archive.config import archive_config
 from headrace.archive.filling import Filler
 from headrace.archive.keys import all_stored
 from headrace.archive.oov import ENOUGH
 from headrace.archive.publishing import Wanted
+from headrace.queues.opening import open_queue
 from headrace.queues.queue import Message
+from headrace.stores.opening import open_store
 from tests.unit.archive.filling_parts import LengthEmbedder, open_parts, status_of, until, vector_of
+
+TEXTS = [f"text {number}" for number in range(200)]
 
 
 @pytest.fixture(params=["memory", "lmdb"])
@@ -316,6 +322,44 @@ def test_contents_come_from_a_table_and_what_has_no_row_is_a_dead_letter(of_film
         assert letter.attempts == 5
         of_films.put_rows("films", ["3"], {"title": ["Ran"], "year": [1985]})
         until(lambda: all_found(of_films, ["3"]))
+
+
+@pytest.mark.parametrize("aside", [10_000, 40])
+def test_a_table_that_was_never_loaded_holds_up_its_own_space_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, aside: int
+) -> None:
+    monkeypatch.setattr(held, "_MOST_ASIDE", aside)
+    spaces = {
+        "films": {"embedder": "lengths", "content": "table:titles.title"},
+        "texts": {"embedder": "lengths"},
+    }
+    engines = {"store": {"kind": "memory"}, "queue": {"kind": "memory"}}
+    table = engines | {"spaces": spaces, "tables": {"titles": {}}, "cache": {"absent_seconds": 0.01}}
+    config = archive_config(table, "archive.toml", tmp_path)
+    embedder, films = LengthEmbedder(), [f"film {number}" for number in range(300)]
+    made = Archive(config, open_store(config.store), open_queue(config.queue), lambda _: LengthEmbedder())
+    with made as archive:
+        archive.want("films", films)
+        archive.want("texts", TEXTS)
+        filler = Filler(archive, {"films": [embedder], "texts": [embedder]}, batch=16)
+        filler.start()
+        try:
+            until(lambda: bool(archive.lookup("texts", TEXTS).found.all()))
+            until(lambda: archive.queue.depth().messages == len(films))
+            until(lambda: archive.troubles)
+            assert set(archive.troubles.values()) == {
+                "the keys of the space 'films' wait: the table 'titles' has no rows yet; "
+                "headrace archive load titles FILE"
+            }
+            archive.table_version("titles", [Column(name="title", dtype="text")])
+            archive.put_rows("titles", films, {"title": [f"The {film}" for film in films]})
+            until(lambda: bool(archive.lookup("films", films).found.all()))
+            until(lambda: archive.queue.depth().messages == 0 and not archive.troubles)
+        finally:
+            filler.stop()
+        assert not list(archive.dead_letters.all())
+    assert set(embedder.embedded.values()) == {1}
+    assert embedder.embedded.keys() == {*TEXTS, *(f"The {film}" for film in films)}
 
 
 def test_a_filler_waits_for_a_table_that_was_never_loaded(of_films: Archive) -> None:
