@@ -36,6 +36,7 @@ THREADS = 16
 LIMIT = 2.0
 WARM_SECONDS = 3.0
 BACK_SECONDS = 60.0
+SETTLED = 1.5
 OUTAGES: dict[str, tuple[Callable[[Service], object], Callable[[Service], object]]] = {
     "frozen": (Service.freeze, Service.thaw),
     "killed": (Service.kill, Service.start),
@@ -46,14 +47,15 @@ class Lookups:
     """Lookups that come at a steady rate.
 
     Attributes:
-        spent: When each was due, on the monotonic clock, and how long after that it was answered, in seconds.
+        spent: When each was due, on the monotonic clock, how long after that it was answered, in seconds, and
+            which share of its keys was found.
         wrong: How many vectors were not their key's.
     """
 
     def __init__(self, archive: Archive, vectors: Array) -> None:
         """Begin."""
         self._archive, self._vectors = archive, vectors
-        self.spent: list[tuple[float, float]] = []
+        self.spent: list[tuple[float, float, float]] = []
         self.wrong = 0
         self._numbers = itertools.count()
         self._began = time.monotonic()
@@ -64,7 +66,11 @@ class Lookups:
 
     def during(self, since: float, until: float) -> Array:
         """How long those took that were due in a span, in milliseconds."""
-        return np.array([took for due, took in list(self.spent) if since <= due < until]) * 1e3
+        return np.array([took for due, took, _ in list(self.spent) if since <= due < until]) * 1e3
+
+    def found(self, since: float, until: float) -> float:
+        """The share of keys that were found by those that were due in a span."""
+        return float(np.mean([share for due, _, share in list(self.spent) if since <= due < until]))
 
     def end(self) -> None:
         """Stop."""
@@ -80,7 +86,7 @@ class Lookups:
                 time.sleep(early)
             which = random.integers(0, KEYS, KEYS_A_LOOKUP)
             vectors, found = self._archive.lookup("items", [f"item {one}" for one in which.tolist()])
-            self.spent.append((due, time.monotonic() - due))
+            self.spent.append((due, time.monotonic() - due, float(found.mean())))
             self.wrong += int(np.count_nonzero(vectors[found] != self._vectors[which[found]]))
 
 
@@ -101,12 +107,14 @@ def run(effort: Effort) -> None:
 def measure(server: Service, folder: Path, effort: Effort) -> dict[str, list[float]]:
     """The ratios of one store, by outage."""
     ratios: dict[str, list[float]] = {outage: [] for outage in OUTAGES}
-    lines = [("outage", "p99 before", "p50 before", "p99 over it", "its first second", "longest")]
+    titles = ("p99 before", "p50 before", "found before", "p99 over it", "its first second", "longest")
+    lines = [("outage", *titles)]
     with opened(server, folder) as (archive, lookups):
         time.sleep(WARM_SECONDS)
+        usual = await_settled(lookups, effort.seconds, float("inf"))
         for _, outage in itertools.product(range(effort.rounds), OUTAGES):
             begin, end = OUTAGES[outage]
-            time.sleep(effort.seconds)
+            usual = min(usual, await_settled(lookups, effort.seconds, usual))
             gone = time.monotonic()
             begin(server)
             time.sleep(effort.seconds)
@@ -116,13 +124,32 @@ def measure(server: Service, folder: Path, effort: Effort) -> dict[str, list[flo
             before, over = lookups.during(gone - effort.seconds, gone), lookups.during(gone, answers)
             ratios[outage].append(p99(over) / p99(before))
             first = lookups.during(gone, min(back, gone + 1))
-            figures = (p99(before), float(np.median(before)), p99(over), p99(first), float(over.max()))
-            lines.append((outage, *(f"{one:.2f} ms" for one in figures)))
+            figures = [f"{one:.2f} ms" for one in (p99(before), float(np.median(before)))]
+            figures.append(f"{lookups.found(gone - effort.seconds, gone):.0%}")
+            figures += [f"{one:.2f} ms" for one in (p99(over), p99(first), float(over.max()))]
+            lines.append((outage, *figures))
         if lookups.wrong:
             raise RuntimeError(f"{lookups.wrong} numbers were not their key's")
     print(f"{server.title}, {RATE:g} lookups/s of {KEYS_A_LOOKUP} keys")
     print_lines(lines)
     return ratios
+
+
+def await_settled(lookups: Lookups, seconds: float, usual: float) -> float:
+    """Wait until a store that has been away answers as it did before: a new node is slow for a while.
+
+    Returns:
+        The p99 of the last so many seconds, in milliseconds.
+    """
+    until = time.monotonic() + BACK_SECONDS
+    while True:
+        time.sleep(seconds)
+        now = time.monotonic()
+        found = p99(lookups.during(now - seconds, now))
+        if found <= SETTLED * usual:
+            return found
+        if now > until:
+            raise RuntimeError(f"p99 is {found:.1f} ms, and was {usual:.1f} before the store was away")
 
 
 def await_answers(archive: Archive) -> float:
