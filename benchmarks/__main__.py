@@ -42,6 +42,7 @@ NAMES = (
     "archive_filling",
     "archive_reason",
     "archive_sizes",
+    "archive_feed",
 )
 ALONE = {
     "door": ("taskset",),
@@ -60,6 +61,7 @@ ALONE = {
     "archive_filling": ("taskset",),
     "archive_reason": (),
     "archive_sizes": (),
+    "archive_feed": (),
 }
 """What those need that compare headrace with no other server; all others need more, and the peers."""
 
