@@ -1,4 +1,8 @@
-"""Outages of a store under an archive's lookups, the same for every store: they go on, and never fail."""
+"""Outages of a store under an archive's lookups, the same for every store: they go on, and none fails.
+
+That none waits for the store's own time is held here, and that half of them take hardly longer; of p99, only
+what the slack below says.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +29,11 @@ OUTAGES: dict[str, tuple[Callable[[Service], object], Callable[[Service], object
     "stopped": (Service.stop, Service.start),
 }
 # That p99 stays below 2 × what it was, the first moment included, is measured by `python -m benchmarks
-# archive_outage` on a quiet machine. Beside other tests a crowded machine keeps one thread in a hundred
-# waiting for this long, outage or not: p99 tells here that no lookup waits for the store's timeout, or for a
-# breaker that never opens. What half of the lookups take is no matter of luck: those are held to the bound,
-# but for milliseconds.
+# archive_outage` on a quiet machine, with lookups at a steady rate. It is not held here: each of these
+# callers waits for its answer before it asks again, so few ask while answers are late, and beside other tests
+# a crowded machine keeps one thread in a hundred waiting for this long, outage or not. p99 tells here that no
+# lookup waits for the store's timeout, or for a breaker that never opens. What half of the lookups take is no
+# matter of luck: those are held to the bound, but for milliseconds.
 _SLACK_SECONDS = 0.25
 _HALFS_SLACK_SECONDS = 0.005
 
