@@ -48,12 +48,14 @@ class Seen:
         spent: How long it took from when it was due to the end of its answer.
         good: How many answers were as long as a good one.
         seconds: From the first call to the last answer.
+        busy: The part of its core that the load used meanwhile.
     """
 
     late: npt.NDArray[np.float64]
     spent: npt.NDArray[np.float64]
     good: int
     seconds: float
+    busy: float
 
 
 def calls(
@@ -81,7 +83,8 @@ def calls(
         raise RuntimeError(f"the load ended with {done.returncode}:\n{done.stderr[-1000:]}")
     due, sent, ended, received = np.load(folder / "seen.npy")
     good = int((received == answer_bytes).sum())
-    return Seen(sent - due, ended - due, good, float(ended.max() - sent.min()))
+    seconds = float(ended.max() - sent.min())
+    return Seen(sent - due, ended - due, good, seconds, float(done.stdout) / seconds)
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
@@ -301,7 +304,7 @@ def framed(joined: bytes) -> list[bytes]:
 
 
 def main() -> None:
-    """Make the calls, and write down what was seen."""
+    """Make the calls, write down what was seen, and print the processor time of it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("method")
@@ -312,10 +315,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     load = Load(options.port, options.method, framed((options.folder / "bodies").read_bytes()))
+    began = time.process_time()
     if options.in_flight:
         load.closed_loop(options.in_flight, options.seconds)
     else:
         load.open_loop(options.per_second, options.seconds, options.seed)
+    print(time.process_time() - began)
     seen = [one for connection in load.connections for one in connection.seen()]
     np.save(options.folder / "seen.npy", np.array(seen).T)
 
