@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import NamedTuple
 
-from headrace.errors import ConfigError, StreamError
+from headrace.errors import ConfigError, HeadraceError, StreamError
 from headrace.stream.schema import Schema
 from headrace.stream.sources import Pieces, Readable, Source, is_pieces, source_of
 
@@ -63,7 +63,7 @@ def open_stream_batches(file: Readable | Pieces) -> Iterator[Batches]:
 def file_batches(file: ColumnFile, columns: list[str]) -> Batches:
     """Read some columns of a file; ``InvalidRequest`` where its rows cannot be read."""
     there = [name for name in columns if name in file.schema.names]
-    return Batches(file.schema.names, file.batches(there, _ROWS_AT_ONCE))
+    return Batches(file.schema.names, _together(file.batches(there, _ROWS_AT_ONCE)))
 
 
 def after(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
@@ -84,6 +84,23 @@ def after(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBat
             "the same stream?",
             row=rows - left,
         )
+
+
+def _together(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Small batches of a file as large ones: what is behind writes a key once for several buckets."""
+    waiting: list[pa.RecordBatch] = []
+    rows = 0
+    try:
+        for batch in batches:
+            waiting.append(batch)
+            rows += batch.num_rows
+            if rows >= _ROWS_AT_ONCE:
+                yield from _joined(waiting)
+                waiting, rows = [], 0
+    except HeadraceError:
+        yield from _joined(waiting)
+        raise
+    yield from _joined(waiting)
 
 
 def _batches(source: Source, parser: StreamParser) -> Iterator[pa.RecordBatch]:

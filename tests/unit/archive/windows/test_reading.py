@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
-from headrace.archive.windows.reading import after, open_stream_batches
-from headrace.errors import StreamError
+from headrace.archive.loading.files import ColumnFile
+from headrace.archive.windows.reading import after, file_batches, open_stream_batches
+from headrace.errors import InvalidRequest, StreamError
 from tests.streams import batch_of, stream_of
 
 ROWS = batch_of(item=[f"{row}" for row in range(100)], x=list(range(100)))
@@ -49,6 +51,25 @@ def test_what_came_before_a_cut_is_given_first() -> None:
         with pytest.raises(StreamError, match="it is cut within a message"):
             next(batches)
     assert rows_of(iter(given)) == list(range(50))
+
+
+def test_small_batches_of_a_file_are_given_together(tmp_path: Path) -> None:
+    """What is written is what has changed by the end of a batch: small ones have a key written more often."""
+    (tmp_path / "rows.arrows").write_bytes(stream_of(ROWS, rows=7))
+    names, batches = file_batches(ColumnFile(tmp_path / "rows.arrows"), ["x", "not there"])
+    assert names == ["item", "x"]
+    given = list(batches)
+    assert [batch.num_rows for batch in given] == [100]
+    assert rows_of(iter(given)) == list(range(100))
+
+
+def test_what_came_before_the_damage_of_a_file_is_given_first(tmp_path: Path) -> None:
+    (tmp_path / "rows.arrows").write_bytes(stream_of(ROWS, rows=25)[:-100])
+    _, batches = file_batches(ColumnFile(tmp_path / "rows.arrows"), ["x"])
+    given = [next(batches)]
+    with pytest.raises(InvalidRequest):
+        next(batches)
+    assert rows_of(iter(given)) == list(range(75))
 
 
 @pytest.mark.parametrize("skipped", [0, 1, 49, 50, 51, 100])
