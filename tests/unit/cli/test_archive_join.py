@@ -12,6 +12,7 @@ from headrace.archive.opening import open_archive_file
 from headrace.cli.main import main
 from headrace.ctr.files.reading import read_description
 from headrace.stream.schema import Field, Schema
+from headrace.versions.layout import MANIFEST_FILE
 from headrace.versions.manifest import read_manifest, space_versions
 
 Captured = pytest.CaptureFixture[str]
@@ -103,6 +104,23 @@ def test_a_model_that_learns_from_it_names_the_versions_of_spaces(place: Path, i
     words = [str(place / "joined"), "--model", "lr", "--publish", str(place / "models/ads"), *given]
     assert main(["train", *words]) == 0
     assert space_versions(read_manifest(place / "models/ads/1")) == {"images": 1}
+
+
+def test_rows_are_joined_as_the_manifest_of_the_model_that_served_them_says(
+    place: Path, capsys: Captured
+) -> None:
+    assert join(place) == 0
+    model = place / "models" / "ads"
+    assert main(["train", str(place / "joined"), "--model", "lr", "--publish", str(model)]) == 0
+    assert join(place, "--served-by", str(model / "1")) == 0
+    manifest = json.loads((model / "1" / MANIFEST_FILE).read_text())
+    manifest["metadata"]["spaces"] = {"images": 7, "others": 5}
+    (model / "1" / MANIFEST_FILE).write_text(json.dumps(manifest))
+    capsys.readouterr()
+    assert join(place, "--served-by", str(model)) == 2
+    assert "no version 7 of the space 'images'; it has version 1" in capsys.readouterr().err
+    assert join(place, "--served-by", str(model), "--served", "images=1") == 0
+    assert join(place, "--served-by", str(model / "9")) == 2
 
 
 def test_a_model_that_learns_from_other_rows_names_none(place: Path) -> None:

@@ -6,12 +6,13 @@ import argparse
 import dataclasses
 import re
 import sys
+from collections.abc import Mapping
 from contextlib import closing
 from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.cli import verbs
+from headrace.cli import models, verbs
 from headrace.cli.archiving import opened
 from headrace.disk import saying
 from headrace.errors import ConfigError, HeadraceError
@@ -20,6 +21,7 @@ from headrace.terminal import table
 if TYPE_CHECKING:
     from headrace.archive.archive import Archive
     from headrace.archive.joining import Join, Joined, JoinSettings
+    from headrace.config import InputSource
     from headrace.stream.rows import StreamRows
     from headrace.stream.schema import Schema
 
@@ -27,6 +29,7 @@ _EXAMPLES = """examples:
   headrace archive join --inputs models/ctr/headrace.toml < rows.arrows | headrace train --model deepfm
   headrace archive join rows.arrows --inputs models/ctr/headrace.toml --time served --out joined.arrows
   headrace archive join rows.arrows --inputs headrace.toml --versions images=3 --out joined.arrows
+  headrace archive join rows.arrows --inputs headrace.toml --served-by models/ctr/7 --out joined.arrows
 
 Rows that have what answers recorded, in the columns INPUT.written and INPUT.version, get exactly these
 values; others get what there was at their time. Rows of an earlier encoder's time get the vectors of the
@@ -83,6 +86,13 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "(default: the default ones at each row's time)",
     )
     add(
+        "--served-by",
+        metavar=models.VERSION,
+        type=Path,
+        help="the model that served rows which do not say so: its manifest names the versions; --served goes "
+        "first (default: none)",
+    )
+    add(
         "--schema",
         metavar="FILE",
         type=Path,
@@ -106,7 +116,7 @@ def run(options: argparse.Namespace) -> int:
         config.inputs,
         options.time,
         _versions("--versions", options.versions),
-        _versions("--served", options.served),
+        _served_by(options.served_by, config.inputs) | _versions("--served", options.served),
     )
     with (
         opened.open_archive_of(options) as archive,
@@ -153,6 +163,17 @@ def _versions(option: str, given: list[str]) -> dict[str, int]:
             raise ConfigError(f"{option}: expected SPACE=NUMBER, as in images=3, got {one!r}")
         found[said[1]] = int(said[2])
     return found
+
+
+def _served_by(path: Path | None, inputs: Mapping[str, InputSource]) -> dict[str, int]:
+    """The versions that a model is served from, of the spaces that its inputs come from."""
+    from headrace.versions.manifest import read_manifest, space_versions  # noqa: PLC0415 - not for the list of verbs
+
+    if path is None:
+        return {}
+    spaces = {one.space for one in inputs.values()}
+    said = space_versions(read_manifest(models.find_version(path)))
+    return {space: number for space, number in said.items() if space in spaces}
 
 
 def _schema(file: Path) -> Schema:
