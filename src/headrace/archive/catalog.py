@@ -15,7 +15,7 @@ import numpy as np
 from headrace.archive.columns import Column, row_dtype
 from headrace.archive.config import LARGEST_DIMENSION
 from headrace.archive.records import DTYPES, ROW, Form
-from headrace.errors import ConfigError, Conflict, FailedPrecondition, HeadraceError, NotFound
+from headrace.errors import ConfigError, Conflict, FailedPrecondition, HeadraceError, NotFound, listed
 from headrace.stores.store import Store
 from headrace.tensors import Array
 
@@ -195,9 +195,16 @@ def with_forgotten(record: SpaceRecord) -> SpaceRecord:
 def _version_of(record: SpaceRecord, number: int) -> SpaceVersion:
     found = record.version(number)
     if found is None:
-        there = ", ".join(str(one.number) for one in record.versions) or "none"
-        raise NotFound(f"no version {number} of the space; there are {there}")
+        raise NotFound(f"no version {number} of the space; {versions_told(record)}")
     return found
+
+
+def versions_told(record: SpaceRecord) -> str:
+    """Which versions a space has, in words."""
+    if not record.versions:
+        return "it has none"
+    of = "version" if len(record.versions) == 1 else "versions"
+    return f"it has {of} {listed(one.number for one in record.versions)}"
 
 
 def partition(space: str, number: int) -> str:

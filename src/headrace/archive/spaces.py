@@ -8,7 +8,14 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from headrace.archive.catalog import Catalog, SpaceRecord, SpaceVersion, partition, with_version
+from headrace.archive.catalog import (
+    Catalog,
+    SpaceRecord,
+    SpaceVersion,
+    partition,
+    versions_told,
+    with_version,
+)
 from headrace.archive.columns import Column, Columns, check_columns, fingerprint, row_dtype
 from headrace.archive.config import ArchiveConfig, SpaceSettings
 from headrace.archive.embedders.embedder import Embedder
@@ -17,7 +24,16 @@ from headrace.archive.publishing import Publisher
 from headrace.archive.quotas import Quota
 from headrace.archive.reading import Reads
 from headrace.archive.records import ROW
-from headrace.errors import ConfigError, HeadraceError, InvalidRequest, NotFound, Unavailable, instead, shown
+from headrace.errors import (
+    ConfigError,
+    HeadraceError,
+    InvalidRequest,
+    NotFound,
+    Unavailable,
+    instead,
+    listed,
+    shown,
+)
 from headrace.stores.store import Store
 from headrace.tensors import Array
 
@@ -197,16 +213,19 @@ class Spaces:
         if not record.versions and self.settings(space).is_table:
             way_out = "headrace archive load fills it from a file, or give its columns in the settings"
             return NotFound(f"the table {space!r} has no columns yet; {way_out}")
-        there = ", ".join(str(one.number) for one in record.versions)
-        return NotFound(f"no version {version} of the space {space!r}; there are {there}")
+        return NotFound(f"no version {version} of the space {space!r}; {versions_told(record)}")
 
     def begin(self) -> None:
         """Find or make the versions of all spaces; a store that is down is asked again later."""
+        unknown: dict[str, list[str]] = {}
         for space in self._config.spaces:
             try:
                 self.look(space)
             except Unavailable as error:
-                _log.warning("the space %s is not known yet: %s", space, error.message)
+                unknown.setdefault(error.message, []).append(space)
+        for reason, those in unknown.items():
+            what = "the space %s is" if len(those) == 1 else "the spaces %s are"
+            _log.warning(f"{what} not known yet: %s", listed(those), reason)
 
     def _first_version(self, space: str, settings: SpaceSettings) -> None:
         if settings.columns:

@@ -100,7 +100,7 @@ def test_no_keys_are_no_vectors(archive: Archive) -> None:
 def test_unknown_names_are_refused_with_those_that_there_are(archive: Archive) -> None:
     with pytest.raises(NotFound, match="no space 'text'; did you mean 'texts'"):
         archive.lookup("text", ["a"])
-    with pytest.raises(NotFound, match="no version 7 of the space 'texts'; there are 1"):
+    with pytest.raises(NotFound, match="no version 7 of the space 'texts'; it has version 1"):
         archive.lookup("texts", ["a"], version=7)
 
 

@@ -48,7 +48,7 @@ def test_the_default_moves_to_what_is_full_then() -> None:
     made = with_default(record("a", "b"), 2, 5.0)
     assert made.default == 2
     assert made.versions[1].is_full
-    with pytest.raises(NotFound, match="no version 3 of the space; there are 1, 2"):
+    with pytest.raises(NotFound, match="no version 3 of the space; it has versions 1, 2"):
         with_default(made, 3, 6.0)
 
 

@@ -5,9 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 
+from headrace.archive.archive import Archive
 from headrace.archive.catalog import with_default
+from headrace.archive.config import archive_config
 from headrace.archive.oov import ENOUGH, keep_mean
+from headrace.queues.opening import open_queue
+from headrace.stores.opening import open_store
 from tests.unit.archive.filling_parts import LengthEmbedder, open_parts, until
 
 
@@ -34,6 +39,18 @@ def test_a_new_version_or_default_or_mean_empties_no_cache_of_another(tmp_path: 
         until(lambda: archive.lookup("texts", ["none"]).version == 2)
         assert archive.reader("texts", 2).version.is_full
         assert are_in_memory()
+
+
+def test_spaces_that_are_not_known_for_one_reason_are_told_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = {"kind": "redis", "address": "127.0.0.1:1"}
+    table = {"store": store, "spaces": {"films": {"dimension": 2}, "texts": {"dimension": 2}}}
+    config = archive_config(table | {"queue": {"kind": "memory"}}, "archive.toml", tmp_path)
+    with Archive(config, open_store(config.store), open_queue(config.queue)):
+        said = [line for line in caplog.messages if "known yet" in line]
+    assert len(said) == 1
+    assert said[0].startswith("the spaces films, texts are not known yet: ")
 
 
 def test_many_versions_have_no_more_memory_than_twice_the_spaces(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def test_a_load_says_what_it_made_of_a_file(
     assert (said["version"], said["is_new"], said["is_default"], said["rows"]) == (2, True, False, 1)
     assert main([*words, "--new-columns"]) == 0
     assert capsys.readouterr().out == (
-        "users: 1 rows are in version 2, which is not the default\n"
+        "users: 1 row is in version 2, which is not the default\n"
         "  it lacks 1 key of version 1, such as 'b'; load these, too, or have them missing:\n"
         "  headrace archive default users 2 --fewer-keys\n"
         "  keys: user_id\n"
@@ -47,7 +47,7 @@ def test_a_load_says_what_it_made_of_a_file(
     assert main(["archive", "default", "users", "2", "--fewer-keys", "--archive", toml]) == 0
     capsys.readouterr()
     assert main(words) == 0
-    assert capsys.readouterr().out == "users: 1 rows are in version 2, which answers now\n  keys: user_id\n"
+    assert capsys.readouterr().out == "users: 1 row is in version 2, which answers now\n  keys: user_id\n"
 
 
 def test_a_default_is_shown_and_moved_and_loses_keys_only_when_asked_to(
@@ -77,7 +77,10 @@ def test_a_default_is_shown_and_moved_and_loses_keys_only_when_asked_to(
     assert default("users", "1")[1] == "users: version 1 answers now, before that 2\n"
     said = json.loads(default("users", "--json")[1])
     assert (said["default"], said["before"], len(said["versions"])) == (1, 1, 2)
-    assert default("users", "3")[::2] == (2, "headrace: no version 3 of the space 'users'; there are 1, 2\n")
+    assert default("users", "3")[::2] == (
+        2,
+        "headrace: no version 3 of the space 'users'; it has versions 1, 2\n",
+    )
     assert default("users", "--fewer-keys")[0] == 2
     assert default("users", "x")[0] == 2
 

@@ -189,7 +189,8 @@ def _finish(options: argparse.Namespace, loaded: Loaded) -> None:
         )
         return
     answers = "answers now" if is_default else "is not the default"
-    print(f"{options.space}: {loaded.rows:,} rows are in version {version.number}, which {answers}")
+    rows = "1 row is" if loaded.rows == 1 else f"{loaded.rows:,} rows are"
+    print(f"{options.space}: {rows} in version {version.number}, which {answers}")
     if loaded.lost.keys:
         print(f"  it lacks {loaded.lost.told(loaded.default)}; load these, too, or have them missing:")
         print(f"  headrace archive default {options.space} {version.number} --fewer-keys")

@@ -175,7 +175,7 @@ def test_unknown_spaces_and_versions_are_not_found() -> None:
     with a_door() as door:
         assert isinstance(error_of(lambda: post(door, "nope:lookup", {"keys": ["a"]})), NotFound)
         error = error_of(lambda: post(door, "items:lookup", {"keys": ["a"], "version": 7}))
-        assert error.message == "no version 7 of the space 'items'; there are 1"
+        assert error.message == "no version 7 of the space 'items'; it has version 1"
 
 
 @pytest.mark.parametrize("key", ["a\0b", "../../etc/passwd", "\N{GRINNING FACE}" * 100, " ", "a\nb", "%00"])

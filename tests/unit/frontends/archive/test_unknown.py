@@ -44,8 +44,8 @@ DOORS = (in_process, over_rest, over_grpc, over_a_stream)
     [
         ("nope", 0, f"no space 'nope'; there are {', '.join(SPACES)}"),
         ("item", 0, f"no space 'item'; did you mean 'items'? There are {', '.join(SPACES)}"),
-        ("items", 7, "no version 7 of the space 'items'; there are 1"),
-        ("users", 7, "no version 7 of the space 'users'; there are 1"),
+        ("items", 7, "no version 7 of the space 'items'; it has version 1"),
+        ("users", 7, "no version 7 of the space 'users'; it has version 1"),
     ],
 )
 def test_what_is_not_there_is_named_with_what_is(
