@@ -76,6 +76,19 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         default=[],
         help="versions of spaces, as in images=3,titles=2 (default: the default ones)",
     )
+    _add_served(parser)
+    add(
+        "--schema",
+        metavar="FILE",
+        type=Path,
+        help="what the columns are, joined ones too (default: the stream's)",
+    )
+    add("--out", metavar="FILE", type=Path, help="where to; standard output if left out")
+
+
+def _add_served(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say from which versions rows were served."""
+    add = parser.add_argument
     add(
         "--served",
         metavar="NAMES",
@@ -92,13 +105,6 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="the model that served rows which do not say so: its manifest names the versions; --served goes "
         "first (default: none)",
     )
-    add(
-        "--schema",
-        metavar="FILE",
-        type=Path,
-        help="what the columns are, joined ones too (default: the stream's)",
-    )
-    add("--out", metavar="FILE", type=Path, help="where to; standard output if left out")
 
 
 def run(options: argparse.Namespace) -> int:
