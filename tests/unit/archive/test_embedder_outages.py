@@ -99,24 +99,6 @@ def test_one_that_is_away_stops_nobody_and_its_keys_are_filled_when_it_is_back(
         assert "answers again after" in said[1]
 
 
-def test_more_than_are_kept_aside_are_put_back_and_none_is_lost(
-    archive: Archive, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(held, "_MOST_ASIDE", 40)
-    well, ill = LengthEmbedder("well"), LengthEmbedder("ill")
-    ill.busy.set()
-    archive.want("texts", TEXTS)
-    archive.want("films", FILMS[:100])
-    with Filling(archive, {"films": well, "texts": ill}):
-        until(lambda: all_found(archive, "films", FILMS[:100]), 30)
-        archive.forget("texts", TEXTS[:50])  # of which some are held, and some were put back
-        ill.busy.clear()
-        until(lambda: all_found(archive, "texts", TEXTS[50:]) and is_empty(archive), 60)
-    assert not ill.embedded.keys() & set(TEXTS[:50])
-    assert set(ill.embedded.values()) == {1}
-    assert not list(archive.dead_letters.all())
-
-
 def test_what_is_aside_for_long_is_put_back(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
     """A queue may keep all that is behind a message until that is acknowledged."""
     monkeypatch.setattr(held, "_LONGEST_ASIDE_SECONDS", 0.5)

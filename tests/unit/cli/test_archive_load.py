@@ -130,7 +130,7 @@ def test_all_verbs_know_tables(toml: str, tmp_path: Path, capsys: pytest.Capture
     assert "users" in told("status")
     assert told("forget", "users", "a") == "forgot 1 key in users\n"
     Path(toml).write_text('[tables.users.columns]\nage = "int64"\n')
-    assert "1 columns, 8 bytes a row, of archive.toml; version 1 answers, which has others" in told("check")
+    assert "1 column, 8 bytes a row, of archive.toml; version 1 answers, which has others" in told("check")
 
 
 def test_a_check_looks_at_where_contents_come_from(
