@@ -125,6 +125,8 @@ class BatchFiller:
             try:
                 later.update((group.reader.space, key) for key in self._fill_group(group))
             except Away as left:
+                if self._is_refused(group, left):
+                    continue
                 away.update(dict.fromkeys(((group.reader.space, key) for key in group.missing), left))
         # What was forgotten while its vector was being made, now or by a filler that was killed, is stored.
         gone = self._persist(lambda: self._forgotten(wanted))
@@ -222,6 +224,19 @@ class BatchFiller:
         )
         letter = _letter(wanted, reason, 0, is_final=False)
         self._persist(lambda: self._archive.dead_letters.add([letter]))
+
+    def _is_refused(self, group: _Group, away: Away) -> bool:
+        """Whether an embedder that answers others refuses one content for good, which then has a letter."""
+        if away.refused != 1 or len(group.missing) != 1:
+            return False
+        (key,) = group.missing
+        if _aside(group.keys[key], away).attempts < ATTEMPTS:
+            return False
+        error = away.__cause__
+        said = error.message if isinstance(error, HeadraceError) else repr(error)
+        reason = f"the encoder refused it {ATTEMPTS} times, and answered others in between: {said}"
+        self._bury(group, {key: Failure(reason, is_final=False)})
+        return True
 
     def _fill_group(self, group: _Group) -> set[str]:
         """Fill what is not there; give the keys whose content may be had later."""
@@ -405,8 +420,19 @@ def _again(task: Task) -> Task:
 
 
 def _aside(task: Task, away: Away) -> Task:
-    """A task whose embedder is away, or its table: that is no attempt."""
-    return Task(task.delivery, task.attempts, awaits=away.awaited, call=away.call)
+    """A task whose embedder is away: that is no attempt, unless it refused this one alone, and not others."""
+    attempts, answers = task.attempts, task.answers
+    if away.refused == 1:
+        attempts += 0 <= answers < away.answers
+        answers = away.answers
+    return Task(
+        task.delivery,
+        attempts,
+        awaits=away.awaited,
+        call=away.call,
+        refused=away.refused,
+        answers=answers,
+    )
 
 
 def _letter(wanted: Wanted, reason: str, attempts: int, *, is_final: bool) -> DeadLetter:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from headrace.archive.suppliers import Askable, Call
@@ -26,6 +27,8 @@ class Task(NamedTuple):
         due: When it is to be tried again, on the monotonic clock.
         awaits: The embedder or the table that it waits for, if it does: that is no attempt.
         call: The call whose answer it waits for.
+        refused: How many contents the embedder refused together, the last time; 0 if it has not.
+        answers: How many batches the embedder had answered when it refused this one alone; -1 if it has not.
     """
 
     delivery: Delivery
@@ -33,6 +36,8 @@ class Task(NamedTuple):
     due: float = 0.0
     awaits: Askable | None = None
     call: Call | None = None
+    refused: int = 0
+    answers: int = -1
 
 
 class Held:
@@ -50,6 +55,7 @@ class Held:
         self._later: list[Task] = []
         self._aside: dict[Askable, deque[tuple[float, Task]]] = {}
         self._count = self._bytes = 0  # of those aside
+        self._sizes: dict[Askable, int] = {}  # how many of those aside are tried together next
         self._calls: dict[Call, list[Task]] = {}
         self._rests_until = 0.0
 
@@ -60,6 +66,8 @@ class Held:
                 self._calls.setdefault(task.call, []).append(task)
             elif task.awaits is not None:
                 self._aside.setdefault(task.awaits, deque()).append((now, task))
+                if task.refused:  # one of them may be what it refuses, and the others are held up by it
+                    self._sizes[task.awaits] = max(1, task.refused // 2)
                 self._count += 1
                 self._bytes += _size_of(task)
             else:
@@ -80,7 +88,9 @@ class Held:
         self._later = [task for task in self._later if task.due > now]
         for awaited, waiting in self._aside.items():
             if waiting and self._can_ask(awaited, now):
-                return due + self._taken(waiting, min(self._batch, len(waiting)))
+                size = self._sizes.get(awaited, self._batch)
+                self._sizes[awaited] = min(self._batch, 2 * size)
+                return due + self._taken(waiting, _together(waiting, size))
         return due
 
     def excess(self, now: float) -> list[Task]:
@@ -138,6 +148,12 @@ class Held:
         self._count -= count
         self._bytes -= sum(map(_size_of, found))
         return [task._replace(awaits=None) for task in found]
+
+
+def _together(waiting: deque[tuple[float, Task]], size: int) -> int:
+    """How many of the first are tried together: what was refused alone is tried alone again."""
+    alone = (place for place, (_, task) in enumerate(islice(waiting, size)) if task.answers >= 0)
+    return max(1, next(alone, min(size, len(waiting))))
 
 
 def _size_of(task: Task) -> int:

@@ -59,7 +59,9 @@ class Call:
         if isinstance(self._came, Embedded):
             return self._came
         if isinstance(self._came, (Refused, FailedPrecondition)) or self._came is None:
-            raise Away(self.supplier) from self._came
+            raise Away(
+                self.supplier, refused=len(self.contents), answers=self.supplier.answers
+            ) from self._came
         raise self._came
 
 
@@ -97,12 +99,17 @@ class Away(Exception):
     Attributes:
         awaited: Which embedder, or table.
         call: The call whose answer is waited for; None where nothing was asked.
+        refused: How many contents were refused together; 0 where nothing was asked.
+        answers: How many batches had been answered by then.
     """
 
-    def __init__(self, awaited: Askable, call: Call | None = None) -> None:
+    def __init__(
+        self, awaited: Askable, call: Call | None = None, *, refused: int = 0, answers: int = 0
+    ) -> None:
         """Say who is away."""
         super().__init__(awaited.name)
         self.awaited, self.call = awaited, call
+        self.refused, self.answers = refused, answers
 
 
 class _Outage(NamedTuple):
@@ -130,6 +137,7 @@ class Supplier:
         name: What the settings call it.
         spaces: What it fills.
         is_ready: Whether the space versions that it makes are known: set by the filler.
+        answers: How many batches it has answered.
         first_tried: Set when it was opened, or that has failed for the first time.
         error: Why it could not be opened the last time.
     """
@@ -154,6 +162,7 @@ class Supplier:
         """
         self.name, self.spaces = name, tuple(spaces)
         self.is_ready = False
+        self.answers = 0
         self.first_tried = threading.Event()
         self.error: Exception | None = None
         self._open = open_
@@ -301,6 +310,7 @@ class Supplier:
         else:
             self._worked()
         with self._lock:
+            self.answers += not isinstance(came, Exception)
             self._calls.discard(call)
             self._is_probing = self._is_probing and not is_probe
             is_outdated = getattr(embedder, "is_outdated", False) and self._open is not None

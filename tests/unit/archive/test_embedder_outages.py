@@ -12,6 +12,7 @@ import pytest
 from headrace.archive import held, suppliers
 from headrace.archive.archive import Archive
 from headrace.archive.config import archive_config
+from headrace.archive.embedders.embedder import Embedded
 from headrace.archive.filling import Filler
 from headrace.archive.suppliers import Supplier
 from headrace.errors import ConfigError, Unavailable
@@ -205,3 +206,30 @@ def test_what_is_wrong_is_told_again_and_again_until_it_is_over(
         ill.hold.set()
         until(lambda: any(over in line for line in caplog.messages))
         until(lambda: not archive.troubles)
+
+
+class Choosy(LengthEmbedder):
+    """Answers as a server whose worker dies of one content: it cannot be asked, and then again it can."""
+
+    def embed(self, contents: Sequence[bytes]) -> Embedded:
+        if any(b"kills" in content for content in contents):
+            raise Unavailable("the server answered 503", retry_after_seconds=0.05)
+        return super().embed(contents)
+
+
+def test_a_content_that_an_embedder_refuses_holds_up_no_others_for_good(
+    archive: Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(suppliers, "_FIRST_PAUSE_SECONDS", 0.05)
+    ill = Choosy("ill")
+    archive.want("texts", [*TEXTS[:100], "it kills", *TEXTS[100:]])
+    with Filling(archive, {"films": LengthEmbedder("well"), "texts": ill}):
+        until(lambda: all_found(archive, "texts", TEXTS), 30)
+        archive.want("texts", FILMS)  # so that others are answered in between
+        until(lambda: all_found(archive, "texts", FILMS) and is_empty(archive), 30)
+    (letter,) = archive.dead_letters.all()
+    assert (letter.key, letter.is_final) == ("it kills", False)
+    assert letter.reason == (
+        "the encoder refused it 5 times, and answered others in between: the server answered 503"
+    )
+    assert set(ill.embedded.values()) == {1}
