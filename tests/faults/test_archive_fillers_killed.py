@@ -90,13 +90,14 @@ def test_a_filler_that_is_killed_between_embedding_and_store_repeats_a_batch_at_
 
 
 def test_two_fillers_fill_faster_than_one(folder: Path, encoder: Encoder) -> None:
-    """What is measured is how many calls of the encoder wait side by side, and not the processors."""
+    """And each key once. What is measured is how many calls of the encoder wait, and not the processors."""
     encoder.slow_down()
-    spent = []
+    spent, filled = [], list[str]()
     try:
         with open_archive_file(folder / "archive.toml") as archive, ExitStack() as running:
             for fillers in (1, 2):
                 keys = [f"filled by {fillers}: {number}" for number in range(20 * BATCH)]
+                filled += keys
                 running.enter_context(filler(folder))
                 encoder.hold()
                 archive.want("texts", keys)
@@ -108,6 +109,7 @@ def test_two_fillers_fill_faster_than_one(folder: Path, encoder: Encoder) -> Non
     finally:
         (encoder.folder / "slow").unlink()
     assert spent[0] > 1.5 * spent[1]
+    assert {encoder.embedded()[key] for key in filled} == {1}
 
 
 def dead_letters(folder: Path) -> list[str]:

@@ -31,12 +31,13 @@ def check_unneeded(space: str, number: int, directories: Sequence[Path]) -> int:
 
     Raises:
         FailedPrecondition: Some need it, or cannot be read; they are named.
-        ConfigError: A directory is not there.
+        ConfigError: A directory is not there, or has no models in it but something else.
     """
     looked_at, needing, unclear = 0, list[str](), list[str]()
     for directory in directories:
         if not directory.is_dir():
             raise ConfigError(f"--models: {directory} is no directory")
+        before = looked_at
         for version in _with_manifest(directory, _DEPTH):
             looked_at += 1
             try:
@@ -44,6 +45,11 @@ def check_unneeded(space: str, number: int, directories: Sequence[Path]) -> int:
                     needing.append(str(version))
             except LoadError as error:
                 unclear.append(f"{version}: {error.message}")
+        if looked_at == before and any(directory.iterdir()):
+            raise ConfigError(
+                f"--models: expected models that headrace has published, and found none below {directory}; "
+                "name the directory that they are served from, or an empty one if there are none"
+            )
     if needing:
         raise FailedPrecondition(
             f"version {number} of the space {space!r} is needed: {listed(needing, _NAMED)} "

@@ -157,3 +157,13 @@ def test_a_filler_goes_on_where_what_it_fills_is_dropped(tmp_path: Path) -> None
         until(lambda: all_found(archive, "b", 0))
         filler.stop()
         assert archive.queue.depth().messages == 0
+
+
+def test_a_directory_without_models_is_not_where_they_are(archive: Archive, tmp_path: Path) -> None:
+    """Nothing that is below it says what is needed; an empty one says that there are no models."""
+    models = tmp_path / "models"
+    models.mkdir()
+    assert check_unneeded("texts", 2, [models]) == 0
+    (models / "notes.txt").write_text("not a model")
+    with pytest.raises(ConfigError, match=r"--models: expected models .* found none below .*models; name"):
+        check_unneeded("texts", 2, [models])

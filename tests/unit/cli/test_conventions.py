@@ -168,6 +168,12 @@ def an_archive_that_fills(place: Path) -> str:
     return str(place / "archive.toml")
 
 
+def no_models(place: Path) -> str:
+    """A directory in which no model is published."""
+    (place / "no_models").mkdir()
+    return str(place / "no_models")
+
+
 def an_archive_of_two_versions(place: Path) -> str:
     file = Path(an_archive(place))
     with open_archive_file(file) as archive:
@@ -246,7 +252,7 @@ RUNS: dict[str, Made] = {
         *("items", "--to-version", "2", "--no-fill", "--archive", an_archive_of_two_versions(place))
     ],
     "archive drop": lambda place: [
-        *("items", "2", "--models", str(place), "--archive", an_archive_of_two_versions(place))
+        *("items", "2", "--models", no_models(place), "--archive", an_archive_of_two_versions(place))
     ],
     "archive dead-letters list": lambda place: ["--archive", an_archive(place)],
     "archive dead-letters replay": lambda place: ["--archive", an_archive(place)],

@@ -38,6 +38,8 @@ _THREADS = 4
 _MOST_WAITING = 64
 _LONGEST_SECONDS = 30.0
 _LONGEST_CALLER = 200
+# What is kept of a caller's time for the answer itself: one that comes too late is an error to him.
+_TO_ANSWER_SECONDS, _TO_ANSWER_SHARE = 0.005, 0.1
 CALLER_HEADER = b"headrace-caller"
 """The header, or the key of metadata, by which a caller says who he is; quotas are kept by it."""
 
@@ -161,7 +163,8 @@ class Door:
             return
         seconds = timeout_seconds or DEFAULT_TIMEOUT_SECONDS
         if call.deadline != NO_DEADLINE:
-            seconds = max(0.0, min(seconds, call.deadline - time.monotonic()))
+            left = call.deadline - time.monotonic()
+            seconds = max(0.0, min(seconds, left - max(_TO_ANSWER_SECONDS, _TO_ANSWER_SHARE * left)))
         patience = reader.patience(seconds)
         await _arrived(waits, patience)
         for part in parts:

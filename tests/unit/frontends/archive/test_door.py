@@ -87,6 +87,48 @@ class HeldStore(InMemoryStore):
         super().put_many(partition, items, ttl_seconds)
 
 
+class SilentStore(InMemoryStore):
+    """A store that is elsewhere, and says nothing to a read."""
+
+    is_local = False
+
+    def __init__(self) -> None:
+        super().__init__(MemoryStore())
+        self.may_answer = threading.Event()
+
+    def get_many(self, partition: str, keys: Sequence[bytes], missing: bytes = b"") -> list[bytes]:
+        if partition.startswith("items"):
+            self.may_answer.wait(20)
+        return super().get_many(partition, keys, missing)
+
+
+@pytest.mark.parametrize("seconds", [0.02, 0.5])
+def test_a_silent_store_leaves_time_for_the_answer(seconds: float) -> None:
+    """As long as nothing is known of a store, it is waited for; but an answer at the deadline is an error."""
+    store, spaces = SilentStore(), {"items": SpaceSettings(dimension=DIMENSION)}
+    config = ArchiveConfig(store=MemoryStore(), queue=MemoryQueue(), spaces=spaces)
+    with Archive(config, store, open_queue(config.queue)) as archive:
+        door = Door(archive, Limits(), Lane(), is_admin=False)
+        waited: list[float] = []
+
+        async def look() -> None:
+            reader, call = archive.reader("items"), GrpcCall(time.monotonic() + seconds)
+            found = door.quick(reader, ["a"], call)
+            assert found is not None
+            assert found.waits
+            patience = reader.patience
+            reader.patience = lambda longest: waited.append(longest) or patience(longest)  # type: ignore[method-assign]
+            found = await door.finished(reader, found, call, 0.0)
+            assert not found.found.any()
+
+        try:
+            asyncio.run(look())
+        finally:
+            store.may_answer.set()
+            door.close()
+    assert 0 < waited[0] <= seconds - max(0.005, 0.09 * seconds)
+
+
 def test_what_a_put_works_on_is_counted_until_it_is_done() -> None:
     """Also when its call has had its answer: as many bytes as are under way may be, and no more."""
     store, limits = HeldStore(), Limits(max_message_bytes=2**20, max_inflight_bytes=2**20)
