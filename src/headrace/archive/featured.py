@@ -20,7 +20,8 @@ from headrace.batching.request import VERSION, WRITTEN
 from headrace.clock import unix_milliseconds
 from headrace.config import InputSource, ModelConfig
 from headrace.errors import ConfigError, NotLoadable, shown
-from headrace.servable import DEFAULT_SIGNATURE, Servable, Signature, TensorSpec
+from headrace.packed.columns import PackedTensors
+from headrace.servable import DEFAULT_SIGNATURE, Servable, Signature, TensorSpec, takes_packed
 from headrace.tensors import STRING, Array, Tensors
 
 _INTEGER = np.dtype(np.int64)
@@ -34,6 +35,8 @@ class FeaturedServable:
         signatures: The model's, with keys in place of the inputs that come from the archive.
         may_block: Whether a call may wait: for a store that is elsewhere, or because the model does.
         is_native: Whether the model computes without Python's lock.
+        takes_packed: Whether texts may stay packed: where the model takes them so, and the archive gives it
+            no texts. Keys become objects, to be looked up.
     """
 
     def __init__(
@@ -63,6 +66,9 @@ class FeaturedServable:
         self.is_native: bool = getattr(servable, "is_native", False)
         try:
             self._ways = _ways(servable, config.inputs, versions)
+            self.takes_packed = takes_packed(servable) and not any(
+                spec.dtype == STRING for way in self._ways.values() for spec in way.inputs.specs.values()
+            )
             inputs = [
                 (input_name, config.inputs[input_name], spec)
                 for way in self._ways.values()
@@ -93,7 +99,7 @@ class FeaturedServable:
         Raises:
             InvalidRows: A key is no UTF-8, or longer than it may be; or as the model does.
         """
-        return self.predict_padded(inputs, signature, len_of(inputs))
+        return self.predict_padded(inputs, signature, _rows_of(inputs))
 
     def predict_padded(self, inputs: Tensors, signature: str, real_rows: int) -> Tensors:
         """Answer a whole batch of which some rows are there to fill it up.
@@ -108,8 +114,12 @@ class FeaturedServable:
             return self._model.predict(inputs, signature)
         asked = way.inputs.questions(inputs)
         answers = self._asker.answers(asked)
-        filled = way.inputs.filled(asked, answers, len_of(inputs), unix_milliseconds(), real_rows=real_rows)
-        taken = {name: inputs[name] for name in way.kept} | filled.inputs
+        rows = _rows_of(inputs)
+        filled = way.inputs.filled(asked, answers, rows, unix_milliseconds(), real_rows=real_rows)
+        if isinstance(inputs, PackedTensors):
+            taken: Tensors = inputs.with_numbers(way.kept, filled.inputs)
+        else:
+            taken = {name: inputs[name] for name in way.kept} | filled.inputs
         outputs = dict(self._model.predict(taken, signature))
         for name, counted in filled.counts.items():  # not before: a batch that fails is tried row by row
             self._totals[name].add(counted)
@@ -145,6 +155,11 @@ class FeaturedServable:
         if rows > most:
             expected = f"at most {most}, as spaces.{space}.max_keys of the archive says"
             raise ConfigError(f"batching.max_batch_rows: expected {expected}, got {rows}")
+
+
+def _rows_of(inputs: Tensors) -> int:
+    """How many rows a batch has; no text becomes an object for it."""
+    return inputs.padded_rows if isinstance(inputs, PackedTensors) else len_of(inputs)
 
 
 @dataclass(frozen=True)

@@ -82,9 +82,16 @@ class PackedColumns(Sequence[Buffer]):
 
     def part(self, start: int, stop: int) -> PackedColumns:
         """The rows ``start:stop``, in the same message: no text becomes an object for it."""
-        rows, at = stop - start, HEAD + sum(one.is_text for one in self.inputs)
+        return self._cut(self.inputs, start, stop)
+
+    def of(self, indices: Sequence[int]) -> PackedColumns:
+        """Some of the inputs, in the same message; as ``part`` does it."""
+        return self._cut([self.inputs[index] for index in indices], 0, int(self.places[1]))
+
+    def _cut(self, chosen: Sequence[PackedInput], start: int, stop: int) -> PackedColumns:
+        rows, at = stop - start, HEAD + sum(one.is_text for one in chosen)
         came, cut, text_bytes, inputs = list[int](), list[Array](), 0, dict[PackedInput, PackedInput]()
-        for one in sorted(self.inputs, key=lambda one: one.first):
+        for one in sorted(chosen, key=lambda one: one.first):
             own, size, whole = self._part_of(one, start, stop)
             inputs[one] = PackedInput(one.is_text, at, size, (rows, *one.shape[1:]), rows if whole else 1)
             if one.is_text:
@@ -94,7 +101,7 @@ class PackedColumns(Sequence[Buffer]):
             at += len(own)
         head = np.array([at, rows, len(self.message), *came], PLACE)
         places = np.concatenate([head, *cut])
-        return PackedColumns(self.message, places, tuple(inputs[one] for one in self.inputs), text_bytes)
+        return PackedColumns(self.message, places, tuple(inputs[one] for one in chosen), text_bytes)
 
     def joined_texts(self, index: int) -> tuple[bytes, bytes]:
         """An input of texts without an array of them: how long each is, as places say it, and all joined."""
@@ -160,6 +167,21 @@ class PackedTensors(Mapping[str, Array]):
         self.requests = requests
         self.rows, self.padded_rows = rows
         self.numbers = numbers
+
+    def with_numbers(self, kept: Sequence[str], numbers: Tensors) -> PackedTensors:
+        """Some of the inputs of texts, and others of numbers beside them.
+
+        Args:
+            kept: The names of those inputs, in the signature's order; those of numbers may all stay.
+            numbers: The others, of ``padded_rows``.
+        """
+        names, requests = self._names, self.requests
+        if any(name not in kept and name not in self.numbers for name in names):  # texts
+            places = [names.index(name) for name in kept]
+            names, requests = kept, [each.of(places) for each in requests]
+        every = {**self.numbers, **numbers}
+        others = [name for name in every if name not in names]
+        return PackedTensors([*names, *others], requests, (self.rows, self.padded_rows), every)
 
     @cached_property
     def data(self) -> Array:
