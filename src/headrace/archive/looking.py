@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -29,7 +30,10 @@ from headrace.errors import InvalidRequest, Unavailable
 from headrace.stores.store import LONGEST_KEY_BYTES, InPlace, Store
 from headrace.tensors import Array
 
+_log = logging.getLogger(__name__)
+
 _MILLISECONDS = 1000
+_TOLD_EVERY_SECONDS = 60.0
 
 
 @dataclass(slots=True)
@@ -170,6 +174,7 @@ class SpaceReader:
         self._quota = quota
         self._lock = threading.Lock()
         self._epoch = 0
+        self._told = -_TOLD_EVERY_SECONDS
 
     @property
     def cache_bytes(self) -> int:
@@ -221,10 +226,17 @@ class SpaceReader:
             return lookup
         try:
             self._read_here(lookup, asked, some)
-        except Unavailable:
+        except Unavailable as error:
             counts.late += 1
             counts.missing += len(asked)
+            self._tell(error)
         return lookup
+
+    def _tell(self, error: Unavailable) -> None:
+        """Say from time to time that what is in the store is answered as missing."""
+        if (now := time.monotonic()) - self._told >= _TOLD_EVERY_SECONDS:
+            self._told = now
+            _log.error("the store cannot be read, so keys of %s are missing: %s", self.space, error.message)
 
     def end(self, lookup: Lookup, waited_seconds: float) -> Lookup:
         """Take in what the store has given by now; what it has not stays out of vocabulary.

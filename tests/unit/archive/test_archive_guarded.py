@@ -13,7 +13,7 @@ import pytest
 
 from headrace.archive.archive import Archive
 from headrace.archive.catalog import SpaceVersion
-from headrace.archive.config import archive_config
+from headrace.archive.config import ArchiveConfig, SpaceSettings, archive_config
 from headrace.archive.embedders.embedder import Embedded
 from headrace.archive.filling import Filler
 from headrace.archive.oov import oov_vector
@@ -23,6 +23,7 @@ from headrace.errors import ConfigError, HeadraceError, InvalidRequest, Unavaila
 from headrace.queues.memory import MemoryMessages
 from headrace.queues.opening import open_queue
 from headrace.queues.queue import Message
+from headrace.queues.settings import MemoryQueue
 from headrace.stores.memory import InMemoryStore
 from headrace.stores.opening import open_store
 from headrace.stores.settings import MemoryStore
@@ -290,3 +291,24 @@ def test_a_full_queue_is_a_trouble_as_long_as_there_are_missing_keys(tmp_path: P
         until(lambda: told.extend(archive.troubles.copy().values()) or told)
         assert told[0].startswith("the queue takes no missing keys: the queue holds 1 of")
         until(lambda: not archive.troubles)
+
+
+def test_a_store_of_this_machine_that_cannot_be_read_is_told_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its keys are answered as missing, as a lookup does not fail: nobody would see it otherwise."""
+
+    class Cut(InMemoryStore):
+        def get_many(self, partition: str, keys: Sequence[bytes], missing: bytes = b"") -> list[bytes]:
+            if partition.startswith("items"):
+                raise Unavailable("the file was cut")
+            return super().get_many(partition, keys, missing)
+
+    config = ArchiveConfig(
+        store=MemoryStore(), queue=MemoryQueue(), spaces={"items": SpaceSettings(dimension=2)}
+    )
+    with Archive(config, Cut(MemoryStore()), open_queue(config.queue)) as archive:
+        for _ in range(3):
+            assert not archive.lookup("items", ["a"]).found.any()
+    said = [record.message for record in caplog.records if record.levelname == "ERROR"]
+    assert said == ["the store cannot be read, so keys of items are missing: the file was cut"]
