@@ -218,27 +218,37 @@ def test_members_that_come_and_go_repeat_at_most_a_batch_each(kafka_server: Kafk
     queue.close()
 
 
-@pytest.mark.parametrize(("tls", "password"), [(True, True), (True, False), (False, True)])
-def test_tls_and_passwords(own_kafka: Start[Kafka], tmp_path: Path, tls: bool, password: bool) -> None:
-    server = own_kafka(tls=tls, password=password)
-    more: dict[str, object] = {"timeout_seconds": 15.0}
-    if tls:
-        more |= {"tls": True, "ca_file": Path(server.ca_file or "")}
-    if password:
-        (tmp_path / "password").write_text(f"{server.password}\n")
-        more |= {"user": server.user, "password_file": tmp_path / "password", "mechanism": "PLAIN"}
-    queue = KafkaMessages(settings_of(server, **more))
+@pytest.mark.parametrize(
+    ("tls", "mechanisms"),
+    [(True, ["", "PLAIN"]), (True, []), (False, ["", "SCRAM-SHA-256"])],  # "": as the settings have it
+)
+def test_tls_and_passwords(own_kafka: Start[Kafka], tmp_path: Path, tls: bool, mechanisms: list[str]) -> None:
+    server = own_kafka(tls=tls, password=bool(mechanisms))
+    encrypted: dict[str, object] = {"tls": True, "ca_file": Path(server.ca_file or "")} if tls else {}
+    if not mechanisms:
+        comes_in(server, encrypted)
+        is_refused(server, {"tls": True})  # the system's certificates do not know it
+        return
+    (tmp_path / "password").write_text(f"{server.password}\n")
+    (tmp_path / "wrong").write_text("another")
+    for mechanism in mechanisms:
+        login = {"user": server.user, **({"mechanism": mechanism} if mechanism else {})}
+        comes_in(server, {**encrypted, **login, "password_file": tmp_path / "password"})
+        is_refused(server, {**encrypted, **login, "password_file": tmp_path / "wrong"})
+
+
+def comes_in(server: Kafka, how: dict[str, object]) -> None:
+    queue = KafkaMessages(settings_of(server, **how, timeout_seconds=15.0))
     queue.publish(messages(0, 5))
     assert acknowledge(received([queue.receiver()], 5)) == 5
     assert queue.depth().messages in {0, 5}
     queue.close()
-    if password:
-        (tmp_path / "password").write_text("another")
-    else:
-        more.pop("ca_file")  # the system's do not know it
-    refused = KafkaMessages(settings_of(server, **{**more, "timeout_seconds": TIMEOUT_SECONDS}))
-    assert ends_in_time(lambda: refused.publish(messages(0, 1)))
-    refused.close()
+
+
+def is_refused(server: Kafka, how: dict[str, object]) -> None:
+    queue = KafkaMessages(settings_of(server, **how))
+    assert ends_in_time(lambda: queue.publish(messages(0, 1)))
+    queue.close()
 
 
 def test_a_password_that_cannot_be_read_is_told(tmp_path: Path) -> None:

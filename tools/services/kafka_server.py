@@ -21,7 +21,9 @@ appender.console.name = console
 appender.console.layout.type = PatternLayout
 appender.console.layout.pattern = %d{ISO8601} %-5p %c{1}: %m%n
 """
-LOGIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
+PLAIN_LOGIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
+SCRAM_LOGIN = "org.apache.kafka.common.security.scram.ScramLoginModule"
+SCRAM = ("SCRAM-SHA-256", "SCRAM-SHA-512")
 FORMAT_SECONDS = 60.0
 SASL_HANDSHAKE, SASL_AUTHENTICATE, METADATA, API_VERSIONS = 17, 36, 3, 18
 ONE_OF_EACH = (
@@ -137,14 +139,17 @@ class Kafka(JavaService):
             }
         if self.password is not None:
             login = (
-                f'{LOGIN} required username="{self.user}" password="{self.password}" '
+                f'{PLAIN_LOGIN} required username="{self.user}" password="{self.password}" '
                 f'user_{self.user}="{self.password}";'
             )
             settings |= {
-                "sasl.enabled.mechanisms": "PLAIN",
+                "sasl.enabled.mechanisms": ",".join(["PLAIN", *SCRAM]),
                 "sasl.mechanism.inter.broker.protocol": "PLAIN",
                 f"listener.name.{protocol.lower()}.plain.sasl.jaas.config": login,
             }
+            for mechanism in SCRAM:
+                name = f"listener.name.{protocol.lower()}.{mechanism.lower()}.sasl.jaas.config"
+                settings[name] = f"{SCRAM_LOGIN} required;"
         return settings
 
     def _format(self, options: list[str]) -> None:
@@ -152,6 +157,10 @@ class Kafka(JavaService):
         name = urlsafe_b64encode(self.cluster.bytes).decode().rstrip("=")
         tool = "kafka.tools.StorageTool"
         arguments = ["format", "-t", name, "-c", str(self.folder / "server.properties"), "--ignore-formatted"]
+        if self.password is not None:  # what SCRAM checks is kept in the data, not in the settings
+            credential = f"name={self.user},password={self.password}"
+            for mechanism in SCRAM:
+                arguments += ["--add-scram", f"{mechanism}=[{credential}]"]
         learns, self.learns = self.learns, None  # the tool loads other classes
         try:
             command = self.java_command(tool, *arguments, options=options)
