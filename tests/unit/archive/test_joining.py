@@ -35,7 +35,7 @@ SOURCES = {
 SCHEMA = Schema(fields=(Field(name="label", role="label"), Field(name="served", role="timestamp")))
 
 
-@pytest.fixture(params=["lmdb", "redis"])
+@pytest.fixture(params=["lmdb", "redis", "cassandra"])
 def archive(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Archive]:
     with opened(request, tmp_path, request.param) as made:
         yield made
@@ -49,8 +49,12 @@ def local(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Archive]:
 
 def opened(request: pytest.FixtureRequest, folder: Path, kind: str, **ads: object) -> Archive:
     store: dict[str, object] = {"kind": kind}
+    own = f"j{time.time_ns()}"
     if kind == "redis":
-        store |= {"address": request.getfixturevalue("redis_server").address, "prefix": f"j{time.time_ns()}"}
+        store |= {"address": request.getfixturevalue("redis_server").address, "prefix": own}
+    if kind == "cassandra":
+        nodes = [request.getfixturevalue("cassandra_server").address]
+        store |= {"contact_points": nodes, "keyspace": own, "timeout_seconds": 60.0}
     columns = {"clicks": "int64", "city": {"dtype": "text", "default": "?"}}
     config = archive_config(
         {

@@ -25,29 +25,35 @@ from headrace.stores.opening import open_store
 from headrace.stores.settings import MemoryStore
 from headrace.stores.store import START, Item
 from tests.unit.archive.filling_parts import DIMENSION, LengthEmbedder, open_parts
+from tools.services.cassandra_server import Cassandra
 from tools.services.redis_server import Redis
 
 KEPT = {"dimension": DIMENSION, "history_seconds": 3600.0, "oov": "zeros"}
+TABLES = {
+    "users": {
+        "columns": {"clicks": "int64", "city": {"dtype": "text", "bytes": 8, "default": "?"}},
+        "history_seconds": 60.0,
+    }
+}
 LONG = "x" * 3000
 
 
-@pytest.fixture(params=["memory", "lmdb", "redis"])
+@pytest.fixture(params=["memory", "lmdb", "redis", "cassandra"])
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Archive]]:
     """Opens an archive on one of the stores."""
     archives: list[Archive] = []
 
     def open_it(**space: Any) -> Archive:
+        store: dict[str, object] = {"kind": request.param}
+        own = f"past{time.time_ns()}"
         if request.param == "redis":
-            server: Redis = request.getfixturevalue("redis_server")
-            prefix = f"past{time.time_ns()}"
-            store: dict[str, object] = {"kind": "redis", "address": server.address, "prefix": prefix}
-        else:
-            store = {"kind": request.param}
-        config = archive_config(
-            {"store": store, "queue": {"kind": "memory"}, "spaces": {"texts": {**KEPT, **space}}},
-            "archive.toml",
-            tmp_path,
-        )
+            redis: Redis = request.getfixturevalue("redis_server")
+            store |= {"address": redis.address, "prefix": own}
+        elif request.param == "cassandra":
+            cassandra: Cassandra = request.getfixturevalue("cassandra_server")
+            store |= {"contact_points": [cassandra.address], "keyspace": own, "timeout_seconds": 60.0}
+        table = {"store": store, "queue": {"kind": "memory"}, "spaces": {"texts": {**KEPT, **space}}}
+        config = archive_config({**table, "tables": TABLES}, "archive.toml", tmp_path)
         archives.append(Archive(config, open_store(config.store), open_queue(config.queue)))
         return archives[-1]
 
@@ -255,20 +261,16 @@ def test_a_space_without_history_writes_and_reads_nothing_of_it(tmp_path: Path) 
         assert found.lost.tolist() == [True, False]  # it may have been there, and replaced
 
 
-def test_rows_of_a_table_are_what_they_were(tmp_path: Path) -> None:
-    columns = {"clicks": "int64", "city": {"dtype": "text", "bytes": 8, "default": "?"}}
-    tables = {"users": {"columns": columns, "history_seconds": 60.0}}
-    config = archive_config({"tables": tables}, "archive.toml", tmp_path)
-    with Archive(config, open_store(config.store), open_queue(config.queue)) as archive:
-        start = time.time_ns() // 1_000_000 - 1000
-        for step in (3, 1, 2):
-            written = np.array([start + 10 * step], np.uint64)
-            archive.put_rows("users", ["u"], {"clicks": [step]}, written=written)  # type: ignore[dict-item]
-        asked = np.array([start + step for step in (9, 10, 25, 30)], np.uint64)
-        values = archive.as_of("users", ["u"] * 4, asked).values()
-        assert values["clicks"].tolist() == [0, 1, 2, 3]
-        assert values["city"].tolist() == [b"?"] * 4
-        assert archive.lookup("users", ["u"]).values()["clicks"].tolist() == [3]
+def test_rows_of_a_table_are_what_they_were(opened: Callable[..., Archive]) -> None:
+    archive, start = opened(), time.time_ns() // 1_000_000 - 1000
+    for step in (3, 1, 2):
+        written = np.array([start + 10 * step], np.uint64)
+        archive.put_rows("users", ["u"], {"clicks": [step]}, written=written)  # type: ignore[dict-item]
+    asked = np.array([start + step for step in (9, 10, 25, 30)], np.uint64)
+    values = archive.as_of("users", ["u"] * 4, asked).values()
+    assert values["clicks"].tolist() == [0, 1, 2, 3]
+    assert values["city"].tolist() == [b"?"] * 4
+    assert archive.lookup("users", ["u"]).values()["clicks"].tolist() == [3]
 
 
 def test_what_is_over_is_lost_and_not_out_of_vocabulary_in_silence(archive: Archive) -> None:
