@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -50,3 +52,13 @@ def photograph(side: int = 256) -> Image.Image:
     red, green = rows * 255 // side, columns * 255 // side
     blue = ((rows // 16 + columns // 16) % 2) * 255
     return Image.fromarray(np.stack([red, green, blue], axis=-1).astype(np.uint8))
+
+
+def png(width: int, height: int, data: bytes = b"") -> bytes:
+    """An image file that says how large it is, whatever its data are."""
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + _chunk(b"IHDR", head) + _chunk(b"IDAT", data) + _chunk(b"IEND", b"")
+
+
+def _chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))

@@ -96,9 +96,9 @@ def encoding(folder: Path, dimension: int = 3, *options: str) -> Iterator[Encode
 
 
 @contextmanager
-def filler(folder: Path, stderr: int | None = None) -> Iterator[subprocess.Popen[bytes]]:
+def filler(folder: Path, *options: str, stderr: int | None = None) -> Iterator[subprocess.Popen[bytes]]:
     """A process that fills."""
-    command = [*_HEADRACE, "fill", "--threads", str(THREADS), "--batch", str(BATCH)]
+    command = [*_HEADRACE, "fill", "--threads", str(THREADS), "--batch", str(BATCH), *options]
     process = subprocess.Popen([*command, "--archive", str(folder / "archive.toml")], stderr=stderr)
     try:
         yield process

@@ -85,15 +85,21 @@ class ModelEmbedder:
 
         def encode(places: Sequence[int]) -> None:
             values, _ = filled(self._input, [contents[place] for place in places])
-            vectors[places] = self._answered(values)
+            vectors[places] = self._vectors(values)
 
         runs = [kept[start : start + self._batch_rows] for start in range(0, len(kept), self._batch_rows)]
-        failures |= each_alone(runs, encode, lambda: self._answered(self._probe))
+        failures |= each_alone(runs, encode, lambda: self._vectors(self._probe))
         return Embedded(vectors, failures)
 
     def close(self) -> None:
         """Let go of connections."""
         self._served.close()
+
+    def _vectors(self, values: Array) -> Array:
+        made = self._answered(values)
+        if made.shape[1] != self.dimension:  # one number would be taken for each of a vector's
+            raise ModelError(f"expected vectors of {self.dimension} numbers, got {made.shape[1]}")
+        return made
 
     def _answered(self, values: Array) -> Array:
         try:

@@ -15,7 +15,7 @@ from headrace.archive.embedders.failing import Failing
 from headrace.archive.embedders.images.decoding import FORMATS, ImageLimits, centre, decoded, webp_size
 from headrace.archive.embedders.images.recipe import METADATA, Recipe, read_recipe
 from headrace.errors import ConfigError
-from tests.image_encoder import encoded, photograph, picture
+from tests.image_encoder import encoded, photograph, picture, png
 
 SMALL = Recipe(size=(8, 8))
 LIMITS = ImageLimits(FORMATS, 1_000_000)
@@ -101,15 +101,6 @@ def test_a_moving_image_is_its_first_picture() -> None:
 
 
 # ---- What is refused -------------------------------------------------------------------------------
-
-
-def chunk(kind: bytes, data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-
-def png(width: int, height: int, data: bytes = b"") -> bytes:
-    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
 
 
 def webp(width: int, height: int) -> bytes:
