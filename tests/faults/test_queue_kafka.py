@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import threading
 import time
@@ -25,6 +26,8 @@ pytestmark = pytest.mark.slow
 
 TIMEOUT_SECONDS = 2.0
 BATCH = 20
+UNKNOWN = r"certificate verify failed.*queue\.ca_file"
+REFUSED = r"(?i)authentication failed.*queue\.password_file"
 
 
 def settings_of(server: Kafka, **more: object) -> KafkaQueue:
@@ -227,14 +230,15 @@ def test_tls_and_passwords(own_kafka: Start[Kafka], tmp_path: Path, tls: bool, m
     encrypted: dict[str, object] = {"tls": True, "ca_file": Path(server.ca_file or "")} if tls else {}
     if not mechanisms:
         comes_in(server, encrypted)
-        is_refused(server, {"tls": True})  # the system's certificates do not know it
+        is_refused(server, {"tls": True}, UNKNOWN)  # the system's certificates do not know it
         return
     (tmp_path / "password").write_text(f"{server.password}\n")
     (tmp_path / "wrong").write_text("another")
     for mechanism in mechanisms:
         login = {"user": server.user, **({"mechanism": mechanism} if mechanism else {})}
         comes_in(server, {**encrypted, **login, "password_file": tmp_path / "password"})
-        is_refused(server, {**encrypted, **login, "password_file": tmp_path / "wrong"})
+        wrong = {**encrypted, **login, "password_file": tmp_path / "wrong"}
+        is_refused(server, wrong, REFUSED)
 
 
 def comes_in(server: Kafka, how: dict[str, object]) -> None:
@@ -245,10 +249,23 @@ def comes_in(server: Kafka, how: dict[str, object]) -> None:
     queue.close()
 
 
-def is_refused(server: Kafka, how: dict[str, object]) -> None:
-    queue = KafkaMessages(settings_of(server, **how))
-    assert ends_in_time(lambda: queue.publish(messages(0, 1)))
-    queue.close()
+def is_refused(server: Kafka, how: dict[str, object], why: str) -> None:
+    """It is told why: by who makes the topic, by who counts what is there, and by who receives from it."""
+    how = {**how, "timeout_seconds": 1.0}
+    made, found = (KafkaMessages(settings_of(server, **how, create=creates)) for creates in (True, False))
+    receiver = found.receiver()
+    says_why(lambda: made.publish(messages(0, 1)), why)
+    says_why(lambda: found.publish(messages(0, 1)), why)
+    says_why(lambda: receiver.receive(1, 0.5), why)
+    made.close()
+    found.close()
+
+
+def says_why(call: Callable[[], object], why: str) -> None:
+    """Try until the broker has answered: it may take longer than a call."""
+    deadline = time.monotonic() + LONGEST_WAIT_SECONDS
+    while not re.search(why, str(error := ends_in_time(call))):
+        assert time.monotonic() < deadline, error
 
 
 def test_a_password_that_cannot_be_read_is_told(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from headrace.errors import Overloaded, Unavailable
-from headrace.queues.kafka_clients import client_settings, made, reason, unavailable
+from headrace.queues.kafka_clients import Refusal, client_settings, made, reason, unavailable
 from headrace.queues.kafka_depth import KafkaDepth
 from headrace.queues.kafka_receiver import KafkaReceiver, closed
 from headrace.queues.queue import Depth, Message, Receiver, check_messages
@@ -48,7 +48,7 @@ class KafkaMessages:
             ConfigError: A file that they name cannot be read.
         """
         self._settings = settings
-        self._client = client_settings(settings, lambda _: None)
+        self._client = client_settings(settings)
         self._producer: Producer | None = None
         self._making = Lock()
         self._polling = Lock()
@@ -190,7 +190,8 @@ class KafkaMessages:
             config={"min.insync.replicas": str(within_sync)},
         )
         left = max(0.1, deadline - time.monotonic())
-        admin = made(AdminClient, self._client)
+        refusal = Refusal()
+        admin = made(AdminClient, {**self._client, "error_cb": refusal})
         try:
             future = admin.create_topics([topic], operation_timeout=left, request_timeout=left)[
                 settings.topic
@@ -198,7 +199,9 @@ class KafkaMessages:
             future.result(left + 1)
         except KafkaException as error:
             if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
-                raise unavailable(f"cannot make the topic {settings.topic}", reason(error)) from error
+                admin.poll(0)  # what it has noticed is told
+                why = refusal.said or reason(error)
+                raise unavailable(f"cannot make the topic {settings.topic}", why) from error
         except TimeoutError as error:
             raise Unavailable("Kafka: no broker made the topic in time") from error
         self._has_topic = True

@@ -17,14 +17,35 @@ LOGGER = logging.getLogger(__name__)
 _LONGEST_PASSWORD_BYTES = 4096
 _LONGEST_RECONNECT_SECONDS = 1.0
 _CRITICAL = 2  # of syslog's levels
+_WAYS_OUT = {
+    KafkaError._AUTHENTICATION: "check queue.user, queue.password_file and queue.mechanism",
+    KafkaError._SSL: "check queue.tls and queue.ca_file",
+}
 
 
-def client_settings(settings: KafkaQueue, told: Callable[[KafkaError], None]) -> dict[str, Any]:
+class Refusal:
+    """Why brokers do not let a client in, which it says by itself; its calls only say that time is over.
+
+    Attributes:
+        said: What it said last; "" for nothing.
+    """
+
+    def __init__(self) -> None:
+        """Have heard nothing."""
+        self.said = ""
+
+    def __call__(self, error: KafkaError) -> None:
+        """Hear an error: the client's ``error_cb``, called while somebody polls it."""
+        way_out = _WAYS_OUT.get(error.code())
+        if way_out:
+            self.said = f"{error.str()}: {way_out}"
+
+
+def client_settings(settings: KafkaQueue) -> dict[str, Any]:
     """What all kinds of clients are told.
 
     Args:
         settings: Of the queue.
-        told: Called with what a client notices by itself, as that no broker can be reached.
 
     Raises:
         ConfigError: The password cannot be read.
@@ -37,7 +58,7 @@ def client_settings(settings: KafkaQueue, told: Callable[[KafkaError], None]) ->
         "socket.timeout.ms": max(1000, timeout_milliseconds),
         "reconnect.backoff.max.ms": int(_LONGEST_RECONNECT_SECONDS * 1000),
         "allow.auto.create.topics": False,
-        "error_cb": told,
+        "error_cb": lambda _: None,
         "logger": LOGGER,
         "log_level": _CRITICAL,  # that a broker cannot be reached is told by each call, and each second here
     }

@@ -15,7 +15,7 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._listoffsets import OffsetSpec
 
-from headrace.queues.kafka_clients import made, reason, unavailable
+from headrace.queues.kafka_clients import Refusal, made, reason, unavailable
 from headrace.queues.queue import Depth
 from headrace.queues.settings import KafkaQueue
 
@@ -39,6 +39,7 @@ class KafkaDepth:
         self._lock = Lock()
         self._admin: AdminClient | None = None
         self._consumer: Consumer | None = None
+        self._refusal = Refusal()
         self._read = float("-inf")
         self._count = 0
         self._oldest: dict[int, tuple[int, float]] = {}  # partition → offset, when it was queued
@@ -79,13 +80,16 @@ class KafkaDepth:
                 # A partition that is new, or changes brokers, has none that leads it for a moment. After a
                 # broker's restart the clients know an earlier term of its lead, and would go on to name it.
                 is_passing = error.args[0].retriable()
+                if self._consumer is not None:
+                    self._consumer.poll(0)  # what it has noticed is told
                 if not is_passing:
                     self.close()
                 if (is_second and not is_passing) or time.monotonic() >= deadline:
-                    raise unavailable("cannot count", reason(error)) from error
+                    raise unavailable("cannot count", self._refusal.said or reason(error)) from error
                 is_second = is_second or not is_passing
                 time.sleep(_POLL_SECONDS)
             else:
+                self._refusal.said = ""
                 return
 
     def _count_anew(self, deadline: float) -> None:
@@ -140,6 +144,7 @@ class KafkaDepth:
                 Consumer,
                 {
                     **self._client,
+                    "error_cb": self._refusal,
                     "group.id": self._settings.group,
                     "enable.auto.commit": False,
                     "auto.offset.reset": "earliest",

@@ -20,7 +20,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Message as KafkaMessage
 
 from headrace.errors import HeadraceError, Unavailable
-from headrace.queues.kafka_clients import made, reason, unavailable
+from headrace.queues.kafka_clients import Refusal, made, reason, unavailable
 from headrace.queues.queue import Delivery, Message, check_receive
 
 _SLICE_SECONDS = 0.1  # a client that waits can neither be interrupted nor used by another thread
@@ -113,6 +113,7 @@ class KafkaReceiver:
         self._commit_error: KafkaError | None = None
         self._commits_left = 0
         self._is_unreachable = False
+        self._refusal = Refusal()
 
     def receive(self, limit: int, wait_seconds: float) -> list[Delivery]:
         """See Receiver."""
@@ -231,6 +232,7 @@ class KafkaReceiver:
             if error is None:
                 self._ahead.append(message)
                 self._is_unreachable = False
+                self._refusal.said = ""
             elif error.fatal():
                 self._failed = error
                 self._leave()  # the next call joins anew
@@ -321,6 +323,7 @@ class KafkaReceiver:
     # ---- whether there is anybody -------------------------------------------------------------------
 
     def _told(self, error: KafkaError) -> None:
+        self._refusal(error)
         if error.code() in (KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT):
             self._is_unreachable = True
 
@@ -336,8 +339,9 @@ class KafkaReceiver:
             try:
                 self._consumer.list_topics(self._topic, timeout=self._timeout_seconds / 2)
             except KafkaException as error:
-                raise unavailable("cannot receive", reason(error)) from error
+                raise unavailable("cannot receive", self._refusal.said or reason(error)) from error
             self._is_unreachable = False
+            self._refusal.said = ""
 
 
 def closed(receivers: Collection[KafkaReceiver]) -> None:
