@@ -203,7 +203,7 @@ def test_a_key_s_past_in_any_order_costs_a_few_reads_a_value(
             some = times[first : first + at_once]
             records = reader.version.form.encode((some - start)[:, None].astype(np.float32), some)
             archive.writes.store(reader, ["a"] * len(some), records, is_told=True)
-        assert store.items < (2 if at_once == count else 30) * count  # in one call they are put in order
+        assert store.items < (2.1 if at_once == count else 30) * count  # in one call they are put in order
         store.reads = 0
         found = archive.as_of("texts", ["a"] * count, times)
         assert found.written.tolist() == times.tolist()
