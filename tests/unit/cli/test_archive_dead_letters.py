@@ -70,10 +70,14 @@ def test_letters_are_listed_with_their_reasons(file: Path, capsys: pytest.Captur
 def test_replayed_letters_are_queued_and_gone(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert ran(file, capsys, "replay", "films", "Heat") == "queued again: 1 key\n"
     assert left(file) == {"Alien", "xxxxx"}
-    assert queued(file) == {("films", 1, "Heat")}
+    assert queued(file) == {("films", 1, "Heat", 0)}
     assert json.loads(ran(file, capsys, "replay", "--json")) == {"keys": 2}
     assert not left(file)
-    assert queued(file) == {("films", 1, "Heat"), ("films", 1, "Alien"), ("posters", 1, "x" * 3000)}
+    assert queued(file) == {
+        ("films", 1, "Heat", 0),
+        ("films", 1, "Alien", 0),
+        ("posters", 1, "x" * 3000, 0),
+    }
 
 
 def test_dropped_letters_are_gone_and_not_queued(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -219,7 +219,8 @@ class Application:
         if self._holding is not None:
             await self._holding.wait()
         await send(_GRPC_START)
-        await send({"type": "http.response.body", "body": frame(joined(reply)), "more_body": False})
+        body = frame(reply if isinstance(reply, bytes) else joined(reply))
+        await send({"type": "http.response.body", "body": body, "more_body": False})
         await send(_grpc_ok(call.notes) if call.notes else _GRPC_OK)
 
     async def _send_message(self, reply: bytes | Pieces, call: GrpcCall, send: Send) -> None:
