@@ -52,7 +52,7 @@ class Noting:
         self._queue.close()
 
 
-@pytest.fixture(params=["memory", "lmdb", pytest.param("kafka", marks=pytest.mark.slow)])
+@pytest.fixture(params=["memory", "lmdb", pytest.param("kafka", marks=pytest.mark.rest)])
 def queue(request: pytest.FixtureRequest) -> dict[str, object]:
     """The settings of one."""
     if request.param != "kafka":

@@ -43,7 +43,7 @@ class TestLmdb(QueueSuite):
         )
 
 
-@pytest.mark.slow
+@pytest.mark.rest
 class TestKafka(QueueSuite):
     visibility_seconds = 6.0
     joining_seconds = 4.0

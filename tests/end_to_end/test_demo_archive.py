@@ -40,7 +40,7 @@ def write_ratings(folder: Path) -> int:
     return len(titles)
 
 
-@pytest.mark.slow
+@pytest.mark.rest
 def test_films_are_asked_for_embedded_found_compared_and_learnt_by_their_titles(tmp_path: Path) -> None:
     count = write_ratings(tmp_path / ".data/ratings")
     done = subprocess.run(

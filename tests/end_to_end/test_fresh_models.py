@@ -23,7 +23,7 @@ OPTIONS = ("--model", "fm", "--every-seconds", 1, "--keep", 3, "--patch")
 SOURCE = ("--rows", 100_000_000, "--pace", 3000, "--drift", 2)
 
 
-@pytest.mark.slow
+@pytest.mark.rest
 @pytest.mark.timeout(300)
 def test_new_versions_appear_by_themselves_and_no_request_fails(tmp_path: Path) -> None:
     """A trainer publishes, ends, and is started again; callers over REST and gRPC see new versions, only."""
@@ -60,7 +60,7 @@ def test_new_versions_appear_by_themselves_and_no_request_fails(tmp_path: Path) 
 ROWS, EVERY = 60_000, 5000
 
 
-@pytest.mark.slow
+@pytest.mark.rest
 @pytest.mark.timeout(300)
 def test_on_drifting_data_the_newest_version_beats_the_first(tmp_path: Path) -> None:
     """Rows are drawn and learnt from by one thread, so that these numbers are the same at each run."""

@@ -28,7 +28,7 @@ def stream(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return file.read_bytes()
 
 
-@pytest.mark.slow
+@pytest.mark.rest
 @pytest.mark.timeout(400)
 def test_ten_models_stay_fresh_beside_one_server(
     stream: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]

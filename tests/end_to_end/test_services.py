@@ -22,7 +22,7 @@ KINDS = ("redis", "cassandra", "kafka")
 pytestmark = pytest.mark.timeout(400)  # Java starts slowly where other tests take the processors
 
 
-@pytest.mark.slow
+@pytest.mark.rest
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_acknowledged_survives_a_kill_and_a_restart(
     kind: str, request: pytest.FixtureRequest
@@ -44,7 +44,7 @@ def test_what_is_acknowledged_survives_a_kill_and_a_restart(
     assert not server.running
 
 
-@pytest.mark.slow
+@pytest.mark.rest
 @pytest.mark.parametrize("kind", KINDS)
 def test_with_tls_and_a_password_only_who_has_both_comes_in(
     kind: str, request: pytest.FixtureRequest

@@ -72,7 +72,7 @@ def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.slow
+@pytest.mark.rest
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_pipeline_learns_and_publishes(kind: str, tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_a_pipeline_learns_and_publishes(kind: str, tmp_path: Path) -> None:
     assert summary["seconds"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.rest
 def test_the_logloss_approaches_the_best_possible_one(tmp_path: Path) -> None:
     file = generated(tmp_path / "rows", 400_000)
     lines, _ = train(file, "--model", "fm", "--window-rows", 50_000)

@@ -30,7 +30,7 @@ from tools.services.cassandra_server import Cassandra
 from tools.services.catalogue import running
 from tools.services.kafka_server import Kafka
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.rest
 
 HEADRACE = (sys.executable, "-m", "headrace")
 

@@ -33,7 +33,7 @@ def in_time(call: object) -> None:
     assert time.monotonic() - began < SECONDS + SLACK_SECONDS
 
 
-@pytest.mark.slow
+@pytest.mark.rest
 @pytest.mark.timeout(480)
 def test_a_node_that_goes_comes_back(own_cassandra: Start[Cassandra]) -> None:
     server = own_cassandra()
@@ -69,7 +69,7 @@ def test_another_service_is_unavailable_in_time(redis_server: object) -> None:
     store.close()
 
 
-@pytest.mark.slow
+@pytest.mark.rest
 def test_passwords_certificates_and_contact_points(own_cassandra: Start[Cassandra], tmp_path: Path) -> None:
     server = own_cassandra(tls=True, password=True)
     assert server.password is not None

@@ -22,7 +22,7 @@ from headrace.testing.queue_tools import LONGEST_WAIT_SECONDS, acknowledge, mess
 from tests.services import Start
 from tools.services.kafka_server import Kafka
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.rest
 
 TIMEOUT_SECONDS = 2.0
 BATCH = 20

@@ -23,7 +23,7 @@ from headrace.versions.manifest import check_manifest
 ROWS = 40_000
 SAME = ("rows", "logloss", "auc", "calibration", "normalized_entropy", "click_rate", "optimal_logloss")
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.rest, pytest.mark.timeout(300)]
 
 
 def headrace(*words: str, **options: object) -> subprocess.Popen[bytes]:

@@ -100,7 +100,7 @@ def test_only_rows_that_both_versions_answered_are_compared() -> None:
     assert report.scores(record, np.ones(4, np.bool_))[:3] == (2, 1.0, 0.0)
 
 
-@pytest.mark.slow
+@pytest.mark.rest
 @pytest.mark.timeout(400)
 def test_the_whole_demonstration_on_a_few_ratings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pages = features.pages(many_ratings(6000))
