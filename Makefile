@@ -12,8 +12,16 @@ CLIENTS := .venvs/clients
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 print_series := -c 'import sys; print("%d.%d" % sys.version_info[:2])'
+SERIES := $(shell $(PYTHON) $(print_series))
+# Tested versions of all that is installed; a Python series without such files gets the newest versions.
+CONSTRAINTS := $(wildcard constraints-$(SERIES).txt)
+CLIENTS_CONSTRAINTS := $(wildcard constraints-clients-$(SERIES).txt)
+pinned_by = $(if $(1),-c $(1))
+EXTRAS := sklearn,grpcio,uvicorn,train,plot,tensorflow,text,image,similarity,archive,redis,cassandra,kafka,demo,dev
+STEP = $(PYTHON) tools/step.py
 
-.PHONY: help install clients demo demo-archive serve services services-stop test test-python check format clean
+.PHONY: help install clients packages upgrade demo demo-archive serve services services-stop \
+	test test-rest test-timing test-all test-python burn check format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -24,18 +32,19 @@ ifneq ($(origin PYTHON),file) # Whoever names a Python means to use it.
 		{ echo "$(VENV) has $$($(BIN)/python -V), which is not $(PYTHON): remove it, or make test-python PYTHON=$(PYTHON)" >&2; exit 1; }
 endif
 
-$(VENV)/.installed: pyproject.toml
+$(VENV)/.installed: pyproject.toml $(CONSTRAINTS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "headrace needs Python 3.11 or newer; make PYTHON=python3.x …")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "cannot make $(VENV): install python3-venv" >&2; exit 1; }
-	$(BIN)/python -m pip install -q -e '.[sklearn,grpcio,uvicorn,train,plot,tensorflow,text,image,similarity,archive,redis,cassandra,kafka,demo,dev]'
+	$(if $(CONSTRAINTS),,@echo "no constraints-$(SERIES).txt: installing the newest versions")
+	$(BIN)/python -m pip install -q $(call pinned_by,$(CONSTRAINTS)) -e '.[$(EXTRAS)]'
 	@touch $@
 
 clients: $(CLIENTS)/.installed ## foreign clients (tritonclient, TensorFlow Serving's stubs) into an environment of their own
 
-$(CLIENTS)/.installed: tests/clients/requirements.txt tests/clients/no-dependencies.txt
+$(CLIENTS)/.installed: tests/clients/requirements.txt tests/clients/no-dependencies.txt $(CLIENTS_CONSTRAINTS)
 	@test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
-	$(CLIENTS)/bin/python -m pip install -q -r tests/clients/requirements.txt
-	$(CLIENTS)/bin/python -m pip install -q --no-deps -r tests/clients/no-dependencies.txt
+	$(CLIENTS)/bin/python -m pip install -q $(call pinned_by,$(CLIENTS_CONSTRAINTS)) -r tests/clients/requirements.txt
+	$(CLIENTS)/bin/python -m pip install -q $(call pinned_by,$(CLIENTS_CONSTRAINTS)) --no-deps -r tests/clients/no-dependencies.txt
 	@touch $@
 
 demo: install ## real ratings stream in, a click model learns, versions appear, a server answers from the newest
@@ -54,20 +63,47 @@ services: ## Redis, Cassandra and Kafka on this machine: fetch, start, wait unti
 services-stop: ## stop them; their data stays in .data/services
 	@$(PYTHON) -m tools.services stop
 
-test: install clients check ## checks, then all tests
+packages: ## what the tests need of the system, and Redis, Cassandra and Kafka
 	@tools/system_packages.sh curl
-	@$(BIN)/python -m tools.services fetch
-	$(BIN)/python -m pytest -n 2
+	@$(PYTHON) -m tools.services fetch
 
-test-python: ## the same with another Python, in .venvs/3.x: `make test-python PYTHON=python3.13`
+test: install clients packages ## checks, and all tests that take up to 3 seconds
+	@$(STEP) check $(MAKE) --no-print-directory check
+	@$(STEP) test $(BIN)/python -m tools.gate test
+
+test-rest: install clients packages ## the tests that take longer
+	@$(STEP) rest $(BIN)/python -m tools.gate rest
+
+test-timing: install clients packages ## the tests that measure time or memory, alone, on a quiet machine
+	$(BIN)/python -m pytest --lane timing
+
+test-all: test test-rest test-timing ## all three
+
+test-python: ## `make test` with another Python, in .venvs/3.x: `make test-python PYTHON=python3.13`
 	@series=$$($(PYTHON) $(print_series)) && $(MAKE) test VENV=".venvs/$$series"
 
-check: install ## style, types, import contract, size budget, spelling, generated files
+burn: install ## run tests ten times beside two busy loops: `make burn T=tests/faults/test_reloads.py`
+	@$(BIN)/python -m tools.burn $(T)
+
+upgrade: ## resolve all versions anew, write the constraints files, and run all tests with them
+	rm -rf .venvs/upgrade $(CLIENTS) $(VENV)
+	$(PYTHON) -m venv .venvs/upgrade
+	.venvs/upgrade/bin/python -m pip install -q -e '.[$(EXTRAS)]'
+	$(PYTHON) tools/pins.py .venvs/upgrade/bin/python >constraints-$(SERIES).txt
+	rm -rf .venvs/upgrade && $(PYTHON) -m venv .venvs/upgrade
+	.venvs/upgrade/bin/python -m pip install -q -r tests/clients/requirements.txt
+	.venvs/upgrade/bin/python -m pip install -q --no-deps -r tests/clients/no-dependencies.txt
+	$(PYTHON) tools/pins.py .venvs/upgrade/bin/python >constraints-clients-$(SERIES).txt
+	rm -rf .venvs/upgrade
+	$(MAKE) test-all
+
+check: install ## style, types, import contract, size budget, rules for tests, spelling, generated files
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python tools/size_budget.py
+	$(BIN)/python tools/test_rules.py
 	$(BIN)/codespell
 	$(if $(wildcard tools/protos.py),$(BIN)/python tools/protos.py --check)
 

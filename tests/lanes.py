@@ -1,0 +1,178 @@
+"""A pytest plugin: the lanes of the suite, the time limit of each test, and a check for what is left running.
+
+A lane is a set of tests that run under the same conditions; ``tools/gate.py`` runs them, and
+``pytest --lane NAME`` runs one of them by hand:
+
+* ``fast``: tests inside one process;
+* ``processes``: tests in ``faults`` and ``end_to_end``, which start servers of headrace;
+* ``services``: tests in files that name a fixture of ``tests/services.py``;
+* ``rest``: tests marked ``rest``, from anywhere;
+* ``timing``: tests marked ``timing``, from anywhere.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from xdist.scheduler import LoadScopeScheduling
+
+LANES = ("fast", "processes", "services", "rest", "timing")
+MOST_SECONDS = {"rest": 300.0, "timing": 300.0}
+"""The time limit of a test in these lanes; ``USUAL_SECONDS`` in the others."""
+USUAL_SECONDS = 60.0
+
+LEFT_RUNNING = 9
+"""pytest's exit code when tests left processes or threads running. pytest itself uses 0 to 5."""
+ENDING_SECONDS = 20.0
+RUN_TAG = "HEADRACE_TEST_RUN"
+LEFT = pytest.StashKey[list[str]]()
+
+# These belong to pytest-xdist's channel, and to pools that live as long as their process.
+THREADS_OF_TOOLS = (
+    "execnet",
+    "pytest_timeout",
+    "ThreadPoolExecutor",
+    "asyncio_",
+    "tokio",
+    "Dummy-",
+    "tqdm",
+    "spawner",
+)
+
+
+@cache
+def asks_for_services(file: Path) -> bool:
+    """Tell whether a file of tests names a fixture of ``tests/services.py``."""
+    named = r"\b((redis|cassandra|kafka)_server|own_(redis|cassandra|kafka))\b"
+    return re.search(named, file.read_text("utf-8")) is not None
+
+
+def home_of(root: Path, nodeid: str) -> str:
+    """Return the lane that a test's file belongs to, whatever its marks say."""
+    file = nodeid.partition("::")[0]
+    if asks_for_services(root / file):
+        return "services"
+    return "processes" if file.startswith(("tests/end_to_end/", "tests/faults/")) else "fast"
+
+
+def lane_of(item: pytest.Item) -> str:
+    """Return the lane of a test: by its marks first, then by its file."""
+    marked = (mark for mark in ("timing", "rest") if item.get_closest_marker(mark))
+    return next(marked, None) or home_of(item.config.rootpath, item.nodeid)
+
+
+class Scopes(LoadScopeScheduling):
+    """Gives each worker of pytest-xdist whole files, and tests that would disturb each other to one worker.
+
+    Tests that start processes follow one another in one worker: two servers that are overloaded at once would
+    test the machine. Tests of services do so too, so that each service is started once.
+    """
+
+    def __init__(self, root: Path, *args: Any) -> None:
+        super().__init__(*args)
+        self._root = root
+
+    def _split_scope(self, nodeid: str) -> str:
+        home = home_of(self._root, nodeid)
+        return nodeid.partition("::")[0] if home == "fast" else home
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    return Scopes(config.rootpath, config, log)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--lane", action="append", choices=LANES, default=[], help="run this lane; may be repeated"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep the tests of the lanes that are asked for, and limit the time of each."""
+    wanted, kept = config.getoption("--lane"), []
+    for item in items:
+        lane = lane_of(item)
+        if wanted and lane not in wanted:
+            continue
+        kept.append(item)
+        item.user_properties.append(("lane", lane))
+        own = item.get_closest_marker("timeout")
+        limit = MOST_SECONDS.get(lane, USUAL_SECONDS)
+        item.add_marker(pytest.mark.timeout(min(limit, own.args[0]) if own else limit), append=False)
+    if len(kept) < len(items):
+        config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+        items[:] = kept
+
+
+# ---- What is left running ------------------------------------------------------------------------
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Tag the processes that tests start; workers of pytest-xdist inherit the tag."""
+    config.stash[LEFT] = []
+    if not hasattr(config, "workerinput"):
+        os.environ[RUN_TAG] = f"{os.getpid()}-{time.monotonic_ns()}"
+
+
+def processes_left() -> list[str]:
+    """Return the command lines of processes with this run's tag, grandchildren included."""
+    tag, found = f"{RUN_TAG}={os.environ[RUN_TAG]}".encode(), []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            tagged = tag in (process / "environ").read_bytes().split(b"\0")
+            command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        except (FileNotFoundError, ProcessLookupError, PermissionError):  # it has ended, or is another user's
+            continue
+        # multiprocessing's tracker lives as long as the process that uses shared memory.
+        if tagged and int(process.name) != os.getpid() and "resource_tracker" not in command:
+            found.append(f"process {process.name}: {command}")
+    return found
+
+
+def threads_left() -> list[str]:
+    """Return the names of Python threads that tests started in this process."""
+    own = (thread for thread in threading.enumerate() if thread is not threading.main_thread())
+    return [f"thread {thread.name}" for thread in own if not thread.name.startswith(THREADS_OF_TOOLS)]
+
+
+def after_ending(left: Callable[[], list[str]]) -> list[str]:
+    """Give what is ending some time to end, and return what is still there."""
+    deadline = time.monotonic() + ENDING_SECONDS
+    while (found := left()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return found
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """End with ``LEFT_RUNNING`` when tests left something running, whichever test ran last."""
+    left = session.config.stash[LEFT]
+    left += after_ending(threads_left)
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left_running"] = left
+        return
+    if sys.platform == "linux":
+        left += after_ending(processes_left)
+    if left:
+        session.exitstatus = LEFT_RUNNING
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take over what a worker of pytest-xdist found left running."""
+    node.config.stash[LEFT] += getattr(node, "workeroutput", {}).get("left_running", [])
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    said: Iterable[str] = config.stash[LEFT]
+    for line in said:
+        terminalreporter.write_line(f"LEFT RUNNING: {line}")

@@ -1,0 +1,63 @@
+"""`python tools/step.py NAME COMMAND…`: run one step of continuous integration and report how it went.
+
+Prints ``STEP NAME: ok|FAILED (seconds)`` with the machine's load and stolen time, appends that line to
+``.data/gate/steps``, and exits with the command's code. Needs only the standard library: the first step
+installs everything else.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+STEPS = Path(".data/gate/steps")
+BUDGET_SECONDS = {"install": 180, "check": 60, "test": 660, "rest": 900}
+"""On two shared cores: `make test` takes at most 12 minutes after the installation, all of it 30."""
+
+
+def stolen_seconds() -> float | None:
+    """Return the processor time that the hypervisor gave to other machines since this one started."""
+    try:
+        fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()
+    except FileNotFoundError:
+        return None
+    return int(fields[8]) / os.sysconf("SC_CLK_TCK")
+
+
+def described(name: str, code: int, seconds: float, load: tuple[float, float], stolen: float | None) -> str:
+    """Return the line that reports a step.
+
+    Args:
+        name: The step.
+        code: The exit code of its command.
+        seconds: How long it took.
+        load: The load average of the last minute, before and after.
+        stolen: Stolen processor time during the step, in seconds; None if the system does not tell.
+    """
+    result = "ok" if code == 0 else "FAILED"
+    line = f"STEP {name}: {result} ({seconds:.0f} s); load {load[0]:.1f} before, {load[1]:.1f} after"
+    if stolen is not None:
+        line += f"; {stolen:.1f} s stolen"
+    budget = BUDGET_SECONDS.get(name)
+    return line if budget is None or seconds <= budget else f"{line}; OVER BUDGET of {budget} s"
+
+
+def main(name: str, *command: str) -> int:
+    """Run a step's command and return its exit code."""
+    before, stolen, began = os.getloadavg()[0], stolen_seconds(), time.monotonic()
+    code = subprocess.run(command, check=False).returncode
+    seconds, after = time.monotonic() - began, stolen_seconds()
+    spent = None if stolen is None or after is None else after - stolen
+    line = described(name, code, seconds, (before, os.getloadavg()[0]), spent)
+    STEPS.parent.mkdir(parents=True, exist_ok=True)
+    with STEPS.open("a", encoding="utf-8") as steps:
+        print(line, file=steps)
+    print(line, flush=True)
+    return 128 - code if code < 0 else code
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
