@@ -36,7 +36,7 @@ ENDING_SECONDS = 20.0
 RUN_TAG = "HEADRACE_TEST_RUN"
 LEFT = pytest.StashKey[list[str]]()
 
-# These belong to pytest-xdist's channel, and to pools that live as long as their process.
+# These belong to pytest-xdist, to pools that live as long as their process, and to drivers' event loops.
 THREADS_OF_TOOLS = (
     "execnet",
     "pytest_timeout",
@@ -46,6 +46,7 @@ THREADS_OF_TOOLS = (
     "Dummy-",
     "tqdm",
     "spawner",
+    "event_loop",
 )
 
 

@@ -3,7 +3,7 @@
 * No upper bound on time, or on a process's memory, outside tests marked ``timing``.
 * No ``while`` without a deadline in tests of other processes: the loop reads a clock, counts, or waits for
   a flag, socket or file that the test controls.
-* A process's threads and descriptors are counted only by programs that tests start.
+* A process's threads and descriptors are counted only by programs that tests start; looking one up is fine.
 * ``tests/flaky.toml`` lists tests that exist, with a reason and a date at most 14 days ahead.
 """
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CLOCKS = {"monotonic", "perf_counter", "thread_time", "process_time", "monotonic_ns", "perf_counter_ns"}
 MEASURES = {"ru_maxrss", "rss_bytes", "longest_seconds", "slowest", "slowest_seconds", "elapsed", "took"}
 OF_OTHERS = ("tests/faults/", "tests/end_to_end/")
-PROC_OF_THIS_PROCESS = ("/proc/self/fd", "/proc/self/task", "/dev/fd")
+PROC_OF_THIS_PROCESS = {"/proc/self/fd", "/proc/self/task", "/dev/fd"}
 DEADLINES = ("deadline", "until", "end", "due", "over")
 ENDED_BY_OTHERS = {
     "is_set",
@@ -126,10 +126,20 @@ def has_deadline(loop: ast.While) -> bool:
     return any(word.arg in ("timeout", "seconds") for call in calls_in(loop) for word in call.keywords)
 
 
-def counts_threads(call: ast.Call) -> bool:
-    """Tell whether a call is ``threading.active_count()`` or ``len(threading.enumerate())``."""
+def timed_blocks(function: Function) -> Iterator[ast.AsyncWith]:
+    """Yield the ``async with asyncio.timeout(…)`` blocks of a function."""
+    for node in ast.walk(function):
+        if isinstance(node, ast.AsyncWith) and any(
+            "timeout" in names_in(one.context_expr) for one in node.items
+        ):
+            yield node
+
+
+def counts_this_process(call: ast.Call) -> bool:
+    """Tell whether a call counts threads or descriptors of this process."""
     if isinstance(call.func, ast.Name) and call.func.id == "len":
-        return {"threading", "enumerate"} <= names_in(call.args[0])
+        texts = {one.value for one in ast.walk(call) if isinstance(one, ast.Constant)}
+        return {"threading", "enumerate"} <= names_in(call.args[0]) or bool(texts & PROC_OF_THIS_PROCESS)
     return {"threading", "active_count"} <= names_in(call.func)
 
 
@@ -145,15 +155,13 @@ def broken_rules(path: str, text: str) -> Iterator[str]:
             for line in upper_bounds(function):
                 yield f"{path}:{line}: an upper bound on time or memory outside a test marked `timing`"
         if path.startswith(OF_OTHERS):
+            timed = {inner for block in timed_blocks(function) for inner in ast.walk(block)}
             for loop in (one for one in ast.walk(function) if isinstance(one, ast.While)):
-                if not has_deadline(loop):
+                if loop not in timed and not has_deadline(loop):
                     yield f"{path}:{loop.lineno}: a `while` without a deadline"
     for call in calls_in(tree):
-        if counts_threads(call):
-            yield f"{path}:{call.lineno}: threads are counted in a process of their own"
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and node.value in PROC_OF_THIS_PROCESS:
-            yield f"{path}:{node.lineno}: descriptors and threads are counted in a process of their own"
+        if counts_this_process(call):
+            yield f"{path}:{call.lineno}: threads and descriptors are counted in a process of their own"
 
 
 def flaky_faults(text: str, today: date) -> Iterator[str]:

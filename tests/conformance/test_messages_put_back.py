@@ -56,11 +56,11 @@ class Noting:
 def queue(request: pytest.FixtureRequest) -> dict[str, object]:
     """The settings of one."""
     if request.param != "kafka":
-        return {"kind": request.param, "visibility_seconds": 2.0}
+        return {"kind": request.param, "visibility_seconds": 60.0}
     server: Kafka = request.getfixturevalue("kafka_server")
     name = f"queue-{secrets.token_hex(8)}"
     own: dict[str, object] = {"kind": "kafka", "servers": [server.address], "topic": name, "group": name}
-    return own | {"partitions": 4, "visibility_seconds": 6.0, "timeout_seconds": 10.0}
+    return own | {"partitions": 4, "visibility_seconds": 60.0, "timeout_seconds": 30.0}
 
 
 @pytest.fixture

@@ -18,7 +18,16 @@ def opener_of(**table: object) -> Opener:
     return Opener("headrace.testing.queue_tools:open_from_settings", {"table": table})
 
 
-class TestMemory(QueueSuite):
+class PatientSuite(QueueSuite):
+    """Lets receivers be silent for long where a test does not wait for the end of that."""
+
+    @pytest.fixture(autouse=True)
+    def patience(self, request: pytest.FixtureRequest) -> None:
+        waits = any(words in request.node.name for words in ("silent", "keeps", "killed_receiver"))
+        self.visibility_seconds = 2.0 if waits else 60.0
+
+
+class TestMemory(PatientSuite):
     is_shared = False
     most_messages = _MOST_MESSAGES
 
@@ -29,7 +38,7 @@ class TestMemory(QueueSuite):
         )
 
 
-class TestLmdb(QueueSuite):
+class TestLmdb(PatientSuite):
     most_messages = _MOST_MESSAGES
 
     @pytest.fixture(params=[True, False], ids=["sync", "no sync"])
@@ -54,6 +63,8 @@ class TestKafka(QueueSuite):
     def opener(self, kafka_server: Kafka, request: pytest.FixtureRequest) -> Opener:
         name = f"queue-{secrets.token_hex(8)}"
         shared = any(word in request.node.name for word in ("share", "many", "at_a_time"))
+        if shared:
+            self.joining_seconds = 10.0  # 1.5 s usually; who joins later has messages delivered twice
         return opener_of(
             kind="kafka",
             servers=[kafka_server.address],

@@ -227,8 +227,9 @@ class _Http2:
 
     def _read_the_rest(self) -> None:
         """What had arrived before writing failed."""
+        deadline = time.monotonic() + 60
         with suppress(OSError, ValueError):
-            while self._open:
+            while self._open and time.monotonic() < deadline:
                 self._read()
 
 

@@ -33,9 +33,9 @@ def server(own_redis: Start[Redis]) -> Redis:
 
 
 @contextmanager
-def opened(server: Redis, folder: Path) -> Iterator[Archive]:
+def opened(server: Redis, folder: Path, timeout_seconds: float = TIMEOUT_SECONDS) -> Iterator[Archive]:
     table = {
-        "store": {"kind": "redis", "address": server.address, "timeout_seconds": TIMEOUT_SECONDS},
+        "store": {"kind": "redis", "address": server.address, "timeout_seconds": timeout_seconds},
         "queue": {"kind": "memory"},
         "cache": {"size_bytes": 2**16, "absent_seconds": 0.0},
         "spaces": {"films": {"dimension": 3}},
@@ -48,6 +48,12 @@ def opened(server: Redis, folder: Path) -> Iterator[Archive]:
 def test_a_store_that_goes_and_comes(server: Redis, tmp_path: Path, outage: str) -> None:
     with opened(server, tmp_path) as archive:
         check_outage(archive, server, outage, times=2)
+
+
+def test_no_lookup_waits_for_the_stores_own_timeout(server: Redis, tmp_path: Path) -> None:
+    """One call of the store may take longer than the whole test waits."""
+    with opened(server, tmp_path, 60.0) as archive:
+        check_outage(archive, server, "frozen", times=1)
 
 
 def test_a_store_that_is_not_there_at_the_start(server: Redis, tmp_path: Path) -> None:
@@ -65,7 +71,7 @@ def test_a_store_that_is_not_there_at_the_start(server: Redis, tmp_path: Path) -
                 call()
         server.start()
         until(lambda: works(lambda: archive.put("films", KEYS, VECTORS)))
-        assert archive.lookup("films", KEYS).found.all()
+        until(lambda: bool(archive.lookup("films", KEYS).found.all()))
 
 
 def test_put_says_that_the_store_is_down(server: Redis, tmp_path: Path) -> None:
@@ -80,7 +86,7 @@ def test_put_says_that_the_store_is_down(server: Redis, tmp_path: Path) -> None:
 
 def test_concurrent_misses_of_one_key_are_one_read(server: Redis, tmp_path: Path) -> None:
     """The store is frozen while a thousand lookups ask for one key; what it is asked for then is counted."""
-    with opened(server, tmp_path) as archive:
+    with opened(server, tmp_path, 60.0) as archive:
         archive.put("films", KEYS, VECTORS)
         reader = archive.reader("films")
         reader.forget_all()

@@ -1,8 +1,9 @@
 """What decoding protobuf messages costs is linear in the bytes, in time and in memory, whatever their shape.
 
 A table of shapes for each method: each makes a message of about so many bytes. A byte of the largest must
-cost about what a byte of the middle one costs. Time is the processor's, the least of several runs; memory is
-what Python holds, beside what protobuf's own parser takes while it parses.
+cost about what a byte of the middle one costs. The calls of functions are counted; memory is what Python
+holds, beside what protobuf's own parser takes while it parses. Tests marked `timing` measure the processor's
+time, the least of several runs.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from headrace.frontends.oip.messages import InferRequest
 from headrace.frontends.tfserving.grpc import grpc_methods as tfserving_methods
 from headrace.frontends.wire.protobuf_fields import length_prefix
 from headrace.frontends.wire.texts import join_strings
+from tests.properties.calls import check_calls_are_linear
 from tests.properties.costs import check_time_is_linear, peak_bytes
 from tests.unit.frontends.oip.doubles import echo
 from tests.unit.frontends.tfserving.doubles import ServiceDouble, classifier
@@ -216,6 +218,13 @@ SHAPES = [
 every_shape = pytest.mark.parametrize("shape", SHAPES, ids=[shape.name for shape in SHAPES])
 
 
+@every_shape
+def test_calls_of_functions_are_linear_in_the_bytes(shape: Shape) -> None:
+    given = {size: shape.make(size) for size in (MIDDLE, 2 * MIDDLE)}
+    check_calls_are_linear(lambda size: decoded(shape, given[size]), MIDDLE)
+
+
+@pytest.mark.timing
 @every_shape
 def test_time_is_linear_in_the_bytes(shape: Shape) -> None:
     given = {size: shape.make(size) for size in (MIDDLE, LARGEST)}

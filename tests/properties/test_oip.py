@@ -106,6 +106,7 @@ def mutations(draw: st.DrawFn, size: int) -> Callable[[bytes], bytes]:
     return apply
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("request_id", ["", "abc"])
 @settings(max_examples=1500)
 @given(mutate=mutations(340), fill=st.integers(0, 255))
@@ -122,6 +123,7 @@ def test_a_mutated_message_gives_the_same_the_fast_way_and_the_slow_way(
     assert outcome(lambda: infer(fast, data)) == expected  # when it has been learnt, if it can be
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("request_id", ["", "abc"])
 @settings(max_examples=1000)
 @given(mutate=mutations(180), user=st.binary(max_size=20), word=st.binary(max_size=20))
@@ -151,6 +153,7 @@ def test_any_single_bit_may_flip() -> None:
             assert outcome(lambda decoder=fast, data=bytes(data): infer(decoder, data)) == expected
 
 
+@pytest.mark.rest
 @settings(max_examples=1000)
 @given(mutate=mutations(380), fill=st.integers(0, 255), shift=st.integers(-2, 2))
 def test_a_mutated_binary_body_gives_the_same_the_fast_way_and_the_slow_way(
@@ -170,6 +173,7 @@ def test_a_mutated_binary_body_gives_the_same_the_fast_way_and_the_slow_way(
     assert seen(fast) == expected
 
 
+@pytest.mark.rest
 @settings(max_examples=1000)
 @given(
     data=st.binary(max_size=200) | mutations(400).map(lambda mutate: mutate(JSON_BODY)),
@@ -186,6 +190,7 @@ def test_any_message_decodes_or_is_refused(data: bytes) -> None:
     outcome(lambda: infer(InferDecoder(ServiceDouble(ctr()).loaded), data))
 
 
+@pytest.mark.rest
 @settings(max_examples=500)
 @given(
     datatype=st.sampled_from([*BY_OIP, "BF16", "", "FP8"]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -70,7 +71,7 @@ def test_a_pending_key_is_not_queued_again_before_its_time(tmp_path: Path, kind:
 
         def asked_again() -> bool:
             archive.lookup("texts", ["new"])
-            return archive.counts["texts"].again == 1
+            return archive.counts["texts"].again >= 1
 
         until(asked_again)
 
@@ -137,8 +138,9 @@ def test_a_wrong_value_in_the_store_is_out_of_vocabulary_and_counted(archive: Ar
 
 def test_a_vector_that_is_over_its_time_is_missing_and_wanted(tmp_path: Path, kind: str) -> None:
     with open_parts(tmp_path, kind, {"embedder": "lengths", "ttl_seconds": 1.0}) as archive:
+        begun = time.monotonic()
         archive.put("texts", ["a"], np.ones((1, 4)))
-        assert archive.lookup("texts", ["a"]).found.all()
+        assert archive.lookup("texts", ["a"]).found.all() or time.monotonic() - begun > 1.0
         until(lambda: not archive.lookup("texts", ["a"]).found.any())
         until(lambda: archive.queue.depth().messages == 1)
 
@@ -209,14 +211,13 @@ def test_a_file_that_holds_no_such_vector_is_told(
 
 
 def test_a_caller_that_is_over_its_quota_is_answered_and_its_keys_are_not_queued(tmp_path: Path) -> None:
-    space = {"embedder": "lengths", "max_new_keys_per_second": 1.0, "max_new_keys_burst": 3}
+    space = {"embedder": "lengths", "max_new_keys_per_second": 0.001, "max_new_keys_burst": 3}
     with open_parts(tmp_path, "memory", space) as archive:
         for number in range(10):
             archive.lookup("texts", [f"ads/{number}"], caller="ads")
         archive.lookup("texts", ["search/1"], caller="search")
         counts = archive.counts["texts"]
-        assert 3 <= counts.new - 1 <= 5
-        assert counts.over_quota == 10 - (counts.new - 1)
+        assert (counts.new, counts.over_quota) == (3 + 1, 7)
         until(lambda: archive.queue.depth().messages == counts.new)
 
 

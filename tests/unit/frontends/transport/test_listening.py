@@ -37,7 +37,7 @@ def test_an_address_that_is_not_here_is_named_with_the_way_out() -> None:
 def test_what_waits_is_accepted_and_nothing_comes_after_it(host: str) -> None:
     with listen(host, 0, "http_port") as listener:
         address = listener.getsockname()[:2]
-        waiting = [socket.create_connection(address, timeout=5) for _ in range(3)]
+        waiting = [socket.create_connection(address, timeout=30) for _ in range(3)]
         waiting[0].sendall(b"sent before")
         take_no_more(listener)
         with pytest.raises(TimeoutError):  # neither made nor refused
@@ -46,12 +46,12 @@ def test_what_waits_is_accepted_and_nothing_comes_after_it(host: str) -> None:
             accepted, _ = listener.accept()
             one.sendall(b", and after")
             expected = b"sent before, and after" if one is waiting[0] else b", and after"
-            accepted.settimeout(5)
+            accepted.settimeout(30)
             assert accepted.makefile("rb").read(len(expected)) == expected
             accepted.close()
             one.close()
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(address, timeout=5)
+        socket.create_connection(address, timeout=30)
 
 
 @LINUX
@@ -60,7 +60,7 @@ def test_one_waits_until_all_are_accepted_but_not_for_ever() -> None:
         loop = asyncio.get_running_loop()
         with listen("127.0.0.1", 0, "http_port") as listener:
             address = listener.getsockname()
-            await asyncio.wait_for(until_accepted(listener, 60), 5)
+            await asyncio.wait_for(until_accepted(listener, 60), 30)
             with socket.create_connection(address), socket.create_connection(address):
                 before = loop.time()
                 await until_accepted(listener, 0.1)
@@ -70,6 +70,6 @@ def test_one_waits_until_all_are_accepted_but_not_for_ever() -> None:
                     await asyncio.sleep(0)
                     assert not emptied.done()
                     listener.accept()[0].close()
-                await asyncio.wait_for(emptied, 5)
+                await asyncio.wait_for(emptied, 30)
 
     asyncio.run(scenario())
