@@ -121,7 +121,7 @@ class Storm:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(110)
+            thread.join(250)
 
     def _client(self, seed: int) -> None:
         chosen = random.Random(seed)
