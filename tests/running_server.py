@@ -74,7 +74,7 @@ class RunningServer:
     def __enter__(self) -> Self:
         """Wait until the ports are open and the models are loaded, or have failed to."""
         try:
-            self.wait_for(lambda: self._ports.qsize() == 2, "the ports to be printed")
+            self.wait_for(lambda: self._ports.qsize() == 2, "the ports to be printed", self._seconds)
             self.http_port, self.grpc_port = self._ports.get(), self._ports.get()
             self.wait_for(
                 lambda: self.get("/v2/health/ready")[0] == 200, "the server to be ready", self._seconds
@@ -94,7 +94,7 @@ class RunningServer:
         if kind is not None:
             print("--- the server's standard error ---", *self.errors[-60:], sep="\n")
 
-    def stop(self, timeout_seconds: float = 20.0) -> int:
+    def stop(self, timeout_seconds: float = 40.0) -> int:
         """Ask it to end, and wait for that.
 
         Returns:
@@ -108,7 +108,7 @@ class RunningServer:
         self.process.kill()
         return self.wait_until_ended()
 
-    def wait_until_ended(self, timeout_seconds: float = 20.0) -> int:
+    def wait_until_ended(self, timeout_seconds: float = 40.0) -> int:
         """Wait for the process to end by itself; it is killed, and the test fails, if it does not.
 
         Returns:
@@ -116,7 +116,7 @@ class RunningServer:
         """
         try:
             code = self.process.wait(timeout_seconds)
-        except subprocess.TimeoutExpired:
+        except BaseException:  # the time limit of a test may end this wait, too
             self.process.kill()
             self.process.wait()
             raise

@@ -15,7 +15,6 @@ import json
 import re
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -222,24 +221,24 @@ def reported(lines: Iterable[str]) -> tuple[tuple[Result, ...], tuple[str, ...]]
     return tuple(tests.values()), tuple(uncollected)
 
 
-def run_pytest(arguments: Sequence[str], most_seconds: float) -> Run:
-    """Run pytest in a process of its own and read its report."""
-    with tempfile.TemporaryDirectory(prefix="headrace-gate-") as place:
-        log, began = Path(place) / "report.jsonl", time.monotonic()
-        command = [sys.executable, "-m", "pytest", f"--report-log={log}", *arguments]
-        print(" ".join(["$ pytest", *arguments]), flush=True)
-        try:
-            code = subprocess.run(command, check=False, timeout=most_seconds).returncode
-        except subprocess.TimeoutExpired:
-            code = 124
-        tests, uncollected = reported(log.read_text("utf-8").splitlines() if log.exists() else ())
-        return Run(code, tests, uncollected, time.monotonic() - began)
+def run_pytest(name: str, arguments: Sequence[str], most_seconds: float) -> Run:
+    """Run pytest in a process of its own and read its report, which stays in ``.data/gate/NAME.jsonl``."""
+    log, began = STEPS.parent / f"{name}.jsonl", time.monotonic()
+    log.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "pytest", f"--report-log={log}", *arguments]
+    print(" ".join(["$ pytest", *arguments]), flush=True)
+    try:
+        code = subprocess.run(command, check=False, timeout=most_seconds).returncode
+    except subprocess.TimeoutExpired:
+        code = 124
+    tests, uncollected = reported(log.read_text("utf-8").splitlines() if log.exists() else ())
+    return Run(code, tests, uncollected, time.monotonic() - began)
 
 
 def run_lanes(lanes: Sequence[str], workers: int, arguments: Sequence[str]) -> Run:
     """Run some lanes together, and print how long each took."""
     chosen = [f"--lane={lane}" for lane in lanes] + ([f"--numprocesses={workers}"] if workers else [])
-    run = run_pytest(["-q", *chosen, *arguments], LONGEST_LANES_SECONDS)
+    run = run_pytest("-".join(lanes), ["-q", *chosen, *arguments], LONGEST_LANES_SECONDS)
     for lane in lanes:
         tests = [test for test in run.tests if test.lane == lane]
         spent = sum(test.seconds for test in tests)
@@ -251,9 +250,8 @@ def run_lanes(lanes: Sequence[str], workers: int, arguments: Sequence[str]) -> R
 
 def look_again(test: Result) -> list[str]:
     """Run a failed test alone, twice, and return why it failed: nothing if it passed twice."""
-    runs = [
-        run_pytest(["-q", "-p", "no:cacheprovider", test.name], LONGEST_LOOK_SECONDS) for _ in range(LOOKS)
-    ]
+    alone = ["-q", "-p", "no:cacheprovider", test.name]
+    runs = [run_pytest("alone", alone, LONGEST_LOOK_SECONDS) for _ in range(LOOKS)]
     return [
         next(
             (one.reason for one in run.tests if one.outcome == "failed"), f"pytest ended with {run.exit_code}"

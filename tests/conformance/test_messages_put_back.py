@@ -79,6 +79,7 @@ def noting(queue: dict[str, object], tmp_path: Path) -> Iterator[tuple[Archive, 
         yield archive, noted
 
 
+@pytest.mark.rest
 def test_more_than_are_kept_aside_are_put_back_and_none_is_lost(
     noting: tuple[Archive, Noting], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -82,6 +82,7 @@ def warnings_of(folder: Path) -> list[str]:
     return list(json.loads(done.stdout)["warnings"])
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("kind", ["server", "filler"])
 def test_one_that_never_answers_keeps_nothing_from_starting_nor_others_from_filling(
     kind: str, encoder: Encoder, tmp_path: Path
@@ -141,6 +142,7 @@ def test_a_store_that_is_down_at_the_start_is_waited_for(
             assert not list(archive.dead_letters.all())
 
 
+@pytest.mark.rest
 def test_a_server_ends_while_an_encoder_hangs_and_its_keys_are_delivered_again(
     encoder: Encoder, tmp_path: Path
 ) -> None:

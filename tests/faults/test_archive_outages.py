@@ -44,6 +44,7 @@ def opened(server: Redis, folder: Path, timeout_seconds: float = TIMEOUT_SECONDS
         yield archive
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("outage", OUTAGES)
 def test_a_store_that_goes_and_comes(server: Redis, tmp_path: Path, outage: str) -> None:
     with opened(server, tmp_path) as archive:

@@ -31,6 +31,7 @@ def impatient(address: str, **more: object) -> RedisStore:
     return settings(address, timeout_seconds=TIMEOUT_SECONDS, **more)
 
 
+@pytest.mark.rest
 def test_a_server_that_goes_comes_back(own_redis: Start[Redis]) -> None:
     server = own_redis()
     store = open_store(impatient(server.address))
@@ -126,6 +127,7 @@ def service(serve: Callable[[socket.socket], object]) -> Iterator[str]:
             thread.join()
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("serve", NONSENSE.values(), ids=NONSENSE)
 def test_another_service_is_unavailable_in_time(serve: Callable[[socket.socket], object]) -> None:
     with service(serve) as address:
@@ -173,6 +175,7 @@ def test_who_has_the_password_may_come_in(
     store.close()
 
 
+@pytest.mark.rest
 def test_a_server_is_known_by_its_certificate(own_redis: Start[Redis], tmp_path: Path) -> None:
     server = own_redis(tls=True)
     assert server.ca_file is not None
