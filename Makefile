@@ -20,7 +20,7 @@ pinned_by = $(if $(1),-c $(1))
 EXTRAS := sklearn,grpcio,uvicorn,train,plot,tensorflow,text,image,similarity,archive,redis,cassandra,kafka,demo,dev
 STEP = $(PYTHON) tools/step.py
 
-.PHONY: help install clients packages upgrade demo demo-archive serve services services-stop \
+.PHONY: help install clients packages kernels upgrade demo demo-archive serve services services-stop \
 	test test-rest test-timing test-all test-python burn check format clean
 
 help: ## list the targets
@@ -67,11 +67,14 @@ packages: ## what the tests need of the system, and Redis, Cassandra and Kafka
 	@tools/system_packages.sh curl
 	@$(PYTHON) -m tools.services fetch
 
-test: install clients packages ## checks, and all tests that take up to 3 seconds
+kernels: install ## compile the kernels that tests need, once
+	@$(BIN)/python -m tests.kernels
+
+test: install clients packages kernels ## checks, and all tests that take up to 3 seconds
 	@$(STEP) check $(MAKE) --no-print-directory check
 	@$(STEP) test $(BIN)/python -m tools.gate test
 
-test-rest: install clients packages ## the tests that take longer
+test-rest: install clients packages kernels ## the tests that take longer
 	@$(STEP) rest $(BIN)/python -m tools.gate rest
 
 test-timing: install clients packages ## the tests that measure time or memory, alone, on a quiet machine

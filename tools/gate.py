@@ -196,7 +196,7 @@ def reason_of(report: dict[str, Any]) -> str:
 
 def reported(lines: Iterable[str]) -> tuple[tuple[Result, ...], tuple[str, ...]]:
     """Read the log of pytest-reportlog: the tests that ran, and the files that could not be collected."""
-    tests: dict[str, Result] = {}
+    results: dict[str, Result] = {}
     uncollected = []
     for report in map(json.loads, lines):
         kind, outcome = report.get("$report_type"), report.get("outcome")
@@ -205,7 +205,7 @@ def reported(lines: Iterable[str]) -> tuple[tuple[Result, ...], tuple[str, ...]]
         if kind != "TestReport":
             continue
         name, told = report["nodeid"], json.dumps(report.get("longrepr"))
-        test = tests.get(name, Result(name))
+        test = results.get(name, Result(name))
         test = replace(
             test,
             lane=dict(report.get("user_properties") or ()).get("lane", test.lane),
@@ -217,8 +217,8 @@ def reported(lines: Iterable[str]) -> tuple[tuple[Result, ...], tuple[str, ...]]
             test = replace(test, outcome="failed", reason=reason_of(report), leak=leak)
         elif outcome == "skipped" and test.outcome == "passed":
             test = replace(test, outcome="skipped")
-        tests[name] = test
-    return tuple(tests.values()), tuple(uncollected)
+        results[name] = test
+    return tuple(results.values()), tuple(uncollected)
 
 
 def run_pytest(name: str, arguments: Sequence[str], most_seconds: float) -> Run:

@@ -93,6 +93,7 @@ def bytes_of_unread_answers(tmp_path: Path, door: str) -> int:
 DOORS = pytest.mark.parametrize("door", ["Lookup", "LookupStream", "REST"])
 
 
+@pytest.mark.rest
 @DOORS
 def test_answers_that_nobody_reads_make_room(tmp_path: Path, door: str) -> None:
     bytes_of_unread_answers(tmp_path, door)

@@ -33,6 +33,7 @@ def menagerie(models: Path) -> Path:
     return models
 
 
+@pytest.mark.rest
 def test_each_of_the_worst_bodies_is_answered_and_so_are_its_neighbours(menagerie: Path) -> None:
     bodies = {one.name: one.request() for one in WORST}
     bodies |= {f"{one.name}, gzip": one.packed(1 << 20) for one in WORST}
@@ -74,6 +75,7 @@ LARGE = {
 }
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize(("request_of", "status"), LARGE.values(), ids=LARGE)
 def test_neighbours_of_a_body_of_64_mb_are_answered(
     menagerie: Path, request_of: Callable[[int], bytes], status: int
