@@ -158,6 +158,7 @@ def test_an_interrupted_run_ends_with_the_same_rows_for_the_same_values(
     assert served(newest, joined, "rows").tolist() == answers.tolist()
 
 
+@pytest.mark.rest
 def test_a_version_knows_users_by_name_and_answers_what_the_trainer_predicts(
     stream: Path, whole_of: Callable[[str], Path]
 ) -> None:
