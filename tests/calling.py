@@ -6,11 +6,14 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import numpy as np
+import pytest
 
 from headrace import cpus
+from headrace.batching import callers, turns
 from headrace.config import BatchingPolicy
 from headrace.engine import Engine
 from headrace.loaded import LoadedVersion
@@ -104,6 +107,22 @@ def wait_for(come_true: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
+def clock_of_callers(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """What has seconds pass for all threads that call, by the clock of their deadlines."""
+    ahead = 0.0
+
+    def now() -> float:
+        return time.monotonic() + ahead
+
+    def pass_by(seconds: float) -> None:
+        nonlocal ahead
+        ahead += seconds
+
+    monkeypatch.setattr(callers, "time", SimpleNamespace(monotonic=now))
+    monkeypatch.setattr(turns.Turns, "now", staticmethod(now))
+    return pass_by
+
+
 @contextlib.contextmanager
 def serving(
     model: Doubling | None = None, *, aside: bool = False, **policy: object
@@ -134,6 +153,6 @@ def occupied(engine: Engine, model: Gated) -> Asking:
 
 
 def asleep(engine: Engine, threads: int) -> None:
-    callers = of(engine).callers
-    assert callers is not None
-    wait_for(lambda: len(callers._sleeping) == threads)
+    inside = of(engine).callers
+    assert inside is not None
+    wait_for(lambda: len(inside._sleeping) == threads)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import signal
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -28,8 +30,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add what makes the test of draining as long as the proof asks for."""
+    """Add what makes tests as long, or as large, as a proof asks for."""
     parser.addoption("--drain-requests", type=int, default=3000, help="answers before SIGTERM")
+    parser.addoption("--idle-connections", type=int, default=10_000, help="connections that say nothing")
     parser.addoption("--drain-runs", type=int, default=1, help="servers stopped for each way to ask")
 
 
@@ -40,22 +43,43 @@ def asks_for_services(file: str) -> bool:
     return re.search(named, (ROOT / file).read_text("utf-8")) is not None
 
 
-class Lanes(LoadScopeScheduling):
-    """Tests that start processes follow one another in one, and other files run in the rest.
+def lane_of(file: str) -> str:
+    """Say in which lane a file of tests runs; its own name where it is in none.
 
-    Two servers that are overloaded at once would test the machine. Files that share Redis, Cassandra and
-    Kafka stay together, too, so that each of those is started once; these mostly wait for those.
+    Four lanes, the longest first: ``end_to_end``, ``faults``, those faults that stop servers, train or fill,
+    and all files that share Redis, Cassandra and Kafka, so that each of those is started once. They wait
+    more than they compute, so one goes beside another; more servers that are overloaded at once would test
+    the machine.
     """
+    if asks_for_services(file):
+        return LANES[0]
+    if re.match(r"tests/faults/test_(archive|drain|handover|training)_?", file):
+        return LANES[3]
+    return next((lane for lane in LANES[1:3] if file.startswith(f"tests/{lane}/")), file)
+
+
+LANES = ("services", "faults", "end_to_end", "stops")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the lanes, which take longest; then with the files of most tests."""
+    lanes = [lane_of(item.nodeid.partition("::")[0]) for item in items]
+    sizes = Counter(lanes)
+    order = {lane: (LANES.index(lane) if lane in LANES else len(LANES), -sizes[lane], lane) for lane in sizes}
+    ordered = sorted(zip(lanes, items, strict=True), key=lambda each: order[each[0]])
+    items[:] = [item for _, item in ordered]
+
+
+class Lanes(LoadScopeScheduling):
+    """Tests of one lane follow one another; files that are in none run in the rest of the processes."""
 
     def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.partition("::")[0]
-        if asks_for_services(file):
-            return "services"
-        return "processes" if file.startswith(("tests/end_to_end/", "tests/faults/")) else file
+        return lane_of(nodeid.partition("::")[0])
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
     """Give workers whole files, so that what a module's fixtures make is made once."""
+    config.option.loadscopereorder = False  # they are in order already
     return Lanes(config, log)
 
 
@@ -84,6 +108,18 @@ def nothing_left_running() -> Iterator[None]:
     if sys.platform == "linux" and Path("/proc/self/task").exists():
         left = children()
         assert not left, f"tests left processes running: {left}"
+
+
+@pytest.fixture
+def caplog(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    """What is logged, without what threads of Cassandra's driver log that a test before has left."""
+
+    def is_of_this_test(record: logging.LogRecord) -> bool:
+        return not record.name.startswith("cassandra")
+
+    caplog.handler.addFilter(is_of_this_test)
+    yield caplog
+    caplog.handler.removeFilter(is_of_this_test)
 
 
 @pytest.fixture(scope="session")

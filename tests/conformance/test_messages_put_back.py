@@ -56,7 +56,7 @@ class Noting:
 def queue(request: pytest.FixtureRequest) -> dict[str, object]:
     """The settings of one."""
     if request.param != "kafka":
-        return {"kind": request.param, "visibility_seconds": 2.0}
+        return {"kind": request.param, "visibility_seconds": 60.0}
     server: Kafka = request.getfixturevalue("kafka_server")
     name = f"queue-{secrets.token_hex(8)}"
     own: dict[str, object] = {"kind": "kafka", "servers": [server.address], "topic": name, "group": name}

@@ -18,7 +18,19 @@ def opener_of(**table: object) -> Opener:
     return Opener("headrace.testing.queue_tools:open_from_settings", {"table": table})
 
 
-class TestMemory(QueueSuite):
+class PatientSuite(QueueSuite):
+    """Lets receivers be silent for long where a test does not wait for the end of that."""
+
+    @pytest.fixture(autouse=True)
+    def patience(self, request: pytest.FixtureRequest) -> None:
+        name = request.node.name
+        if any(words in name for words in ("until_its_receiver_was_silent", "keeps")):
+            self.visibility_seconds = 3.0
+        elif not any(words in name for words in ("silent", "killed_receiver")):
+            self.visibility_seconds = 60.0
+
+
+class TestMemory(PatientSuite):
     is_shared = False
     most_messages = _MOST_MESSAGES
 
@@ -29,7 +41,7 @@ class TestMemory(QueueSuite):
         )
 
 
-class TestLmdb(QueueSuite):
+class TestLmdb(PatientSuite):
     most_messages = _MOST_MESSAGES
 
     @pytest.fixture(params=[True, False], ids=["sync", "no sync"])

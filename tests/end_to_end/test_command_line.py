@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 import pytest
 
+from tests.faults.held import held_until
 from tests.model_directories import SLOW, affine, write
 from tests.running_server import RunningServer
 
@@ -215,12 +216,15 @@ def metrics(server: RunningServer) -> bytes:
 
 
 def test_sigterm_answers_what_was_accepted_and_ends_with_zero(tmp_path: Path) -> None:
-    write(tmp_path, "slow", 1, SLOW)
-    with RunningServer(tmp_path, "--allow-code") as server:
+    write(tmp_path / "models", "slow", 1, held_until(gate := tmp_path / "gate"))
+    with RunningServer(tmp_path / "models", "--allow-code") as server:
         answers: list[object] = []
         asking = ask_slowly(server, 1.0, answers)
         began = time.monotonic()
-        assert server.stop() == 0
+        server.process.send_signal(signal.SIGTERM)
+        server.wait_for(lambda: any("draining" in line for line in server.errors), "draining to begin")
+        gate.touch()
+        assert server.wait_until_ended() == 0
         assert time.monotonic() - began < 10
         asking.join(10)
         assert answers == [(200, {"predictions": [1]})]
@@ -230,15 +234,15 @@ def test_sigterm_answers_what_was_accepted_and_ends_with_zero(tmp_path: Path) ->
 def test_readiness_goes_while_a_stopping_server_drains(tmp_path: Path) -> None:
     import http.client
 
-    write(tmp_path, "slow", 1, SLOW)
-    with RunningServer(tmp_path, "--allow-code") as server:
+    write(tmp_path / "models", "slow", 1, held_until(gate := tmp_path / "gate"))
+    with RunningServer(tmp_path / "models", "--allow-code") as server:
         # A connection that is open already, as a balancer's is.
         connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=20)
         connection.request("GET", "/v2/health/ready")
         response = connection.getresponse()
         assert (response.status, response.read()[:1]) == (200, b"{")
         answers: list[object] = []
-        asking = ask_slowly(server, 1.5, answers)
+        asking = ask_slowly(server, 1.0, answers)
         server.process.send_signal(signal.SIGTERM)
         server.wait_for(lambda: any("draining" in line for line in server.errors), "draining to begin")
         status = 0
@@ -250,6 +254,7 @@ def test_readiness_goes_while_a_stopping_server_drains(tmp_path: Path) -> None:
         finally:
             connection.close()
         assert status in {0, 503}
+        gate.touch()
         assert server.wait_until_ended() == 0
         asking.join(10)
         assert answers == [(200, {"predictions": [1]})]
@@ -278,7 +283,7 @@ def test_a_port_that_is_taken_is_named_with_the_way_out(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         for option, other in (("--http-port", "--grpc-port"), ("--grpc-port", "--http-port")):
             ran = headrace("serve", tmp_path, option, str(port), other, "0")
-            assert ran.returncode == 2
+            assert ran.returncode == 1  # it may be free later: a service manager tries again
             assert f"port {port} of 127.0.0.1 is taken" in ran.stderr
             assert f"{option} N" in ran.stderr
             assert "Traceback" not in ran.stderr

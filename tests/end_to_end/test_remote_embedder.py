@@ -15,6 +15,7 @@ from headrace.errors import ConfigError, FailedPrecondition, ModelError, NotFoun
 from tests.encoder_models import write_letters, write_models
 from tests.hostile_images import HostileServer, answer
 from tests.running_server import RunningServer
+from tools.services.ports import free_ports
 
 
 @pytest.fixture(scope="module")
@@ -85,8 +86,8 @@ def test_a_version_is_kept_to_and_its_end_is_told(
 
 def test_a_server_that_dies_and_comes_back_is_asked_again(tmp_path: Path) -> None:
     directory = write_models(tmp_path / "models")
-    with RunningServer(directory, "--allow-code") as first:
-        port = first.http_port
+    (port,) = free_ports(1)  # which nobody who connects to anybody is given while it is away
+    with RunningServer(directory, "--allow-code", "--http-port", str(port)) as first:
         embedder = remote(port, tmp_path)
         first.kill()
     with pytest.raises(Unavailable, match=r"127\.0\.0\.1 cannot be asked: ConnectionRefusedError"):

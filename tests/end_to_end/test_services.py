@@ -23,6 +23,7 @@ pytestmark = pytest.mark.timeout(400)  # Java starts slowly where other tests ta
 
 
 @pytest.mark.slow
+@pytest.mark.night
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_acknowledged_survives_a_kill_and_a_restart(
     kind: str, request: pytest.FixtureRequest
@@ -45,6 +46,7 @@ def test_what_is_acknowledged_survives_a_kill_and_a_restart(
 
 
 @pytest.mark.slow
+@pytest.mark.night
 @pytest.mark.parametrize("kind", KINDS)
 def test_with_tls_and_a_password_only_who_has_both_comes_in(
     kind: str, request: pytest.FixtureRequest

@@ -99,7 +99,8 @@ def check_outage(archive: Archive, server: Service, outage: str, times: int) -> 
             began = len(lookups.spent)
             begin(server)
             missing = lookups.missing
-            until(lambda missing=missing: lookups.missing > missing + 200)
+            # So many that a moment in which the machine lets no caller go on is less than 1 % of them.
+            until(lambda missing=missing: lookups.missing > missing + 600)
             during = lookups.spent[began:]
             assert p99(during) < 2 * usual + _SLACK_SECONDS
             assert float(np.median(during)) < 2 * usual + _HALFS_SLACK_SECONDS

@@ -45,13 +45,20 @@ class Model:
         if not is_probe:
             with open(self.folder / "embedded", "a") as file:
                 file.write("".join(f"{text}\\n" for text in texts))
-        while not is_probe and (self.folder / "hold").exists():
+        while not is_probe and self.is_held():
             time.sleep(0.01)
         if (self.folder / "slow").exists():
             time.sleep(0.4)
         vectors = np.ones((len(texts), DIMENSION), np.float32)
         vectors[:, :2] = [(len(text), sum(text.encode())) for text in texts]
         return {"vector": vectors}
+
+    def is_held(self):
+        try:
+            after = (self.folder / "hold").read_text()
+        except FileNotFoundError:
+            return False
+        return not after or (self.folder / "embedded").read_text().count("\\n") >= int(after)
 """
 
 
@@ -75,8 +82,10 @@ class Encoder:
     def slow_down(self) -> None:
         (self.folder / "slow").touch()
 
-    def hold(self) -> None:
-        (self.folder / "hold").touch()
+    def hold(self, more: int | None = None) -> None:
+        """Answer nothing from now on, or once so many more are embedded, until it may ``go`` on."""
+        after = "" if more is None else str(sum(self.embedded().values()) + more)
+        (self.folder / "hold").write_text(after)
 
     def go(self) -> None:
         (self.folder / "hold").unlink()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.archive_processes import Encoder, encoding
+from tests.faults.archive_processes import Encoder, encoding, until
 from tests.faults.still_serves import MODEL
 from tests.model_directories import affine, write
 
@@ -39,4 +39,4 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     if mounted.returncode:
         pytest.skip("only root may mount a small file system")
     yield disk
-    subprocess.run(["umount", disk], check=True)
+    until(lambda: subprocess.run(["umount", disk], capture_output=True, check=False).returncode == 0)

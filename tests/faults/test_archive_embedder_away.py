@@ -19,6 +19,7 @@ from headrace.archive.archive import Archive
 from headrace.archive.opening import open_archive_file
 from tests.faults.archive_processes import Encoder, encoding, until
 from tests.services import Start
+from tools.services.ports import free_ports
 from tools.services.redis_server import Redis
 
 FILMS = [f"film {number}" for number in range(500)]
@@ -91,8 +92,8 @@ def test_one_that_never_answers_keeps_nothing_from_starting_nor_others_from_fill
     settings(tmp_path, encoder.url, encoder.url)
     with open_archive_file(tmp_path / "archive.toml"):  # so that the spaces have their versions
         pass
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        port = silent.getsockname()[1]
+    (port,) = free_ports(1)  # which nobody who connects to anybody is given when it is silent no more
+    with socket.create_server(("127.0.0.1", port)) as silent:
         ill = f"http://127.0.0.1:{port}"
         settings(tmp_path, encoder.url, ill)
         with (

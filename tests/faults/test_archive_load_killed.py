@@ -11,6 +11,25 @@ from headrace.archive.opening import open_archive_file
 from headrace.cli.main import main
 
 ROWS = 200_000
+SLOWLY = """
+import sys
+import time
+
+from headrace.cli.main import main
+from headrace.stores.lmdb import InLmdbStore
+
+put_many = InLmdbStore.put_many
+
+
+def put_slowly(*given):
+    put_many(*given)
+    time.sleep(0.1)
+
+
+InLmdbStore.put_many = put_slowly
+sys.exit(main(sys.argv[1:]))
+"""
+"""A load that takes so many seconds that it is on its way when it is killed, however late that is."""
 
 
 def test_a_load_that_is_killed_is_run_again_and_its_default_moves_only_then(tmp_path: Path) -> None:
@@ -28,7 +47,7 @@ def test_a_load_that_is_killed_is_run_again_and_its_default_moves_only_then(tmp_
             there = [version.number for version in archive.record("users").versions]
             return there == [1, 2] and bool(archive.lookup("users", ["u0"], version=2).found[0])
 
-        with subprocess.Popen(words) as process:
+        with subprocess.Popen([sys.executable, "-c", SLOWLY, *words[3:]]) as process:
             end = time.monotonic() + 120
             while not is_begun():
                 assert process.poll() is None

@@ -33,9 +33,9 @@ def server(own_redis: Start[Redis]) -> Redis:
 
 
 @contextmanager
-def opened(server: Redis, folder: Path) -> Iterator[Archive]:
+def opened(server: Redis, folder: Path, timeout_seconds: float = TIMEOUT_SECONDS) -> Iterator[Archive]:
     table = {
-        "store": {"kind": "redis", "address": server.address, "timeout_seconds": TIMEOUT_SECONDS},
+        "store": {"kind": "redis", "address": server.address, "timeout_seconds": timeout_seconds},
         "queue": {"kind": "memory"},
         "cache": {"size_bytes": 2**16, "absent_seconds": 0.0},
         "spaces": {"films": {"dimension": 3}},
@@ -65,7 +65,7 @@ def test_a_store_that_is_not_there_at_the_start(server: Redis, tmp_path: Path) -
                 call()
         server.start()
         until(lambda: works(lambda: archive.put("films", KEYS, VECTORS)))
-        assert archive.lookup("films", KEYS).found.all()
+        until(lambda: bool(archive.lookup("films", KEYS).found.all()))
 
 
 def test_put_says_that_the_store_is_down(server: Redis, tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_put_says_that_the_store_is_down(server: Redis, tmp_path: Path) -> None:
 
 def test_concurrent_misses_of_one_key_are_one_read(server: Redis, tmp_path: Path) -> None:
     """The store is frozen while a thousand lookups ask for one key; what it is asked for then is counted."""
-    with opened(server, tmp_path) as archive:
+    with opened(server, tmp_path, 60.0) as archive:
         archive.put("films", KEYS, VECTORS)
         reader = archive.reader("films")
         reader.forget_all()

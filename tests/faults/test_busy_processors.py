@@ -20,8 +20,8 @@ from tests.running_server import RunningServer
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processors are chosen as on Linux")
 
 END_SECONDS = 10.0
-ARRIVAL_SECONDS = 30.0
-"""Ten on a machine that does nothing else."""
+ARRIVAL_SECONDS = 90.0
+"""Ten on a machine that does nothing else; a busy one has been seen to take more than thirty."""
 
 SLOWEST_SECONDS = 2.0
 """The longest that an answer may take beside a load and a busy process, all on one core."""

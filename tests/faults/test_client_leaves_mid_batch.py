@@ -8,6 +8,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from tests.faults.held import held_until
 from tests.faults.still_serves import (
     connect,
     does_it_still_serve,
@@ -16,10 +17,11 @@ from tests.faults.still_serves import (
     infer_message,
     predict_request,
 )
-from tests.model_directories import SLOW, write
+from tests.model_directories import write
 from tests.running_server import RunningServer
 
 ONE_AT_A_TIME = "[batching]\ninstances = 1\n"
+LEFT = b'headrace_errors_total{code="CANCELLED",protocol="gRPC"} 3'
 
 
 def counted(server: RunningServer, metric: str) -> float:
@@ -58,7 +60,7 @@ class Neighbours:
 
 @pytest.mark.parametrize("leave", ["REST", "gRPC"])
 def test_neighbours_of_clients_that_leave_are_answered(models: Path, leave: str) -> None:
-    write(models, "slow", 1, SLOW, ONE_AT_A_TIME)
+    write(models, "slow", 1, held_until(gate := models.parent / "gate"), ONE_AT_A_TIME)
     with RunningServer(models, "--allow-code") as server, grpc_calls(server) as call:
         neighbours = Neighbours(server)
         neighbours.ask(1.0)  # keeps the only instance busy
@@ -75,6 +77,9 @@ def test_neighbours_of_clients_that_leave_are_answered(models: Path, leave: str)
                 hang_up(one)
             else:
                 call_of.cancel()
+        if leave == "gRPC":
+            server.wait_for(lambda: LEFT in server.get("/metrics")[1], "the server to be told of it")
+        gate.touch()
         neighbours.wait()
         # The batch held the four neighbours and the three who stayed. Those who left it did not hold; but
         # h2corn does not tell when a client of HTTP/1.1 leaves, so these are computed for nobody.
@@ -86,12 +91,12 @@ def test_neighbours_of_clients_that_leave_are_answered(models: Path, leave: str)
             assert b" 200 " in one.recv(4096)
         for one in sockets:
             one.close()
-        assert counted(server, "outstanding_requests") == 0
+        server.wait_for(lambda: counted(server, "outstanding_requests") == 0, "nothing to be left")
         does_it_still_serve(server)
 
 
 def test_a_client_that_leaves_while_its_batch_runs_harms_nobody(models: Path) -> None:
-    write(models, "slow", 1, SLOW, ONE_AT_A_TIME)
+    write(models, "slow", 1, held_until(gate := models.parent / "gate"), ONE_AT_A_TIME)
     with RunningServer(models, "--allow-code") as server, grpc_calls(server) as call:
         neighbours = Neighbours(server)
         leaver = connect(server.http_port)
@@ -102,6 +107,7 @@ def test_a_client_that_leaves_while_its_batch_runs_harms_nobody(models: Path) ->
         server.wait_for(lambda: counted(server, "queued_rows") == 2, "the others to wait")
         canceled.cancel()
         hang_up(leaver)
+        gate.touch()
         neighbours.wait()
         assert neighbours.answers == [(200, {"predictions": [1]})]
         with pytest.raises(grpc.FutureCancelledError):

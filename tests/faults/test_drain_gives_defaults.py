@@ -25,6 +25,7 @@ PATIENCE_SECONDS = 20.0
 FAST = SLOW.replace("time.sleep(float(seconds.max()))", "pass").replace("[len(seconds)]", "[7]")
 ONE_BY_ONE = "[batching]\ninstances = 1\nmax_batch_rows = 1\n"
 CALLS = 4
+TRIES = 4
 DEFAULTS = {"values": (-1, "default"), "another": (7, "default fast/1")}
 
 Told = tuple[int, str]
@@ -78,31 +79,40 @@ def models(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_who_waits_for_a_default_when_the_server_is_told_to_stop_gets_it(models: Path, way: str) -> None:
+    """On a crowded machine the default may come before all have asked: then a server of its own is tried."""
     ask, options = WAYS[way]
-    with ThreadPoolExecutor(len(DEFAULTS) * CALLS) as callers, _server(models, *options) as server:
-        began = time.monotonic()
-        calls = {
-            model: [callers.submit(ask, server, model, SLOWLY) for _ in range(CALLS)] for model in DEFAULTS
-        }
-        _stop_when_all_wait(server, calls)
-        assert time.monotonic() - began < PATIENCE_SECONDS
-        for model, default in DEFAULTS.items():
-            told = [call.result() for call in calls[model]]
-            assert told == [default] * CALLS
-        assert server.wait_until_ended() == 0
-        assert time.monotonic() - began < DRAIN_SECONDS, "it does not wait for what nobody waits for"
+    for _ in range(TRIES):
+        with ThreadPoolExecutor(len(DEFAULTS) * CALLS) as callers, _server(models, *options) as server:
+            began = time.monotonic()
+            calls = {
+                model: [callers.submit(ask, server, model, SLOWLY) for _ in range(CALLS)]
+                for model in DEFAULTS
+            }
+            if not _come_to_wait(server, calls):
+                continue
+            server.process.send_signal(signal.SIGTERM)
+            for model, default in DEFAULTS.items():
+                told = [call.result() for call in calls[model]]
+                assert told == [default] * CALLS
+            assert server.wait_until_ended() == 0
+            assert time.monotonic() - began < DRAIN_SECONDS, "it does not wait for what nobody waits for"
+            return
+    pytest.fail(f"in {TRIES} tries not all calls waited at a time")
 
 
 def _server(models: Path, *options: str) -> RunningServer:
     return RunningServer(models, "--allow-code", "--drain-seconds", str(DRAIN_SECONDS), *options)
 
 
-def _stop_when_all_wait(server: RunningServer, calls: dict[str, list[Future[Told]]]) -> None:
-    def waiting() -> bool:
+def _come_to_wait(server: RunningServer, calls: dict[str, list[Future[Told]]]) -> bool:
+    """Whether all calls wait at a time, before the first of them has been answered."""
+    until = time.monotonic() + PATIENCE_SECONDS
+    while not any(call.done() for several in calls.values() for call in several):
         text = server.get("/metrics")[1].decode()
-        return all(
+        if all(
             f'headrace_outstanding_requests{{model="{one}",version="1"}} {CALLS}' in text for one in calls
-        )
-
-    server.wait_for(waiting, "all calls to wait", PATIENCE_SECONDS)
-    server.process.send_signal(signal.SIGTERM)
+        ):
+            return True
+        assert time.monotonic() < until, "calls are not answered"
+        time.sleep(0.01)
+    return False

@@ -18,7 +18,7 @@ from tests.faults.still_serves import MODEL, connect, predict_request
 from tests.faults.strict_callers import Callers, grpc_unary, http1, http2
 from tests.running_server import RunningServer
 
-LEAD_SECONDS = 0.5
+LEAD_SECONDS = 1.0
 LEAD = ("--drain-lead-seconds", str(LEAD_SECONDS))
 CALLERS = 32
 MOST_SECONDS = 120.0
@@ -27,6 +27,11 @@ WAYS = {
     "REST over HTTP/1.1": (http1, ()),
     "REST over HTTP/2": (http2, ()),
     "gRPC": (grpc_unary, ()),
+    "REST over HTTP/1.1, two workers": (http1, ("--workers", "2")),
+    "REST over HTTP/2, two workers": (http2, ("--workers", "2")),
+    "gRPC, two workers": (grpc_unary, ("--workers", "2")),
+    "REST over HTTP/1.1 by uvicorn, two workers": (http1, ("--workers", "2", "--http-server", "uvicorn")),
+    "gRPC by grpcio, two workers": (grpc_unary, ("--workers", "2", "--grpc-server", "grpcio")),
     "REST over HTTP/1.1 by uvicorn": (http1, ("--http-server", "uvicorn")),
     "gRPC by grpcio": (grpc_unary, ("--grpc-server", "grpcio")),
 }
@@ -70,6 +75,7 @@ def test_every_answer_says_from_the_signal_on_that_its_connection_ends(models: P
         kept, silent = connect(server.http_port), connect(server.http_port)
         with kept, silent:
             assert b"connection: close" not in _ask(kept)
+            began = time.monotonic()
             server.process.send_signal(signal.SIGTERM)
             server.wait_for(lambda: any("draining" in line for line in server.errors), "draining to begin")
             assert b"connection: close" in _ask(kept)
@@ -78,9 +84,8 @@ def test_every_answer_says_from_the_signal_on_that_its_connection_ends(models: P
                 assert b"connection: close" in _ask(late)
             status, body = server.get("/v2/health/ready")
             assert (status, b'"ready":false' in body) == (503, True)
-            began = time.monotonic()
             assert silent.recv(1) == b"", "who never sends is let go at the end"
-            assert time.monotonic() - began > 1
+            assert time.monotonic() - began > 4
         assert server.wait_until_ended() == 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import threading
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from headrace.versions.control import pin
 from tests.faults.still_serves import does_it_still_serve
 from tests.model_directories import affine, write
 from tests.running_server import RunningServer
+from tools.services.ports import free_ports
 
 
 def test_a_killed_server_starts_again_on_the_same_ports_with_the_same_versions(models: Path) -> None:
@@ -16,15 +18,15 @@ def test_a_killed_server_starts_again_on_the_same_ports_with_the_same_versions(m
         write(models, "m", number, affine(0.0, float(number)))
     pin(models / "m", 1)
     answer = (200, {"predictions": [1.0]})
-    with RunningServer(models) as server:
-        ports = (str(server.http_port), str(server.grpc_port))
+    ports = tuple(map(str, free_ports(2)))  # which nobody who connects to anybody is given meanwhile
+    with RunningServer(models, "--http-port", ports[0], "--grpc-port", ports[1]) as server:
         refused = threading.Event()
 
         def load() -> None:
             while not refused.is_set():
                 try:
                     server.post("/v1/models/m:predict", {"instances": [0.0]})
-                except (OSError, ValueError):
+                except (OSError, ValueError, http.client.HTTPException):
                     refused.set()
 
         clients = [threading.Thread(target=load) for _ in range(4)]

@@ -16,7 +16,7 @@ import headrace
 from tests.conformance.ctr_models import field_inputs, write
 from tests.running_server import RunningServer
 
-SECONDS = 200.0
+SECONDS = 400.0
 LOST = ("joined_inputs.*", "hashing.place_integers*")
 """Some kernels that each click model needs, and that are compiled in a second or two."""
 
@@ -24,7 +24,7 @@ NOT_KEPT = "compiled kernels cannot be kept"
 BY_A_CHILD = "compiling kernels in a process of their own"
 
 pytestmark = [
-    pytest.mark.timeout(300),  # The first one waits for all kernels to be compiled.
+    pytest.mark.timeout(500),  # The first one waits for all kernels to be compiled.
     pytest.mark.skipif(sys.platform != "linux", reason="rights are taken away as on Linux"),
     pytest.mark.skipif(
         os.geteuid() == 0 and shutil.which("setpriv") is None, reason="root writes anywhere without setpriv"

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
+import pytest
 
 from tests.faults.still_serves import does_it_still_serve, grpc_calls, infer_message
 from tests.model_directories import SLOW, write
@@ -88,6 +89,33 @@ def test_deadlines_that_pass_under_load_are_told_in_time_and_never_computed(mode
         began = time.monotonic()
         assert ask(server, 0.0)[0] == 200
         assert time.monotonic() - began < 5 * WHOLE_SECONDS, "what had expired was computed all the same"
+        does_it_still_serve(server)
+
+
+def status_of_what_nobody_can_read(server: RunningServer, path: str, **headers: str) -> int:
+    connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=60)
+    try:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        connection.request("POST", path, b"no JSON at all", named)
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize("path", ["/v1/models/slow:predict", "/v2/models/slow/infer"])
+def test_what_would_come_too_late_is_refused_before_its_body_is_read(models: Path, path: str) -> None:
+    """Or refusing would cost about as much as answering, and there would be no time left to answer."""
+    write(models, "slow", 1, SLOW, ROW_BY_ROW)
+    with RunningServer(models, "--allow-code") as server, ThreadPoolExecutor(20) as threads:
+        assert ask(server, WHOLE_SECONDS)[0] == 200
+        assert status_of_what_nobody_can_read(server, path, x_request_timeout_ms="50") == 400
+        answers = [threads.submit(ask, server, WHOLE_SECONDS) for _ in range(20)]
+        statuses = {400}
+        while statuses == {400} and not all(answer.done() for answer in answers):
+            statuses.add(status_of_what_nobody_can_read(server, path, x_request_timeout_ms="50"))
+        assert statuses == {400, 503}
+        assert {answer.result()[0] for answer in answers} == {200}
+        assert status_of_what_nobody_can_read(server, path, x_request_timeout_ms="50") == 400
         does_it_still_serve(server)
 
 

@@ -107,7 +107,7 @@ def test_calls_end_in_time_while_kafka_is_away_and_work_when_it_is_back(
         threads = threading.active_count()
         for _ in range(3):
             assert ends_in_time(lambda: queue.publish(messages(10, 10)))
-        assert threading.active_count() == threads
+        assert threading.active_count() <= threads
     finally:
         come_back()
     eventually(lambda: queue.publish(messages(20, 10)))
@@ -208,9 +208,9 @@ def test_members_that_come_and_go_repeat_at_most_a_batch_each(kafka_server: Kafk
     queue.publish(messages(0, count))
     with QueueProcess(opener) as one, QueueProcess(opener) as two, QueueProcess(opener) as killed:
         one.begin_to_work(BATCH, 15.0)
-        taken: list[Message] = []
-        while not taken:
-            taken = killed.receive(BATCH, 1.0)  # it takes partitions from the first, and ends with a batch
+        while not killed.receive(BATCH, 1.0):  # it takes partitions from the first, and ends with a batch
+            queue.publish(messages(count, 200))  # the first may have had all before
+            count += 200
         two.begin_to_work(BATCH, 15.0)
         killed.kill()
         queue.publish(messages(count, 200))

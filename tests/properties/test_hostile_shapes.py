@@ -33,7 +33,7 @@ from tests.unit.frontends.oip.doubles import LoadedDouble, echo
 from tests.unit.frontends.tfserving.doubles import ServiceDouble, classifier
 
 MIDDLE, LARGEST = 256 * 1024, 1024 * 1024
-RUNS = 3
+RUNS = 2
 MOST_GROWTH = 2.5  # of what a byte costs, over four times the bytes: 4 would be quadratic
 MOST_SECONDS_A_BYTE = 6e-6  # four times what the worst takes, which docs/limits.md says: 1.4 µs
 MOST_MEMORY_A_BYTE = 100  # measured: 25 for empty lists, 75 for lists nested 60 deep, of two bytes each

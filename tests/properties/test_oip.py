@@ -25,6 +25,7 @@ from headrace.frontends.wire.steps import run
 from headrace.frontends.wire.tensors import WireTensor, as_array
 from headrace.frontends.wire.texts import join_strings, splitting
 from headrace.tensors import BY_OIP, DATATYPES, STRING, Array
+from tests.examples import examples
 from tests.unit.frontends.decoding import decode_body, infer
 from tests.unit.frontends.oip.doubles import LoadedDouble, ServiceDouble, ctr, echo
 from tests.unit.frontends.oip.test_rest import call
@@ -107,7 +108,7 @@ def mutations(draw: st.DrawFn, size: int) -> Callable[[bytes], bytes]:
 
 
 @pytest.mark.parametrize("request_id", ["", "abc"])
-@settings(max_examples=1500)
+@settings(max_examples=examples(1500))
 @given(mutate=mutations(340), fill=st.integers(0, 255))
 def test_a_mutated_message_gives_the_same_the_fast_way_and_the_slow_way(
     request_id: str, mutate: Callable[[bytes], bytes], fill: int
@@ -123,7 +124,7 @@ def test_a_mutated_message_gives_the_same_the_fast_way_and_the_slow_way(
 
 
 @pytest.mark.parametrize("request_id", ["", "abc"])
-@settings(max_examples=1000)
+@settings(max_examples=examples(1000))
 @given(mutate=mutations(180), user=st.binary(max_size=20), word=st.binary(max_size=20))
 def test_a_mutated_message_of_texts_gives_the_same_the_fast_way_and_the_slow_way(
     request_id: str, mutate: Callable[[bytes], bytes], user: bytes, word: bytes
@@ -151,7 +152,7 @@ def test_any_single_bit_may_flip() -> None:
             assert outcome(lambda decoder=fast, data=bytes(data): infer(decoder, data)) == expected
 
 
-@settings(max_examples=1000)
+@settings(max_examples=examples(1000))
 @given(mutate=mutations(380), fill=st.integers(0, 255), shift=st.integers(-2, 2))
 def test_a_mutated_binary_body_gives_the_same_the_fast_way_and_the_slow_way(
     mutate: Callable[[bytes], bytes], fill: int, shift: int
@@ -170,7 +171,7 @@ def test_a_mutated_binary_body_gives_the_same_the_fast_way_and_the_slow_way(
     assert seen(fast) == expected
 
 
-@settings(max_examples=1000)
+@settings(max_examples=examples(1000))
 @given(
     data=st.binary(max_size=200) | mutations(400).map(lambda mutate: mutate(JSON_BODY)),
     length=st.none() | st.binary(),
@@ -180,13 +181,13 @@ def test_any_body_decodes_or_is_refused(data: bytes, length: bytes | None) -> No
     outcome(lambda: decode_body(ctr(), data, length))
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(data=st.binary(max_size=200))
 def test_any_message_decodes_or_is_refused(data: bytes) -> None:
     outcome(lambda: infer(InferDecoder(ServiceDouble(ctr()).loaded), data))
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(
     datatype=st.sampled_from([*BY_OIP, "BF16", "", "FP8"]),
     shape=st.lists(st.integers(-2, 4) | st.integers(), max_size=5).map(tuple),
@@ -311,7 +312,7 @@ INPUT = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     st.sampled_from(MODELS) | st.sampled_from(LEFT_OUT),
     st.fixed_dictionaries({"inputs": st.lists(INPUT, max_size=2)}, optional={"id": st.just("1")}),

@@ -14,6 +14,7 @@ import pytest
 from headrace.errors import StreamError
 from headrace.stream.parser import FREE_EXPANSION_BYTES, MOST_EXPANSION
 from headrace.stream.reader import Reader, ReadSettings
+from tests.properties.costs import TRIES
 from tests.streams import schema_of
 
 SCHEMA = schema_of(label={"role": "label"}, site={"text": True, "buckets": 1000}).encode()
@@ -120,12 +121,15 @@ def seconds(data: bytes) -> float:
 def test_time_is_linear_in_the_bytes_that_arrive(shape: str) -> None:
     read(SHAPES[shape](SIZES[0]))  # Compiles.
     streams = [SHAPES[shape](size) for size in SIZES]
-    # A floor: below it, the clock and the first message of a stream are what is measured.
-    taken = [max(seconds(data), 0.005) for data in streams]
     allowed = FREE_EXPANSION_BYTES / 2**30 if shape in EXPANDING else 0.0
-    assert taken[-1] <= NANOSECONDS * 1e-9 * len(streams[-1]) + allowed + 0.02
     grown = len(streams[-1]) / len(streams[0])
-    assert taken[-1] <= max(2.5 * grown * taken[0], allowed + 0.02)
+    for _ in range(TRIES):
+        # A floor: below it, the clock and the first message of a stream are what is measured.
+        taken = [max(seconds(data), 0.005) for data in streams]
+        most = NANOSECONDS * 1e-9 * len(streams[-1]) + allowed + 0.02
+        if taken[-1] <= min(most, max(2.5 * grown * taken[0], allowed + 0.02)):
+            return
+    pytest.fail(f"{grown:.1f} times the bytes take {taken} seconds")
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -32,6 +32,7 @@ from tests.calling import (
     AskingItself,
     Gated,
     asleep,
+    clock_of_callers,
     occupied,
     of,
     rows_of,
@@ -56,7 +57,7 @@ both_ways = pytest.mark.parametrize("aside", [False, True], ids=["with the turn"
 
 @both_ways
 def test_who_finds_nobody_at_work_computes_for_all_who_wait(aside: bool) -> None:
-    model = Gated()
+    model, before = Gated(), set(threading.enumerate())
     with serving(model, aside=aside, instances=1) as (engine, _):
         busy = occupied(engine, model)
         waiting = [Asking(engine, float(number)) for number in range(8)]
@@ -68,16 +69,18 @@ def test_who_finds_nobody_at_work_computes_for_all_who_wait(aside: bool) -> None
         counted = of(engine).statistics
         assert (counted.requests, counted.rows, counted.batches) == (9, 9, 2)
         assert counted.batch_rows.keys() == {1, 8}
-        assert not [thread for thread in threading.enumerate() if thread.name.startswith("m/1")]
+        started = set(threading.enumerate()) - before  # threads of an earlier engine may still be ending
+        assert not [thread for thread in started if thread.name.startswith("m/1")]
 
 
 def test_what_takes_long_runs_side_by_side() -> None:
     model = Gated()
     with serving(model, aside=True, instances=2) as (engine, _):
         model.shut = True
-        first = [Asking(engine, float(number)) for number in range(2)]
-        model.await_entered()
-        model.await_entered()
+        first = []
+        for number in range(2):  # one after the other: those who come at once are computed together
+            first.append(Asking(engine, float(number)))
+            model.await_entered()
         third = Asking(engine, 2.0)
         asleep(engine, 1)
         model.open()
@@ -203,7 +206,7 @@ def test_interrupts_at_any_point_leave_nobody_waiting() -> None:
         draw = random.Random(5)
         try:
             until = time.monotonic() + 1.0
-            while time.monotonic() < until:
+            while time.monotonic() < until or interrupts <= 20:
                 with contextlib.suppress(Interrupted):
                     signal.setitimer(signal.ITIMER_REAL, draw.uniform(1e-5, 2e-3))
                     while True:
@@ -217,7 +220,6 @@ def test_interrupts_at_any_point_leave_nobody_waiting() -> None:
             thread.join(PATIENCE_SECONDS)
         assert not any(thread.is_alive() for thread in threads)
         assert not wrong
-        assert interrupts > 20
         assert engine.predict_blocking("m", rows_of(1.0))["y"].tolist() == [[2.0, 2.0]]
 
 
@@ -228,7 +230,7 @@ def test_who_waits_is_told_at_its_deadline() -> None:
         began = time.monotonic()
         with pytest.raises(DeadlineExceeded):
             engine.predict_blocking("m", rows_of(1.0), timeout_seconds=0.05)
-        assert 0.05 <= time.monotonic() - began < 5
+        assert 0.05 <= time.monotonic() - began < PATIENCE_SECONDS
         model.open()
         assert busy.answered_right
         assert engine.predict_blocking("m", rows_of(2.0))["y"].tolist() == [[4.0, 4.0]]
@@ -260,7 +262,7 @@ def test_closing_answers_who_waits_and_refuses_who_comes() -> None:
     waiting: list[Asking] = []
 
     def open_when_closing() -> None:
-        wait_for(lambda: engine.manager._closing)
+        wait_for(lambda: engine.manager.ready_now("m") is None)
         late.append(Asking(engine, 9.0))
         late[0].join(PATIENCE_SECONDS)
         model.open()
@@ -377,7 +379,7 @@ def test_whatever_threads_do_each_call_ends_once_and_right(
         for index in range(calls_each):
             value = POISON if draw.random() < 0.05 else float(1 + number * calls_each + index)
             rows = draw.randint(1, 3)
-            within = draw.choice([None, None, 5.0, 1e-4])
+            within = draw.choice([None, None, 60.0, 1e-4])
             try:
                 answer = engine.predict_blocking("m", rows_of(value, rows), timeout_seconds=within)
             except HeadraceError as error:
@@ -430,18 +432,21 @@ def test_an_interrupt_where_a_function_begins_leaves_the_turn_to_others(number: 
 
 
 @pytest.mark.parametrize("queue_rows", [8, 1000], ids=["a full queue", "a long one"])
-def test_callers_whose_deadlines_passed_stand_in_nobodys_way(queue_rows: int) -> None:
+def test_callers_whose_deadlines_passed_stand_in_nobodys_way(
+    queue_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The last of them had left, so nobody dropped their rows, and all calls after them were refused."""
-    model = Gated()
+    model, later = Gated(), clock_of_callers(monkeypatch)
     with serving(model, max_batch_rows=4, max_queue_rows=queue_rows) as (engine, _):
         busy = occupied(engine, model)
         waiting = []
         for number in range(8):
-            waiting.append(Asking(engine, float(number), timeout_seconds=0.4))
+            waiting.append(Asking(engine, float(number), timeout_seconds=60))
             asleep(engine, number + 1)
         model.gate.release()  # the first is answered; one of the others computes some of them
         model.await_entered()
-        time.sleep(0.4)  # what is tested begins when all deadlines have passed
+        later(100.0)  # what is tested begins when all deadlines have passed
+        wait_for(lambda: sum(one.is_alive() for one in waiting) == 1)
         model.open()
         for one in (busy, *waiting):
             one.join()
@@ -449,33 +454,36 @@ def test_callers_whose_deadlines_passed_stand_in_nobodys_way(queue_rows: int) ->
         assert 4 <= late < 8, "who computes is answered late, and perhaps others of its batch"
         assert (of(engine).queued_rows, of(engine).outstanding) == (0, 0)
         assert of(engine).statistics.failures == late
-        assert engine.predict_blocking("m", rows_of(1.0, 8), timeout_seconds=5)["y"][0, 0] == 2.0
+        assert engine.predict_blocking("m", rows_of(1.0, 8), timeout_seconds=200)["y"][0, 0] == 2.0
 
 
 def test_a_batch_whose_callers_left_before_it_was_computed_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, work = Gated(), Callers._work
+    model, work, later = Gated(), Callers._work, clock_of_callers(monkeypatch)
     busy: Asking | None = None
 
     def late(self: Callers, own: WaitingRequest) -> None:
         """Whoever gave the batch is put aside before it wakes its caller."""
         work(self, own)
         if threading.current_thread() is busy:
+            put_aside.set()
             late_until.wait(PATIENCE_SECONDS)
 
     monkeypatch.setattr(Callers, "_work", late)
-    late_until = threading.Event()
+    put_aside, late_until = threading.Event(), threading.Event()
     with serving(model, aside=True, max_batch_rows=4, instances=2) as (engine, _):
         engine.predict_blocking("m", rows_of(1.0, 4))
         others = [occupied(engine, model), occupied(engine, model)]
         busy = others[0]
-        gone = Asking(engine, 3.0, timeout_seconds=0.3)
+        gone = Asking(engine, 3.0, timeout_seconds=60)
         asleep(engine, 1)
         model.open()
+        assert put_aside.wait(PATIENCE_SECONDS)
+        later(100.0)
         gone.join()
         late_until.set()
         for one in others:
             assert one.answered_right
         before = len(model.batches)
-        assert engine.predict_blocking("m", rows_of(1.0), timeout_seconds=5)["y"][0, 0] == 2.0
+        assert engine.predict_blocking("m", rows_of(1.0), timeout_seconds=200)["y"][0, 0] == 2.0
         assert len(model.batches) <= before + 1
         assert of(engine).outstanding == 0

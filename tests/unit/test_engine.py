@@ -129,13 +129,13 @@ def test_a_deadline_that_passes_while_the_model_runs_is_answered_without_it() ->
         held = threading.Event()
         held.set()
         policy = BatchingPolicy(instances=1, inline_seconds=0)
-        model = Doubling(before=lambda: held.wait(10))
+        model = Doubling(before=lambda: held.wait(25))
         async with Engine.from_objects({"m": model}, batching=policy) as engine:
             held.clear()
             started = time.monotonic()
             with pytest.raises(DeadlineExceeded):
                 await engine.predict("m", {"x": ROW}, timeout_seconds=0.05)
-            assert time.monotonic() - started < 5
+            assert time.monotonic() - started < 20
             held.set()
             assert (await engine.predict("m", {"x": ROW}))["y"].tolist() == [[2.0, 4.0]]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -70,7 +71,7 @@ def test_a_pending_key_is_not_queued_again_before_its_time(tmp_path: Path, kind:
 
         def asked_again() -> bool:
             archive.lookup("texts", ["new"])
-            return archive.counts["texts"].again == 1
+            return archive.counts["texts"].again >= 1
 
         until(asked_again)
 
@@ -137,8 +138,9 @@ def test_a_wrong_value_in_the_store_is_out_of_vocabulary_and_counted(archive: Ar
 
 def test_a_vector_that_is_over_its_time_is_missing_and_wanted(tmp_path: Path, kind: str) -> None:
     with open_parts(tmp_path, kind, {"embedder": "lengths", "ttl_seconds": 1.0}) as archive:
+        begun = time.monotonic()
         archive.put("texts", ["a"], np.ones((1, 4)))
-        assert archive.lookup("texts", ["a"]).found.all()
+        assert archive.lookup("texts", ["a"]).found.all() or time.monotonic() - begun > 1.0
         until(lambda: not archive.lookup("texts", ["a"]).found.any())
         until(lambda: archive.queue.depth().messages == 1)
 
@@ -179,6 +181,20 @@ def test_two_processes_worth_of_archives_agree(tmp_path: Path) -> None:
         other._publisher.close()
 
 
+def test_a_space_that_a_newer_headrace_has_changed_stays_as_it_was_known_and_that_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with open_parts(tmp_path, "memory", cache={"poll_seconds": 0.02}) as archive:
+        archive.put("texts", ["a"], np.ones((1, 4)))
+        before = archive.store.read("space/texts")
+        assert archive.store.swap("space/texts", before, b'{"format": 2, "else": 1}')
+        until(lambda: "format 2 is newer than 1; update headrace" in str(archive.troubles))
+        assert archive.lookup("texts", ["a"]).found.all()
+        assert archive.store.swap("space/texts", b'{"format": 2, "else": 1}', before or b"")
+        until(lambda: not archive.troubles)
+    assert caplog.text.count("update headrace; what was known of the space stays") == 1
+
+
 def test_an_embedder_of_another_length_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"spaces\.texts\.dimension: expected 4, as the embedder 'lengths'"):
         open_parts(tmp_path, "memory", {"embedder": "lengths", "dimension": 7})
@@ -209,7 +225,7 @@ def test_a_file_that_holds_no_such_vector_is_told(
 
 
 def test_a_caller_that_is_over_its_quota_is_answered_and_its_keys_are_not_queued(tmp_path: Path) -> None:
-    space = {"embedder": "lengths", "max_new_keys_per_second": 1.0, "max_new_keys_burst": 3}
+    space = {"embedder": "lengths", "max_new_keys_per_second": 0.001, "max_new_keys_burst": 3}
     with open_parts(tmp_path, "memory", space) as archive:
         for number in range(10):
             archive.lookup("texts", [f"ads/{number}"], caller="ads")

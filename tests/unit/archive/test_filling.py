@@ -124,7 +124,7 @@ def test_an_encoder_that_is_starting_is_waited_for(archive: Archive) -> None:
 def test_what_a_dying_filler_stored_of_a_forgotten_key_is_removed_by_the_next_one(archive: Archive) -> None:
     archive.want("texts", ["Heat"])
     dying = archive.queue.receiver()
-    assert len(dying.receive(1, 5.0)) == 1
+    assert len(dying.receive(1, 20.0)) == 1
     archive.forget("texts", ["Heat"])
     archive.put("texts", ["Heat"], np.ones((1, 4)))  # what it stores in the midst of that
     dying.close()

@@ -81,7 +81,9 @@ class Server:
     def serve(self, url: str | None, ad: int) -> Filled:
         request = {"url": np.array([(url or "").encode()], object), "ad": np.array([ad])}
         inputs = ModelInputs(SOURCES, self.versions, {})
-        look = lambda asked: self.archive.lookup(asked.space, asked.keys, version=asked.version)  # noqa: E731
+        look = lambda asked: self.archive.lookup(  # noqa: E731
+            asked.space, asked.keys, version=asked.version, timeout_seconds=30.0
+        )
         filled = inputs.fill(request, look, time.time_ns() // 1_000_000)
         row: dict[str, Any] = {"label": 0, "served": now_us(), "url": url, "ad": ad}
         for name, looked in filled.looked_up.items():

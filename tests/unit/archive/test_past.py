@@ -113,7 +113,7 @@ def test_lookups_are_replayed_byte_for_byte_while_values_change(opened: Callable
     for round_ in range(12):
         some = [keys[round_ % 2], LONG] if round_ % 3 else ["b"]
         archive.put("texts", some, rng.normal(size=(len(some), DIMENSION)))
-        lookup = archive.lookup("texts", keys)
+        lookup = archive.lookup("texts", keys, timeout_seconds=30.0)
         served.append((time.time_ns() // 1_000_000, lookup.vectors.copy(), lookup.written.copy()))
         wait_for_the_next_millisecond()
     assert len({vectors.tobytes() for _, vectors, _ in served}) == 12
@@ -287,13 +287,15 @@ def test_what_is_over_is_lost_and_not_out_of_vocabulary_in_silence(archive: Arch
 
 def test_a_value_is_over_with_its_time(tmp_path: Path) -> None:
     with open_parts(tmp_path, "lmdb", {**KEPT, "ttl_seconds": 0.2}) as archive:
-        first = put(archive, "a", 1.0)
+        while not (first := put(archive, "a", 1.0)):  # its time was over before it was looked at
+            pass
         while archive.lookup("texts", ["a"]).found[0]:
             wait_for_the_next_millisecond()
         reader = archive.reader("texts")
         while archive.store.get_many("texts_v1", [b"a"], reader.version.form.missing)[0][0]:
             wait_for_the_next_millisecond()
-        second = put(archive, "a", 2.0)
+        while not (second := put(archive, "a", 2.0)):
+            pass
         assert was(archive, "a", first + 200, first + 201, second - 1, second) == [1.0, 0.0, 0.0, 2.0]
 
 

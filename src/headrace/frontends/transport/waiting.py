@@ -73,6 +73,7 @@ class Pauses:
 
     Attributes:
         over: Whether it stops.
+        why: Why streams end, as their clients are told.
     """
 
     def __init__(self, last_seconds: float = 0.0) -> None:
@@ -83,6 +84,7 @@ class Pauses:
                 moment to be received.
         """
         self._last_seconds = last_seconds
+        self.why = "the server is stopping, and ends streams once it has answered what it has read"
         self.over = False
         self._open: set[asyncio.Timeout] = set()
 
@@ -120,9 +122,7 @@ class Pauses:
             self._open.discard(pause)
             del pause  # it keeps the task, which keeps what ends it, and that this frame
         if self.over:
-            raise Unavailable(
-                "the server is stopping, and ends streams once it has answered what it has read"
-            )
+            raise Unavailable(self.why)
         return None
 
     def _last(self, left_seconds: float = math.inf) -> float:

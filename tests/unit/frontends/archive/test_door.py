@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from headrace.archive.config import ArchiveConfig, SpaceSettings
 from headrace.archive.keys import SLICE_LETTERS, in_slices
 from headrace.config import Limits
 from headrace.errors import DeadlineExceeded, InvalidRequest, Overloaded
+from headrace.frontends.archive import door as doors
 from headrace.frontends.archive.door import Door
 from headrace.frontends.calls import GrpcCall
 from headrace.frontends.transport.bodies import Bodies
@@ -103,16 +105,17 @@ class SilentStore(InMemoryStore):
 
 
 @pytest.mark.parametrize("seconds", [0.02, 0.5])
-def test_a_silent_store_leaves_time_for_the_answer(seconds: float) -> None:
+def test_a_silent_store_leaves_time_for_the_answer(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """As long as nothing is known of a store, it is waited for; but an answer at the deadline is an error."""
     store, spaces = SilentStore(), {"items": SpaceSettings(dimension=DIMENSION)}
     config = ArchiveConfig(store=MemoryStore(), queue=MemoryQueue(), spaces=spaces)
     with Archive(config, store, open_queue(config.queue)) as archive:
         door = Door(archive, Limits(), Lane(), is_admin=False)
         waited: list[float] = []
+        monkeypatch.setattr(doors, "time", SimpleNamespace(monotonic=lambda: 1000.0))
 
         async def look() -> None:
-            reader, call = archive.reader("items"), GrpcCall(time.monotonic() + seconds)
+            reader, call = archive.reader("items"), GrpcCall(1000.0 + seconds)
             found = door.quick(reader, ["a"], call)
             assert found is not None
             assert found.waits

@@ -7,6 +7,7 @@ import gc
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
+import msgspec
 import pytest
 
 from headrace.config import Limits
@@ -14,7 +15,7 @@ from headrace.errors import Overloaded
 from headrace.frontends.transport.bodies import CALL_BYTES, INCLUDED_BYTES, Bodies
 from tests.unit.frontends.transport.wire import GRPC, Event, Server, Wire, body, message, part
 
-LIMITS = Limits(max_message_bytes=1000, max_inflight_bytes=5000, body_timeout_seconds=0.05)
+LIMITS = Limits(max_message_bytes=1000, max_inflight_bytes=5000, body_timeout_seconds=60.0)
 UNARY, STREAM, REST = "/x.Echo/Unary", "/x.Echo/Stream", "/echo/x"
 SILENT: list[Event] = []
 WHOLE = body(message(b"a"))
@@ -107,7 +108,8 @@ def test_of_too_many_that_stopped_on_their_way_those_that_stopped_first_are_ende
 
 
 def test_a_stream_without_a_first_message_is_given_up() -> None:
-    response = Server(LIMITS).grpc([], path=STREAM)
+    limits = msgspec.structs.replace(LIMITS, body_timeout_seconds=0.05)
+    response = Server(limits).grpc([], path=STREAM)
     status, said = response.grpc
     assert status == 4
     assert "no message had come 0.05 s after the stream was opened" in said
@@ -164,7 +166,7 @@ def test_what_is_ended_leaves_nothing_to_the_garbage_collector(path: str) -> Non
 
 def test_a_server_that_stops_ends_streams_between_their_messages_only() -> None:
     """What has come is answered, what has come in part may arrive, and unary calls are awaited."""
-    server = Server(Limits(body_timeout_seconds=5.0))
+    server = Server(Limits(body_timeout_seconds=60.0))
     half, rest = message(b"abc")[:6], message(b"abc")[6:]
 
     async def scenario() -> None:
@@ -173,7 +175,7 @@ def test_a_server_that_stops_ends_streams_between_their_messages_only() -> None:
             asked(server, STREAM, crowd) as (wires, calls),
             asked(server, UNARY, [SILENT, [part(half)]]) as (unary, _),
         ):
-            server.application.bodies.pauses.end()
+            server.application.pauses.end()
             await asyncio.wait(calls[:2], timeout=10)
             assert [outcome(wire) for wire in wires] == [14, 14, None]
             said = dict(wires[1].sent[-1]["headers"])[b"grpc-message"]

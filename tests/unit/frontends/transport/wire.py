@@ -17,7 +17,7 @@ from headrace.frontends.transport.asgi import Application
 Event = dict[str, Any]
 GRPC = [(b"content-type", b"application/grpc"), (b"te", b"trailers")]
 LEFT: Event = {"type": "http.disconnect"}
-SMALL = Limits(max_message_bytes=1000, max_inflight_bytes=2000, body_timeout_seconds=5.0)
+SMALL = Limits(max_message_bytes=1000, max_inflight_bytes=2000, body_timeout_seconds=60.0)
 
 
 def body(*chunks: bytes) -> list[Event]:

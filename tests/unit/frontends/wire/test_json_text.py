@@ -244,9 +244,9 @@ def test_numbers_with_extreme_exponents_cost_what_others_cost() -> None:
     def seconds(text: bytes) -> float:
         times = []
         for _ in range(5):
-            started = time.perf_counter()
+            started = time.thread_time()
             parse_at_once(text, DEPTH)
-            times.append(time.perf_counter() - started)
+            times.append(time.thread_time() - started)
         return min(times)
 
     for number in (b"1e-320", b"20749139528992099900e281", b"4.9406564584124654e-324"):
