@@ -217,11 +217,12 @@ class Bodies:
             Overloaded: It had waited longest of too many calls that wait for their clients.
         """
         seconds, loop = self.limits.body_timeout_seconds, asyncio.get_running_loop()
+        between, within = self.pauses.of_stream(), self._messages.of_stream()
         come, begun, until = False, None, loop.time() + seconds
         while True:
             if (now := message()) != begun:
                 begun, until = now, loop.time() + seconds
-            pauses = self.pauses if begun is None else self._messages
+            pauses = between if begun is None else within
             coming = partial((self.begun if come else self.silent).coming, receive)
             event = await pauses.coming(coming, None if come and begun is None else until)
             if event is None:

@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from headrace.config import Limits
-from headrace.errors import Overloaded
+from headrace.errors import Overloaded, Unavailable
+from headrace.frontends.transport import waiting
 from headrace.frontends.transport.bodies import CALL_BYTES, INCLUDED_BYTES, Bodies
 from tests.unit.frontends.transport.wire import GRPC, Event, Server, Wire, body, message, part
 
@@ -222,5 +223,48 @@ def test_a_small_body_is_within_what_its_call_counts_with() -> None:
             async with asked(server, path, [body(frame(large))] * 3):
                 assert (bodies.taken_bytes - 3 * CALL_BYTES, bodies.held_bytes) == (3 * len(large),) * 2
             assert (bodies.taken_bytes, bodies.held_bytes) == (0, 0)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("pause_seconds", "pauses_seconds", "is_received"),
+    [(60.0, 60.0, True), (0.0, 60.0, False), (60.0, 0.0, False)],
+)
+def test_when_the_server_stops_messages_that_arrive_within_the_last_pauses_are_received(
+    pause_seconds: float, pauses_seconds: float, is_received: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "_LAST_PAUSE_SECONDS", pause_seconds)
+    monkeypatch.setattr(waiting, "_LAST_PAUSES_SECONDS", pauses_seconds)
+
+    async def message() -> bytes:
+        for _ in range(5):
+            await asyncio.sleep(0)
+        return b"message"
+
+    async def scenario() -> bytes | None:
+        pauses = waiting.Pauses()
+        pauses.end()
+        return await pauses.of_stream().coming(message, None)
+
+    if is_received:
+        assert asyncio.run(scenario()) == b"message"
+    else:
+        with pytest.raises(Unavailable, match="stopping"):
+            asyncio.run(scenario())
+
+
+def test_a_pause_that_is_open_when_the_server_stops_ends_after_the_last_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(waiting, "_LAST_PAUSE_SECONDS", 0.0)
+
+    async def scenario() -> None:
+        pauses = waiting.Pauses()
+        silent = asyncio.create_task(pauses.of_stream().coming(asyncio.Event().wait, None))
+        await asyncio.sleep(0)
+        pauses.end()
+        with pytest.raises(Unavailable, match="stopping"):
+            await silent
 
     asyncio.run(scenario())
