@@ -13,7 +13,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 print_series := -c 'import sys; print("%d.%d" % sys.version_info[:2])'
 SERIES := $(shell $(PYTHON) $(print_series))
-# Tested versions of all that is installed; a Python series without such files gets the newest versions.
+# Tested versions of all packages. A Python series without these files gets the newest versions.
 CONSTRAINTS := $(wildcard constraints-$(SERIES).txt)
 CLIENTS_CONSTRAINTS := $(wildcard constraints-clients-$(SERIES).txt)
 pinned_by = $(if $(1),-c $(1))
@@ -24,10 +24,10 @@ STEP = $(PYTHON) tools/step.py
 	test test-rest test-timing test-all test-python burn check format clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 15
 
-install: $(VENV)/.installed ## the project and its tools into .venv, when pyproject.toml has changed
-ifneq ($(origin PYTHON),file) # Whoever names a Python means to use it.
+install: $(VENV)/.installed ## install the project and its tools into .venv, as pinned in constraints-3.x.txt
+ifneq ($(origin PYTHON),file) # PYTHON was given explicitly, so .venv must match it.
 	@test "$$($(PYTHON) $(print_series))" = "$$($(BIN)/python $(print_series))" || \
 		{ echo "$(VENV) has $$($(BIN)/python -V), which is not $(PYTHON): remove it, or make test-python PYTHON=$(PYTHON)" >&2; exit 1; }
 endif
@@ -39,10 +39,11 @@ $(VENV)/.installed: pyproject.toml $(CONSTRAINTS)
 	$(BIN)/python -m pip install -q $(call pinned_by,$(CONSTRAINTS)) -e '.[$(EXTRAS)]'
 	@touch $@
 
-clients: $(CLIENTS)/.installed ## foreign clients (tritonclient, TensorFlow Serving's stubs) into an environment of their own
+clients: $(CLIENTS)/.installed ## install third-party clients (tritonclient, TensorFlow Serving's stubs) into .venvs/clients
 
 $(CLIENTS)/.installed: tests/clients/requirements.txt tests/clients/no-dependencies.txt $(CLIENTS_CONSTRAINTS)
 	@test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
+	$(if $(CLIENTS_CONSTRAINTS),,@echo "no constraints-clients-$(SERIES).txt: installing the newest versions")
 	$(CLIENTS)/bin/python -m pip install -q $(call pinned_by,$(CLIENTS_CONSTRAINTS)) -r tests/clients/requirements.txt
 	$(CLIENTS)/bin/python -m pip install -q $(call pinned_by,$(CLIENTS_CONSTRAINTS)) --no-deps -r tests/clients/no-dependencies.txt
 	@touch $@
@@ -63,42 +64,48 @@ services: ## Redis, Cassandra and Kafka on this machine: fetch, start, wait unti
 services-stop: ## stop them; their data stays in .data/services
 	@$(PYTHON) -m tools.services stop
 
-packages: ## what the tests need of the system, and Redis, Cassandra and Kafka
+packages: ## install system packages for the tests; fetch Redis, Cassandra and Kafka
 	@tools/system_packages.sh curl
 	@$(PYTHON) -m tools.services fetch
 
-kernels: install ## compile the kernels that tests need, once
+kernels: install ## compile the numba kernels that tests use
 	@$(BIN)/python -m tests.kernels
 
-test: install clients packages kernels ## checks, and all tests that take up to 3 seconds
+test: install clients packages kernels ## run `make check` and all tests that take up to 3 seconds
 	@$(STEP) check $(MAKE) --no-print-directory check
 	@$(STEP) test $(BIN)/python -m tools.gate test
 
-test-rest: install clients packages kernels ## the tests that take longer
+test-rest: install clients packages kernels ## run the tests marked `rest`, which take longer
 	@$(STEP) rest $(BIN)/python -m tools.gate rest
 
-test-timing: install clients packages ## the tests that measure time or memory, alone, on a quiet machine
+test-timing: install clients packages kernels ## run the tests marked `timing`; use a quiet machine
 	$(BIN)/python -m pytest --lane timing
 
-test-all: test test-rest test-timing ## all three
+test-all: ## run test, test-rest and test-timing, one after the other
+	@$(MAKE) --no-print-directory test
+	@$(MAKE) --no-print-directory test-rest
+	@$(MAKE) --no-print-directory test-timing
 
 test-python: ## `make test` with another Python, in .venvs/3.x: `make test-python PYTHON=python3.13`
 	@series=$$($(PYTHON) $(print_series)) && $(MAKE) test VENV=".venvs/$$series"
 
-burn: install ## run tests ten times beside two busy loops: `make burn T=tests/faults/test_reloads.py`
+burn: install clients packages kernels ## run tests ten times beside two busy loops: `make burn T=tests/faults/test_reloads.py`
+	@test -n "$(T)" || { echo "name the tests: make burn T=tests/faults/test_reloads.py" >&2; exit 2; }
 	@$(BIN)/python -m tools.burn $(T)
 
 upgrade: ## resolve all versions anew, write the constraints files, and run all tests with them
+	$(call resolved,constraints-$(SERIES).txt,-e '.[$(EXTRAS)]')
+	$(call resolved,constraints-clients-$(SERIES).txt,-r tests/clients/requirements.txt,--no-deps -r tests/clients/no-dependencies.txt)
 	rm -rf .venvs/upgrade $(CLIENTS) $(VENV)
-	$(PYTHON) -m venv .venvs/upgrade
-	.venvs/upgrade/bin/python -m pip install -q -e '.[$(EXTRAS)]'
-	$(PYTHON) tools/pins.py .venvs/upgrade/bin/python >constraints-$(SERIES).txt
-	rm -rf .venvs/upgrade && $(PYTHON) -m venv .venvs/upgrade
-	.venvs/upgrade/bin/python -m pip install -q -r tests/clients/requirements.txt
-	.venvs/upgrade/bin/python -m pip install -q --no-deps -r tests/clients/no-dependencies.txt
-	$(PYTHON) tools/pins.py .venvs/upgrade/bin/python >constraints-clients-$(SERIES).txt
-	rm -rf .venvs/upgrade
 	$(MAKE) test-all
+
+# Write a constraints file from a new environment, in which each further argument was given to pip install.
+define resolved
+rm -rf .venvs/upgrade && $(PYTHON) -m venv .venvs/upgrade
+	.venvs/upgrade/bin/python -m pip install -q $(2)
+	$(if $(3),.venvs/upgrade/bin/python -m pip install -q $(3))
+	$(PYTHON) tools/pins.py .venvs/upgrade/bin/python >.venvs/upgrade/pins && mv .venvs/upgrade/pins $(1)
+endef
 
 check: install ## style, types, import contract, size budget, rules for tests, spelling, generated files
 	$(BIN)/ruff check
@@ -106,7 +113,7 @@ check: install ## style, types, import contract, size budget, rules for tests, s
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python tools/size_budget.py
-	$(BIN)/python tools/test_rules.py
+	$(BIN)/python -m tools.test_rules
 	$(BIN)/codespell
 	$(if $(wildcard tools/protos.py),$(BIN)/python tools/protos.py --check)
 

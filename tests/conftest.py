@@ -17,12 +17,12 @@ pytest_plugins = ("tests.lanes", "tests.services")
 settings.register_profile("headrace", deadline=None, derandomize=True)
 settings.load_profile("headrace")
 
-# Where tests run in a script's background, the shell has them ignore it, and all that they start.
+# A shell starts background jobs with SIGINT ignored, and children inherit that; restore it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add what makes the test of draining as long as the proof asks for."""
+    """Add options that make the drain tests longer."""
     parser.addoption("--drain-requests", type=int, default=3000, help="answers before SIGTERM")
     parser.addoption("--drain-runs", type=int, default=1, help="servers stopped for each way to ask")
 

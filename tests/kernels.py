@@ -1,7 +1,6 @@
 """`python -m tests.kernels`: compile the kernels of click models before tests need them, each once.
 
-A test that needs a kernel nobody has compiled would compile it within its own time limit, and tests in other
-processes would compile the same one beside it.
+Otherwise a test would compile a kernel within its time limit, and parallel tests would compile it twice.
 """
 
 from __future__ import annotations

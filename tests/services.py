@@ -1,10 +1,10 @@
-"""Real Redis, Cassandra and Kafka for tests: fixtures, and only what the collected tests name is started.
+"""Fixtures for real Redis, Cassandra and Kafka; only servers that collected tests use are started.
 
 ``redis_server``, ``cassandra_server`` and ``kafka_server`` are shared by a whole session: a test keeps to
 keys, keyspaces and topics of its own, and leaves the server running. ``own_redis()``, ``own_cassandra()`` and
 ``own_kafka()`` start one for the test alone, which it may kill, freeze and restart
-(``tools.services.service``), with ``tls=True`` and ``password=True`` if it likes. All listen on ports that
-were free, with data in temporary folders, and are gone at the end, however it comes.
+(``tools.services.service``), with ``tls=True`` and ``password=True`` if it likes. All listen on free
+ports, keep data in temporary folders, and are removed at the end; after a crash the kernel kills them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Start(Protocol[Kind_co]):
     """Starts a server of the test's own."""
 
     def __call__(self, *, tls: bool = False, password: bool = False) -> Kind_co:
-        """Give a server that is ready."""
+        """Return a running server."""
 
 
 SHARED: dict[str, type[Service]] = {

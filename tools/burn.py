@@ -11,7 +11,11 @@ import subprocess
 import sys
 from contextlib import ExitStack
 
+from tests.lanes import LANES
+from tools.step import run
+
 BUSY_LOOPS = 2
+BUSY = "import os; parent = os.getppid()\nwhile os.getppid() == parent: pass"
 
 
 def ended(process: subprocess.Popen[bytes]) -> None:
@@ -26,15 +30,17 @@ def main() -> int:
     parser.add_argument("tests", nargs="+", metavar="TEST", help="files or tests, as pytest takes them")
     parser.add_argument("--runs", type=int, default=10, metavar="N", help="number of runs (default: 10)")
     options = parser.parse_args()
+    if options.runs < 1:
+        parser.error(f"--runs: expected at least 1, got {options.runs}")
     failed = 0
     with ExitStack() as stack:
         for _ in range(BUSY_LOOPS):
-            loop = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+            loop = subprocess.Popen([sys.executable, "-c", BUSY])
             stack.callback(ended, loop)
-        lanes = [f"--lane={lane}" for lane in ("fast", "processes", "services", "rest")]
+        lanes = [f"--lane={lane}" for lane in LANES if lane != "timing"]
         for number in range(1, options.runs + 1):
             command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *lanes, *options.tests]
-            code = subprocess.run(command, check=False).returncode
+            code = run(command)
             failed += code != 0
             print(
                 f"run {number} of {options.runs}: {'ok' if code == 0 else f'FAILED with {code}'}", flush=True

@@ -11,9 +11,10 @@ the run is green and reports the test as FLAKY; anything else is red. CONTRIBUTI
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
+import os
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -21,22 +22,23 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tools.step import STEPS
+from tests.lanes import LEFT_RUNNING, NOT_RUN
+from tools.step import BUDGET_SECONDS, LATE, STEPS
+from tools.step import run as run_command
 
 RUNS: dict[str, tuple[tuple[tuple[str, ...], int], ...]] = {
     "test": ((("fast", "processes"), 2), (("services",), 0)),
     "rest": ((("rest",), 2),),
 }
-"""Which lanes follow each other, and how many workers of pytest-xdist run each; 0 is pytest alone."""
+"""Lanes of each step, in order, with the number of pytest-xdist workers; 0 runs pytest without xdist."""
 SECOND_LOOK_LANES = ("processes", "services", "rest")
 LOOKS = 2
 MOST_FAILURES = 8
 MOST_FLAKY = 3
 SLOW_SECONDS = 10.0
 SLOWEST_SHOWN = 10
-LONGEST_LANES_SECONDS = 3600.0
-LONGEST_LOOK_SECONDS = 400.0  # more than the time limit of any test
-STEP_NAMES = ("install", "check", "test", "rest")
+LONGEST_LANES_SECONDS = 2400.0
+LONGEST_LOOK_SECONDS = 400.0  # must exceed the longest time limit of a test
 
 PYTEST_ENDS = {
     0: "all passed",
@@ -45,16 +47,18 @@ PYTEST_ENDS = {
     3: "internal error",
     4: "wrong usage",
     5: "no tests",
-    9: "processes or threads left running",
+    LEFT_RUNNING: "processes or threads left running",
+    NOT_RUN: "tests were collected and did not run",
+    LATE: "stopped, as its time was over",
 }
-# Raised where an object is freed or a thread ends, in whatever test runs at that moment.
+# pytest reports these in whichever test is running, not in the one that caused them.
 LEAKS = re.compile(r"Pytest(UnraisableException|UnhandledThreadException|UnhandledCoroutine)Warning")
 CRASH = re.compile(r"worker '\w+' crashed while running")
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a run reported of one test.
+    """Outcome of one test in one run.
 
     Attributes:
         name: pytest's node id.
@@ -63,8 +67,9 @@ class Result:
         outcome: "passed", "failed" or "skipped".
         seconds: Set-up, call and tear-down together.
         reason: The first line of the failure.
-        leak: Whether the failure is an unraisable or thread exception, or a crash of the interpreter: it may
+        leak: Whether a failure is an unraisable or thread exception, or a crash of the interpreter: it may
             come from an earlier test.
+        ended: Whether its last phase, the tear-down, was reported, or a crash in it.
     """
 
     name: str
@@ -74,21 +79,37 @@ class Result:
     seconds: float = 0.0
     reason: str = ""
     leak: bool = False
+    ended: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of pytest: its exit code, its tests, and the files that it could not collect."""
+    """One run of pytest.
+
+    Attributes:
+        exit_code: That of its process.
+        tests: The tests that it ran.
+        uncollected: Files that could not be collected.
+        skipped_files: Number of files that skipped all their tests while they were collected.
+        reported_exit: The exit code that pytest reported at the end of its session; None if it did not.
+        cut: Whether the report log ends within a line.
+        seconds: How long it took.
+        lanes: The lanes each of which must have a test that passes.
+    """
 
     exit_code: int
     tests: tuple[Result, ...]
     uncollected: tuple[str, ...] = ()
+    skipped_files: int = 0
+    reported_exit: int | None = 0
+    cut: bool = False
     seconds: float = 0.0
+    lanes: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
 class Verdict:
-    """What the gate decided about one step; ``.data/gate/STEP.json`` keeps it.
+    """The decision on one step, kept in ``.data/gate/STEP.json``.
 
     Attributes:
         passed: Number of tests that passed, flaky ones included.
@@ -109,16 +130,27 @@ class Verdict:
 
 
 def faults_of(runs: Sequence[Run]) -> list[str]:
-    """Return what went wrong with whole runs; no test gets a second look then."""
-    found = [f"{file}: error during collection" for run in runs for file in run.uncollected]
-    for run in runs:
-        if run.exit_code not in (0, 1):
-            found.append(f"pytest ended with {run.exit_code}: {PYTEST_ENDS.get(run.exit_code, 'it crashed')}")
-        elif run.exit_code == 1 and not failures_of([run]):
-            found.append("pytest ended with 1 and reported no failed test")
+    """Return the faults of whole runs; any of them rules out a second look."""
+    found = [line for run in runs for line in faults_of_run(run)]
     if (count := len(failures_of(runs))) > MOST_FAILURES:
         found.append(f"{count} tests failed; at most {MOST_FAILURES} get a second look")
     return found
+
+
+def faults_of_run(run: Run) -> list[str]:
+    """Return the faults of one run: a sign that some test did not run, or not to its end."""
+    code = run.exit_code
+    found = [f"{file}: error during collection" for file in run.uncollected]
+    found += [f"{test.name}: it did not end" for test in run.tests if not test.ended]
+    if code not in (0, 1):
+        found.append(f"pytest ended with {code}: {PYTEST_ENDS.get(code, 'it crashed')}")
+    elif run.cut or run.reported_exit != code:
+        told = "nothing" if run.reported_exit is None else run.reported_exit
+        found.append(f"pytest ended with {code}, and its report log says {told}")
+    elif code == 1 and not failures_of([run]):
+        found.append("pytest ended with 1 and reported no failed test")
+    passed = {test.lane for test in run.tests if test.outcome == "passed"}
+    return found + [f"lane {lane}: no test passed" for lane in run.lanes if lane not in passed]
 
 
 def failures_of(runs: Sequence[Run]) -> list[Result]:
@@ -146,7 +178,7 @@ def judge(runs: Sequence[Run], looks: dict[str, list[str]]) -> Verdict:
 
     Args:
         runs: The runs of its lanes.
-        looks: For each test that got a second look, why it failed then: nothing if it passed twice.
+        looks: Reasons of the failures in second looks, by test; an empty list means two passes.
     """
     tests = [test for run in runs for test in run.tests]
     verdict = Verdict(red=faults_of(runs), skipped=sum(test.outcome == "skipped" for test in tests))
@@ -163,6 +195,7 @@ def judge(runs: Sequence[Run], looks: dict[str, list[str]]) -> Verdict:
         verdict.red.append(f"{len(verdict.flaky)} tests are flaky; at most {MOST_FLAKY} may be")
     verdict.failed = len(failures_of(runs)) - len(verdict.flaky)
     verdict.passed = len(tests) - verdict.skipped - verdict.failed
+    verdict.skipped += sum(run.skipped_files for run in runs)
     return verdict
 
 
@@ -171,14 +204,15 @@ def overall(steps: Sequence[str], verdicts: dict[str, Verdict]) -> list[str]:
 
     Args:
         steps: The lines that ``tools/step.py`` kept.
-        verdicts: What was decided about the steps that run tests.
+        verdicts: The verdicts of the steps that run tests.
     """
     ended = {line.split()[1].rstrip(":"): line for line in steps}
-    found = [f"step {name} did not run" for name in STEP_NAMES if name not in ended]
+    found = [f"step {name} did not run" for name in BUDGET_SECONDS if name not in ended]
+    found += [f"step {name} kept no verdict" for name in RUNS if name not in verdicts]
     found += [f"step {name} failed" for name, line in ended.items() if ": FAILED" in line]
     found += [line for verdict in verdicts.values() for line in verdict.red]
-    flaky = sum(len(verdict.flaky) for verdict in verdicts.values())
-    if flaky > MOST_FLAKY:
+    each = [len(verdict.flaky) for verdict in verdicts.values()]
+    if (flaky := sum(each)) > MOST_FLAKY >= max(each):  # more in one step is in its verdict
         found.append(f"{flaky} tests are flaky; at most {MOST_FLAKY} may be")
     return found
 
@@ -194,48 +228,70 @@ def reason_of(report: dict[str, Any]) -> str:
     return next((line.strip() for line in str(failure).splitlines() if line.strip()), "failed")
 
 
-def reported(lines: Iterable[str]) -> tuple[tuple[Result, ...], tuple[str, ...]]:
-    """Read the log of pytest-reportlog: the tests that ran, and the files that could not be collected."""
+def read_log(lines: Iterable[str], exit_code: int) -> Run:
+    """Read the log of pytest-reportlog.
+
+    Args:
+        lines: The log's.
+        exit_code: That of pytest's process.
+    """
     results: dict[str, Result] = {}
-    uncollected = []
-    for report in map(json.loads, lines):
+    uncollected, skipped_files, reported_exit, is_cut = [], 0, None, False
+    for line in lines:
+        try:
+            report = json.loads(line)
+        except ValueError:
+            is_cut = True
+            break
         kind, outcome = report.get("$report_type"), report.get("outcome")
         if kind == "CollectReport" and outcome == "failed":
             uncollected.append(report["nodeid"])
-        if kind != "TestReport":
-            continue
-        name, told = report["nodeid"], json.dumps(report.get("longrepr"))
-        test = results.get(name, Result(name))
-        test = replace(
+        elif kind == "CollectReport" and outcome == "skipped":
+            skipped_files += 1
+        elif kind == "SessionFinish":
+            reported_exit = report["exitstatus"]
+        elif kind == "TestReport":
+            name = report["nodeid"]
+            results[name] = with_phase(results.get(name, Result(name, ended=False)), report)
+    return Run(exit_code, tuple(results.values()), tuple(uncollected), skipped_files, reported_exit, is_cut)
+
+
+def with_phase(test: Result, report: dict[str, Any]) -> Result:
+    """Add the report of one phase of a test to what the others said."""
+    outcome = report.get("outcome")
+    lanes = [value for key, value in report.get("user_properties") or () if key == "lane"]
+    test = replace(
+        test,
+        lane=lanes[0] if lanes else test.lane,
+        exact=test.exact or "exact" in report.get("keywords", ()),
+        seconds=test.seconds + report.get("duration", 0.0),
+        ended=test.ended or report.get("when") not in ("setup", "call"),
+    )
+    if outcome == "failed":
+        told, first = json.dumps(report.get("longrepr")), test.outcome != "failed"
+        return replace(
             test,
-            lane=dict(report.get("user_properties") or ()).get("lane", test.lane),
-            exact=test.exact or "exact" in report.get("keywords", ()),
-            seconds=test.seconds + report.get("duration", 0.0),
+            outcome="failed",
+            reason=reason_of(report) if first else f"{test.reason}; {reason_of(report)}",
+            leak=test.leak or bool(LEAKS.search(told) or CRASH.search(told)),
         )
-        if outcome == "failed" and test.outcome != "failed":
-            leak = bool(LEAKS.search(told) or CRASH.search(told))
-            test = replace(test, outcome="failed", reason=reason_of(report), leak=leak)
-        elif outcome == "skipped" and test.outcome == "passed":
-            test = replace(test, outcome="skipped")
-        results[name] = test
-    return tuple(results.values()), tuple(uncollected)
+    return replace(test, outcome="skipped") if outcome == "skipped" and test.outcome == "passed" else test
 
 
 def run_pytest(name: str, arguments: Sequence[str], most_seconds: float) -> Run:
     """Run pytest in a process of its own and read its report, which stays in ``.data/gate/NAME.jsonl``."""
     log, began = STEPS.parent / f"{name}.jsonl", time.monotonic()
     log.unlink(missing_ok=True)
+    # The caller's own options for pytest could leave tests out.
+    own = {key: value for key, value in os.environ.items() if key not in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS")}
     command = [sys.executable, "-m", "pytest", f"--report-log={log}", *arguments]
     print(" ".join(["$ pytest", *arguments]), flush=True)
-    try:
-        code = subprocess.run(command, check=False, timeout=most_seconds).returncode
-    except subprocess.TimeoutExpired:
-        code = 124
-    tests, uncollected = reported(log.read_text("utf-8").splitlines() if log.exists() else ())
-    return Run(code, tests, uncollected, time.monotonic() - began)
+    code = run_command(command, most_seconds, own)
+    run = read_log(log.read_text("utf-8").splitlines() if log.exists() else (), code)
+    return replace(run, seconds=time.monotonic() - began)
 
 
-def run_lanes(lanes: Sequence[str], workers: int, arguments: Sequence[str]) -> Run:
+def run_lanes(lanes: tuple[str, ...], workers: int, arguments: Sequence[str]) -> Run:
     """Run some lanes together, and print how long each took."""
     chosen = [f"--lane={lane}" for lane in lanes] + ([f"--numprocesses={workers}"] if workers else [])
     run = run_pytest("-".join(lanes), ["-q", *chosen, *arguments], LONGEST_LANES_SECONDS)
@@ -245,20 +301,27 @@ def run_lanes(lanes: Sequence[str], workers: int, arguments: Sequence[str]) -> R
         print(
             f"LANE {lane}: {len(tests)} tests, {spent:.0f} s of tests, {run.seconds:.0f} s in all", flush=True
         )
-    return run
+    if not arguments:
+        return replace(run, lanes=lanes)
+    # A selection may leave lanes without tests.
+    return replace(run, exit_code=0, reported_exit=0) if run.exit_code == 5 else run
 
 
 def look_again(test: Result) -> list[str]:
-    """Run a failed test alone, twice, and return why it failed: nothing if it passed twice."""
+    """Run a failed test alone, twice, and return the reasons of its failures: none if it passed twice."""
     alone = ["-q", "-p", "no:cacheprovider", test.name]
-    runs = [run_pytest("alone", alone, LONGEST_LOOK_SECONDS) for _ in range(LOOKS)]
-    return [
-        next(
-            (one.reason for one in run.tests if one.outcome == "failed"), f"pytest ended with {run.exit_code}"
-        )
-        for run in runs
-        if run.exit_code != 0
-    ]
+    runs = [run_pytest(f"alone-{look}", alone, LONGEST_LOOK_SECONDS) for look in range(LOOKS)]
+    return [reason for run in runs if (reason := why_not_passed(test.name, run))]
+
+
+def why_not_passed(name: str, run: Run) -> str | None:
+    """Say why a run of one test alone is no pass; None if it is."""
+    if faults := faults_of_run(run):
+        return "; ".join(faults)
+    if [test.name for test in run.tests] != [name]:
+        return f"it ran {len(run.tests)} tests, not this one"
+    (test,) = run.tests
+    return None if test.outcome == "passed" else test.reason or test.outcome
 
 
 # ---- Steps ---------------------------------------------------------------------------------------
@@ -281,7 +344,7 @@ def kept(step: str) -> Path:
 
 
 def print_verdict(verdict: Verdict) -> None:
-    """Print a verdict, with the count of tests last."""
+    """Print a verdict, the counts last."""
     for line in verdict.flaky:
         print(f"FLAKY: {line}")
     for line in verdict.red:
@@ -291,19 +354,24 @@ def print_verdict(verdict: Verdict) -> None:
 
 def run_step(step: str, arguments: Sequence[str]) -> int:
     """Run the lanes of a step, look again at what failed, keep the verdict and return an exit code."""
-    runs = [run_lanes(lanes, workers, arguments) for lanes, workers in RUNS[step]]
-    if arguments:  # A selection may leave a lane without tests.
-        runs = [replace(run, exit_code=0) if run.exit_code == 5 else run for run in runs]
-    verdict = judge(runs, {test.name: look_again(test) for test in to_look_at(runs)})
+    kept(step).parent.mkdir(parents=True, exist_ok=True)
+    with (STEPS.parent / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"another gate runs in this folder: it holds {lock.name}", file=sys.stderr)
+            return 2
+        kept(step).unlink(missing_ok=True)
+        runs = [run_lanes(lanes, workers, arguments) for lanes, workers in RUNS[step]]
+        verdict = judge(runs, {test.name: look_again(test) for test in to_look_at(runs)})
+        kept(step).write_text(json.dumps(asdict(verdict), indent=1), encoding="utf-8")
     print_slowest(runs)
     print_verdict(verdict)
-    kept(step).parent.mkdir(parents=True, exist_ok=True)
-    kept(step).write_text(json.dumps(asdict(verdict), indent=1), encoding="utf-8")
     return 1 if verdict.red else 0
 
 
 def summarize() -> int:
-    """Print what all steps came to, and return an exit code."""
+    """Print the results of all steps and return an exit code."""
     steps = STEPS.read_text("utf-8").splitlines() if STEPS.exists() else []
     verdicts = {
         name: Verdict(**json.loads(kept(name).read_text("utf-8"))) for name in RUNS if kept(name).exists()
@@ -318,7 +386,8 @@ def summarize() -> int:
 
 
 def main() -> int:
-    """Run what the command line asks for."""
+    """Parse the command line and run the step."""
+    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # reasons may be any text
     parser = argparse.ArgumentParser(
         prog="python -m tools.gate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

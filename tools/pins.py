@@ -1,4 +1,4 @@
-"""`python tools/pins.py PYTHON`: print what an environment has installed as a constraints file of pip.
+"""`python tools/pins.py PYTHON`: print an environment's packages as a constraints file of pip.
 
 Lines are bare ``name==version``. Packages installed from a folder or a link, such as headrace itself, are
 left out.
@@ -20,9 +20,12 @@ def pins(frozen: Iterable[str]) -> list[str]:
 
 def main(python: str) -> None:
     """Print the constraints file of an environment."""
-    told = subprocess.run([python, "-m", "pip", "freeze"], check=True, capture_output=True, text=True).stdout
+    freeze = [python, "-m", "pip", "freeze", "--all", "--exclude", "pip"]
+    told = subprocess.run(freeze, check=True, capture_output=True, text=True).stdout
     print("\n".join([HEADER, *pins(told.splitlines())]))
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    main(sys.argv[1])

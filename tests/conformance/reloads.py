@@ -1,4 +1,4 @@
-"""Reloads a runtime's large model, and prints by how many bytes this process has grown.
+"""Reload a runtime's large model and print by how many bytes the process grew.
 
 Usage: python -m tests.conformance.reloads KIND DIR TIMES
 """

@@ -201,6 +201,7 @@ def test_a_closed_servable_is_freed(runtime: RuntimeUnderTest, tmp_path: Path) -
     assert reference() is None
 
 
+@pytest.mark.timing
 @each_runtime
 def test_memory_does_not_grow_with_reloads(runtime: RuntimeUnderTest, tmp_path: Path) -> None:
     """The large models hold over a megabyte each, so fifty leaked ones could not hide.

@@ -163,6 +163,7 @@ def test_versions_lists_them_and_rollback_pins_one(tmp_path: Path) -> None:
     assert "pinned" not in headrace("versions", tmp_path / "m").stdout
 
 
+@pytest.mark.exact
 def test_a_running_server_follows_a_rollback_without_a_failed_request(tmp_path: Path) -> None:
     for number in (1, 2):
         write(tmp_path, "m", number, affine(0.0, float(number)))

@@ -136,7 +136,6 @@ def are_the_same_model(left: Path, right: Path) -> None:
 
 
 @pytest.mark.rest
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", ["fm", "deepfm"])
 def test_an_interrupted_run_ends_with_the_same_rows_for_the_same_values(
     kind: str, stream: Path, whole_of: Callable[[str], Path], tmp_path: Path

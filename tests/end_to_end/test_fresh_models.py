@@ -40,7 +40,7 @@ def is_stale(server: RunningServer) -> bool:
 
 
 @pytest.mark.rest
-@pytest.mark.timeout(300)
+@pytest.mark.exact
 def test_new_versions_appear_by_themselves_and_no_request_fails(tmp_path: Path) -> None:
     """A trainer publishes, ends, and is started again; callers over REST and gRPC see new versions, only."""
     directory = tmp_path / "models" / "ctr"
@@ -69,7 +69,6 @@ ROWS, EVERY = 60_000, 5000
 
 
 @pytest.mark.rest
-@pytest.mark.timeout(300)
 def test_on_drifting_data_the_newest_version_beats_the_first(tmp_path: Path) -> None:
     """Rows are drawn and learnt from by one thread, so that these numbers are the same at each run."""
     file, directory = tmp_path / "rows.arrows", tmp_path / "ctr"

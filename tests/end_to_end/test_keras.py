@@ -41,7 +41,6 @@ def last_line(ran: subprocess.CompletedProcess[str]) -> dict[str, object]:
 
 
 @pytest.mark.rest
-@pytest.mark.timeout(240)
 def test_clicks_become_versions_that_a_server_answers_from(tmp_path: Path) -> None:
     (tmp_path / "clicks.py").write_text(BUILD)
     rows = tmp_path / "rows.arrows"

@@ -29,7 +29,7 @@ def stream(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 @pytest.mark.rest
-@pytest.mark.timeout(400)
+@pytest.mark.exact
 def test_ten_models_stay_fresh_beside_one_server(stream: bytes, tmp_path: Path) -> None:
     """Each model is replaced at least twice while it is asked over REST and gRPC; none is stale."""
     with ExitStack() as stack:

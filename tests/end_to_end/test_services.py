@@ -19,8 +19,6 @@ from tools.services.service import Service
 ROOT = Path(__file__).resolve().parent.parent.parent
 KINDS = ("redis", "cassandra", "kafka")
 
-pytestmark = pytest.mark.timeout(400)  # Java starts slowly where other tests take the processors
-
 
 @pytest.mark.rest
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,4 +1,4 @@
-"""Outages of a store under an archive's lookups, the same for every store: lookups go on, and none fails.
+"""Store outages under an archive's lookups: no lookup fails or waits for the store.
 
 Nothing here is measured in seconds: `python -m benchmarks archive_outage` tells how long lookups take over an
 outage. What is held here does not depend on the machine: the archive's own counter of late lookups grows,
@@ -22,7 +22,7 @@ from tools.services.service import Service
 KEYS = [f"film {number}" for number in range(20)]
 VECTORS = np.arange(60, dtype=np.float32).reshape(20, 3)
 TIMEOUT_SECONDS = 3.0
-"""What one call of the store may take."""
+"""Timeout of one call of the store."""
 
 OUTAGES: dict[str, tuple[Callable[[Service], object], Callable[[Service], object]]] = {
     "frozen": (Service.freeze, Service.thaw),
@@ -37,13 +37,13 @@ _MOST_READS = 2 * (OPENS_AFTER + LOOKERS)
 
 
 class Lookups:
-    """Somebody who looks keys up on and on, each time some others, in the store.
+    """Looks keys up in a loop, different keys each time, bypassing the cache.
 
     Attributes:
-        failures: What came of lookups that failed, or gave something else than the key's vector.
-        found: How many gave all vectors.
-        missing: How many gave none.
-        reads: How many calls were sent to the store.
+        failures: Lookups that raised or returned a wrong vector.
+        found: Lookups that returned all vectors.
+        missing: Lookups that returned none.
+        reads: Calls sent to the store.
     """
 
     def __init__(self, archive: Archive) -> None:
@@ -51,12 +51,18 @@ class Lookups:
         self.failures: list[Exception] = []
         self.found = self.missing = self.reads = 0
         self.done = threading.Event()
+        self._lock = threading.Lock()
         self._get_many = archive.store.get_many
         archive.store.get_many = self._counted  # type: ignore[method-assign]
 
     def _counted(self, partition: str, keys: Sequence[bytes], missing: bytes = b"") -> list[bytes]:
-        self.reads += 1
+        with self._lock:
+            self.reads += 1
         return self._get_many(partition, keys, missing)
+
+    def put_back(self) -> None:
+        """Count the store's calls no longer."""
+        self._archive.store.get_many = self._get_many  # type: ignore[method-assign]
 
     def run(self, first: int) -> None:
         reader = self._archive.reader("films")
@@ -72,8 +78,9 @@ class Lookups:
             right = np.where(found[:, None], VECTORS[some], 0)
             if not np.array_equal(vectors, right):
                 self.failures.append(AssertionError("an answer is not its key's"))
-            self.found += int(found.all())
-            self.missing += int(not found.any())
+            with self._lock:
+                self.found += int(found.all())
+                self.missing += int(not found.any())
 
 
 @contextmanager
@@ -88,11 +95,12 @@ def looking(archive: Archive) -> Iterator[Lookups]:
         lookups.done.set()
         for thread in threads:
             thread.join()
+        lookups.put_back()
     assert not lookups.failures
 
 
 def check_outage(archive: Archive, server: Service, outage: str, times: int) -> None:
-    """Have a store go and come back under lookups of ``films``, which never fail nor wait for it."""
+    """Take the store away and bring it back during lookups; none may fail or wait for it."""
     begin, end = OUTAGES[outage]
     stored(archive)
     assert archive._reads is not None
@@ -115,12 +123,12 @@ def check_outage(archive: Archive, server: Service, outage: str, times: int) -> 
 
 
 def stored(archive: Archive) -> None:
-    """Have the vectors be in the store, as soon as it answers."""
+    """Write the vectors, retrying until the store answers."""
     until(lambda: works(lambda: archive.put("films", KEYS, VECTORS)))
 
 
 def works(call: Callable[[], object]) -> bool:
-    """Whether a call ends otherwise than with Unavailable."""
+    """Return False if the call raises Unavailable."""
     try:
         call()
     except Unavailable:

@@ -1,4 +1,4 @@
-"""Calls that must end by themselves: a hang fails the test, a delay by a busy machine does not."""
+"""Calls that must end by themselves: a hang fails the test, a slow machine does not."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from headrace.errors import Unavailable
 
 SLACK_SECONDS = 20.0
-"""How long a busy machine may delay a call whose timeout is over."""
+"""Slack for a busy machine, beyond a call's own timeout."""
 
 
 def ended(call: Callable[[], object], timeout_seconds: float) -> Unavailable | None:

@@ -1,4 +1,4 @@
-"""Kill a program at a chosen moment: it pauses there, so that the kill always finds it there.
+"""Kill a program at a chosen call: it pauses there until it is killed.
 
 Run as a program, ``MARKER MOMENT NUMBER DIRECTORY MODULE ARGUMENT…`` runs ``python -m MODULE ARGUMENT…``
 until the moment comes for the NUMBER-th time, makes the file MARKER, and waits.
@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 COME_SECONDS = 120.0
 """How long a test waits for the moment."""
 HELD_SECONDS = 150.0
-"""How long the program waits to be killed; then its test has failed, and it ends by itself."""
+"""Time after which a paused program exits by itself, if its test failed to kill it."""
 
 MOMENTS = {
     "filled": (manifest, "write_manifest"),  # a draft in DIRECTORY has all files but its manifest
@@ -46,8 +46,8 @@ def kill_paused(command: Sequence[str], marker: Path) -> None:
     try:
         deadline = time.monotonic() + COME_SECONDS
         while not marker.exists():
-            assert process.poll() is None, f"it ended with {process.returncode} before it was to be killed"
-            assert time.monotonic() < deadline, "it never came to the point where it is killed"
+            assert process.poll() is None, f"the program ended with {process.returncode} before its pause"
+            assert time.monotonic() < deadline, f"the program did not reach its pause in {COME_SECONDS} s"
             time.sleep(0.005)
     finally:
         process.kill()
@@ -56,7 +56,10 @@ def kill_paused(command: Sequence[str], marker: Path) -> None:
 
 
 def pause_at(marker: Path, moment: str, number: int, directory: Path) -> None:
-    """Replace the function whose call is the moment by one that pauses."""
+    """Replace the chosen function by one that pauses at its NUMBER-th call.
+
+    Calls whose first argument is a path outside ``directory`` do not count.
+    """
     owner, name = MOMENTS[moment]
     function, calls = getattr(owner, name), count(1)
 

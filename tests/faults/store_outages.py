@@ -1,10 +1,10 @@
-"""Outages of a server under a store, the same for every kind: every read ends while the server is away."""
+"""Server outages under a store: every read ends while the server is away."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -12,6 +12,7 @@ from headrace.errors import Unavailable
 from headrace.stores.store import Item, Store
 from headrace.testing.store_process import items
 from headrace.testing.stores import eventually
+from tests.faults.archive_outages import works
 from tests.faults.patience import ended
 from tools.services.service import Service
 
@@ -24,12 +25,12 @@ VALUES = [item.value for item in ITEMS]
 
 @dataclass
 class Reads:
-    """What a thread that reads on and on has seen.
+    """Results of one reader thread.
 
     Attributes:
-        right: How many calls gave all values.
-        unavailable: How many ended with Unavailable.
-        wrong: What else came of calls.
+        right: Calls that returned all values.
+        unavailable: Calls that raised Unavailable.
+        wrong: Any other result.
     """
 
     right: int = 0
@@ -52,7 +53,7 @@ class Reads:
 
 @contextmanager
 def reading(store: Store, partition: str) -> Iterator[list[Reads]]:
-    """Threads that read on and on; yield what each has seen."""
+    """Run reader threads; yield their results."""
     readers, is_over = [Reads() for _ in range(THREADS)], threading.Event()
 
     def go(reads: Reads) -> None:
@@ -71,7 +72,7 @@ def reading(store: Store, partition: str) -> Iterator[list[Reads]]:
 
 
 def check_outages(store: Store, server: Service, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
-    """Stop, kill and freeze a server under reads, and have it go on; the store is the same all the while."""
+    """Stop, freeze and kill the server during reads, and bring it back; the store object stays the same."""
     eventually(lambda: works(lambda: store.create("outages")))
     eventually(lambda: works(lambda: store.put_many("outages", ITEMS)))
     with reading(store, "outages") as readers:
@@ -98,22 +99,13 @@ def check_outages(store: Store, server: Service, timeout_seconds: float = TIMEOU
 
 
 def _wait(readers: list[Reads], what: str) -> None:
-    """Wait until some more calls of each thread have ended so: none of them hangs."""
+    """Wait until each thread has ended four more calls this way."""
     wanted = [(reads, getattr(reads, what) + 4) for reads in readers]
     eventually(lambda: all(getattr(reads, what) >= least or reads.wrong for reads, least in wanted))
 
 
-def works(call: Callable[[], object]) -> bool:
-    """Whether a call ends otherwise than with Unavailable."""
-    try:
-        call()
-    except Unavailable:
-        return False
-    return True
-
-
 def _check_calls(store: Store, timeout_seconds: float) -> None:
-    """Check that every call ends by itself, and says that there is nobody."""
+    """Check that every call ends by itself with Unavailable."""
     calls = (
         lambda: store.put_many("outages", ITEMS),
         lambda: store.delete_many("outages", [b"nothing"]),

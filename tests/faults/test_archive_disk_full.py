@@ -47,7 +47,7 @@ def folder(small_disk: Path, tmp_path: Path) -> Path:
 def fill_up(disk: Path, archive: Archive) -> None:
     """Leave no room on the disk, and put vectors until there is none in the store's file either."""
     with suppress(OSError), (disk / "rest").open("wb", buffering=0) as rest:
-        while True:
+        for _ in range(1 << 20):
             rest.write(bytes(4096))
     vector = np.ones((1, DIMENSION))
     assert "the disk under the LMDB file is full" in refusal(
@@ -81,7 +81,7 @@ def status(folder: Path) -> dict[str, object]:
 def test_an_archive_is_not_begun_on_a_full_disk(small_disk: Path) -> None:
     """In a process of its own: the system would kill it."""
     with suppress(OSError), (small_disk / "rest").open("wb", buffering=0) as rest:
-        while True:
+        for _ in range(1 << 20):
             rest.write(bytes(4096))
     (small_disk.parent / "archive.toml").write_text(
         f'store = {{ kind = "lmdb", path = "{small_disk}/archive" }}\n[spaces.items]\ndimension = 3\n'

@@ -68,6 +68,7 @@ def found(port: int, keys: list[str]) -> list[list[float]]:
 
 
 @pytest.mark.rest
+@pytest.mark.exact
 def test_a_put_that_was_answered_is_there_after_a_kill(folder: Path) -> None:
     """The store is LMDB's, as it is without settings; other puts are on their way at that moment."""
     writers: list[Writer] = []

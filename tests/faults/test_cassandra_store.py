@@ -32,7 +32,6 @@ def in_time(call: Callable[[], object]) -> None:
 
 
 @pytest.mark.rest
-@pytest.mark.timeout(480)
 def test_a_node_that_goes_comes_back(own_cassandra: Start[Cassandra]) -> None:
     server = own_cassandra()
     server.stop()

@@ -369,9 +369,9 @@ LARGE = [
 
 @pytest.mark.timing
 def test_a_content_of_a_megabyte_costs_little(door: Door) -> None:
-    began = time.thread_time()
+    began = time.process_time()  # a pool's threads do the work
     door.failures(LARGE, directory=".")
-    assert time.thread_time() - began < 5
+    assert time.process_time() - began < 5
 
 
 def test_a_content_of_a_megabyte_is_refused_in_few_words(door: Door) -> None:

@@ -128,7 +128,7 @@ class Storm:
         http = [*http_attacks(), *http_attacks_of_many_kinds()]
         over_grpc = [*grpc_attacks(), *grpc_attacks_of_many_kinds()]
         rest, calls = Rest(self._server.http_port), Grpc(self._server.grpc_port)
-        while next(self._numbers) < self._requests:
+        for _ in itertools.takewhile(lambda number: number < self._requests, self._numbers):
             kind = chosen.random()
             if kind < 0.5:
                 self._send(chosen, http, rest.send)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -104,8 +105,9 @@ def test_a_connection_has_no_more_streams_than_it_may(models: Path, tmp_path: Pa
 
 def _until(connection: socket.socket, wanted: set[int]) -> set[int]:
     """The kinds of frames that come, until one of those wanted has, or the connection ends."""
-    came, kinds = b"", set[int]()
+    came, kinds, deadline = b"", set[int](), time.monotonic() + 60
     while not kinds & wanted:
+        assert time.monotonic() < deadline, kinds
         chunk = connection.recv(65536)
         if not chunk:
             return kinds

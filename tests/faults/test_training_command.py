@@ -21,7 +21,7 @@ from tests.faults.pausing import kill_paused, pausing
 ROWS = 40_000
 SAME = ("rows", "logloss", "auc", "calibration", "normalized_entropy", "click_rate", "optimal_logloss")
 
-pytestmark = [pytest.mark.rest, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.rest
 
 
 def headrace(*words: str, **options: object) -> subprocess.Popen[bytes]:

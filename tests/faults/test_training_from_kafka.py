@@ -19,7 +19,7 @@ from tools.services.kafka_server import Kafka
 
 HEADRACE = [sys.executable, "-m", "headrace"]
 SECONDS = 150
-pytestmark = [pytest.mark.rest, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.rest
 
 
 def run(*words: object, code: int = 0) -> subprocess.CompletedProcess[str]:

@@ -34,6 +34,7 @@ def menagerie(models: Path) -> Path:
 
 
 @pytest.mark.rest
+@pytest.mark.exact
 def test_each_of_the_worst_bodies_is_answered_and_so_are_its_neighbours(menagerie: Path) -> None:
     bodies = {one.name: one.request() for one in WORST}
     bodies |= {f"{one.name}, gzip": one.packed(1 << 20) for one in WORST}

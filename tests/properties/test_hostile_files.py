@@ -123,7 +123,6 @@ def ends(reader: Callable[[Path], object], directory: Path) -> None:
     assert calls(read) < MOST_CALLS
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("content", HOSTILE)
 @pytest.mark.parametrize("reader", READERS)
 def test_hostile_bytes_end_in_a_typed_error(click_model: Path, reader: str, content: str) -> None:
@@ -237,7 +236,6 @@ def put(place: Path, content: bytes | Callable[[Path], object]) -> None:
     place.write_bytes(content) if isinstance(content, bytes) else content(place)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("what", [*HOSTILE, *NODES])
 def test_one_models_files_concern_no_other(tmp_path: Path, place: str, what: str) -> None:
@@ -248,7 +246,6 @@ def test_one_models_files_concern_no_other(tmp_path: Path, place: str, what: str
     assert found["good"] == ([1], "")
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("node", NODES)
 def test_what_is_no_model_directory_concerns_no_model(tmp_path: Path, node: str) -> None:
     two_models(tmp_path)

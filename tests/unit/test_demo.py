@@ -101,7 +101,6 @@ def test_only_rows_that_both_versions_answered_are_compared() -> None:
 
 
 @pytest.mark.rest
-@pytest.mark.timeout(400)
 def test_the_whole_demonstration_on_a_few_ratings(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,8 +11,6 @@ import pytest
 
 from headrace.cli.main import main
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @pytest.fixture
 def nowhere() -> Iterator[str]:

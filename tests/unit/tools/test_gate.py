@@ -6,7 +6,18 @@ import json
 
 import pytest
 
-from tools.gate import MOST_FAILURES, Result, Run, Verdict, faults_of, judge, overall, reported, to_look_at
+from tools.gate import (
+    MOST_FAILURES,
+    Result,
+    Run,
+    Verdict,
+    faults_of,
+    judge,
+    overall,
+    read_log,
+    to_look_at,
+    why_not_passed,
+)
 
 FAILED = Result("tests/faults/test_a.py::test_a", "processes", outcome="failed", reason="assert 1 == 2")
 PASSED = Result("tests/unit/test_b.py::test_b")
@@ -16,7 +27,7 @@ STEPS = [
 
 
 def run(*tests: Result, exit_code: int = 1, uncollected: tuple[str, ...] = ()) -> Run:
-    return Run(exit_code, tests, uncollected)
+    return Run(exit_code, tests, uncollected, reported_exit=exit_code)
 
 
 def test_a_run_without_failures_is_green() -> None:
@@ -67,6 +78,39 @@ def test_any_exit_code_but_0_and_1_is_red_at_once(exit_code: int) -> None:
     assert f"pytest ended with {exit_code}" in faults_of(runs)[0]
 
 
+@pytest.mark.parametrize(
+    ("faulty", "said"),
+    [
+        (Run(0, (PASSED,), reported_exit=None), "its report log says nothing"),
+        (Run(0, (FAILED,), reported_exit=1), "its report log says 1"),
+        (Run(1, (FAILED,), reported_exit=1, cut=True), "its report log says 1"),
+        (Run(0, (Result("t", ended=False),)), "t: it did not end"),
+        (Run(0, (PASSED,), lanes=("fast", "services")), "lane services: no test passed"),
+        (Run(0, (Result("t", outcome="skipped"),), lanes=("fast",)), "lane fast: no test passed"),
+    ],
+    ids=["no end", "another end", "cut", "a test without end", "empty lane", "all skipped"],
+)
+def test_a_run_that_did_not_run_all_tests_to_their_end_is_red_at_once(faulty: Run, said: str) -> None:
+    assert to_look_at([faulty]) == []
+    assert any(said in line for line in judge([faulty], {}).red)
+
+
+@pytest.mark.parametrize(
+    ("alone", "reason"),
+    [
+        (Run(0, (Result("t"),)), None),
+        (Run(1, (Result("t", outcome="failed", reason="late"),), reported_exit=1), "late"),
+        (Run(0, (Result("t", outcome="skipped"),)), "skipped"),
+        (Run(0, ()), "it ran 0 tests, not this one"),
+        (Run(0, (Result("t", ended=False),)), "t: it did not end"),
+        (Run(4, ()), "pytest ended with 4: wrong usage"),
+    ],
+    ids=str,
+)
+def test_only_a_pass_is_a_pass(alone: Run, reason: str | None) -> None:
+    assert why_not_passed("t", alone) == reason
+
+
 def test_a_run_that_failed_without_a_failed_test_is_red() -> None:
     assert faults_of([run(PASSED)])
 
@@ -91,15 +135,22 @@ def test_all_steps_together_are_green_if_each_is() -> None:
     assert overall(STEPS, {"test": Verdict(5), "rest": Verdict(5, flaky=["a"])}) == []
 
 
+def test_many_flaky_tests_of_one_step_are_told_once() -> None:
+    red = "4 tests are flaky; at most 3 may be"
+    verdicts = {"test": Verdict(flaky=["a", "b", "c", "d"], red=[red]), "rest": Verdict()}
+    assert overall(STEPS, verdicts) == [red]
+
+
 @pytest.mark.parametrize(
     ("steps", "verdicts", "said"),
     [
         (STEPS[:3], {}, "step rest did not run"),
         ([*STEPS[:3], "STEP rest: FAILED (3 s)"], {}, "step rest failed"),
+        (STEPS, {"test": Verdict(5)}, "step rest kept no verdict"),
         (STEPS, {"test": Verdict(red=["t: r"])}, "t: r"),
         (STEPS, {"test": Verdict(flaky=["a", "b"]), "rest": Verdict(flaky=["c", "d"])}, "4 tests are flaky"),
     ],
-    ids=["missing", "failed", "red", "flaky in sum"],
+    ids=["missing", "failed", "no verdict", "red", "flaky in sum"],
 )
 def test_all_steps_together_are_red_if_one_is(
     steps: list[str], verdicts: dict[str, Verdict], said: str
@@ -122,31 +173,65 @@ def report(when: str, outcome: str = "passed", longrepr: object = None, *marks: 
     )
 
 
+END = json.dumps({"$report_type": "SessionFinish", "exitstatus": 1})
+THREAD = "pytest.PytestUnhandledThreadExceptionWarning: Exception in thread Thread-3"
+
+
 def test_a_test_is_its_three_phases() -> None:
     failure = {"reprcrash": {"message": "AssertionError: it is late\nassert 1 == 2"}}
-    lines = [report("setup"), report("call", "failed", failure, "exact"), report("teardown")]
-    tests, uncollected = reported(lines)
-    (test,) = tests
+    lines = [report("setup"), report("call", "failed", failure, "exact"), report("teardown"), END]
+    run = read_log(lines, 1)
+    (test,) = run.tests
     assert (test.lane, test.exact, test.outcome, test.seconds) == ("rest", True, "failed", 3.0)
-    assert test.reason == "AssertionError: it is late"
-    assert uncollected == ()
+    assert (test.reason, test.ended) == ("AssertionError: it is late", True)
+    assert (run.uncollected, run.reported_exit, run.cut) == ((), 1, False)
+
+
+def test_a_test_whose_last_phase_is_not_reported_has_not_ended() -> None:
+    (test,) = read_log([report("setup"), report("call")], 0).tests
+    assert not test.ended
 
 
 @pytest.mark.parametrize(
     "message",
     [
         "pytest.PytestUnraisableExceptionWarning: Exception ignored in: <socket>",
-        "pytest.PytestUnhandledThreadExceptionWarning: Exception in thread Thread-3",
+        THREAD,
         "worker 'gw1' crashed while running 'tests/faults/test_a.py::test_a'",
     ],
 )
 def test_leaks_and_crashes_are_told_from_failures(message: str) -> None:
-    ((test,), _) = reported([report("call", "failed", message)])
+    (test,) = read_log([report("???", "failed", message)], 1).tests
     assert test.leak
+    assert test.ended
 
 
-def test_a_file_that_cannot_be_collected_is_reported() -> None:
-    line = json.dumps(
-        {"$report_type": "CollectReport", "nodeid": "tests/unit/test_c.py", "outcome": "failed"}
-    )
-    assert reported([line]) == ((), ("tests/unit/test_c.py",))
+def test_a_leak_is_seen_although_the_test_failed_before() -> None:
+    (test,) = read_log(
+        [report("call", "failed", "assert 1 == 2"), report("teardown", "failed", THREAD)], 1
+    ).tests
+    assert test.leak
+    assert test.reason == f"assert 1 == 2; {THREAD}"
+
+
+def test_the_lane_is_what_the_plugin_says() -> None:
+    own = json.loads(report("call"))
+    own["user_properties"].append(["lane", "processes"])
+    (test,) = read_log([json.dumps(own)], 0).tests
+    assert test.lane == "rest"
+
+
+@pytest.mark.parametrize(("outcome", "found"), [("failed", ("tests/unit/test_c.py",)), ("skipped", ())])
+def test_files_that_cannot_be_collected_are_reported_and_skipped_ones_counted(
+    outcome: str, found: tuple[str, ...]
+) -> None:
+    line = {"$report_type": "CollectReport", "nodeid": "tests/unit/test_c.py", "outcome": outcome}
+    run = read_log([json.dumps(line)], 0)
+    assert (run.uncollected, run.skipped_files) == (found, int(outcome == "skipped"))
+    assert judge([run], {}).skipped == run.skipped_files
+
+
+def test_a_log_that_is_cut_off_is_a_fault() -> None:
+    run = read_log([report("setup"), '{"$report_type": "Test'], 1)
+    assert run.cut
+    assert faults_of([run])

@@ -52,7 +52,6 @@ WAYS: dict[str, tuple[list[Event], int]] = {
 }
 
 
-@pytest.mark.rest
 @pytest.mark.parametrize("way", WAYS)
 def test_a_stream_that_ended_leaves_nothing(way: str) -> None:
     events, status = WAYS[way]
