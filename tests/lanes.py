@@ -27,15 +27,13 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
+from tools.gate import LEFT_RUNNING, NOT_RUN
+
 LANES = ("fast", "processes", "services", "rest", "timing")
 MOST_SECONDS = {"rest": 300.0, "timing": 300.0}
 """The time limit of a test in these lanes; ``USUAL_SECONDS`` in the others."""
 USUAL_SECONDS = 60.0
 
-LEFT_RUNNING = 9
-"""pytest's exit code when tests left processes or threads running. pytest itself uses 0 to 5."""
-NOT_RUN = 10
-"""pytest's exit code when it ended before all tests that it had collected."""
 ENDING_SECONDS = 20.0
 RUN_TAG = "HEADRACE_TEST_RUN"
 LEFT = pytest.StashKey[list[str]]()

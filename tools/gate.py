@@ -5,7 +5,8 @@ name (``tests/lanes.py`` defines them). A test that fails in the lanes processes
 second look: after everything else has ended, it runs alone, in a fresh process, twice. If it passes twice,
 the run is green and reports the test as FLAKY; anything else is red. CONTRIBUTING.md has the rules.
 
-``summary`` prints the results of all steps of continuous integration, with the totals last.
+``summary`` prints the results of all steps of continuous integration, with the totals last. It needs only the
+standard library: it also runs when the installation has failed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tests.lanes import LEFT_RUNNING, NOT_RUN
 from tools.step import BUDGET_SECONDS, LATE, STEPS
 from tools.step import run as run_command
 
@@ -40,6 +40,8 @@ SLOWEST_SHOWN = 10
 LONGEST_LANES_SECONDS = 2400.0
 LONGEST_LOOK_SECONDS = 400.0  # must exceed the longest time limit of a test
 
+# Exit codes of tests/lanes.py; pytest itself uses 0 to 5.
+LEFT_RUNNING, NOT_RUN = 9, 10
 PYTEST_ENDS = {
     0: "all passed",
     1: "tests failed",

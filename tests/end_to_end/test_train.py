@@ -144,9 +144,8 @@ def test_what_is_no_stream_is_refused_before_anything_is_learnt() -> None:
     assert b"headrace stream encode" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("number", "code"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.rest), (signal.SIGTERM, 143)]
-)
+@pytest.mark.rest
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_saves_and_publishes_before_it_ends_the_run(
     number: signal.Signals, code: int, rows: Path, tmp_path: Path
 ) -> None:

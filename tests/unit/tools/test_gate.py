@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -235,3 +238,10 @@ def test_a_log_that_is_cut_off_is_a_fault() -> None:
     run = read_log([report("setup"), '{"$report_type": "Test'], 1)
     assert run.cut
     assert faults_of([run])
+
+
+@pytest.mark.parametrize("module", ["tools.gate", "tools.step"])
+def test_steps_need_only_the_standard_library(module: str) -> None:
+    """Continuous integration runs them with the system's Python, before anything is installed."""
+    root = Path(__file__).resolve().parents[3]
+    subprocess.run([sys.executable, "-S", "-c", f"import {module}"], cwd=root, check=True)
