@@ -20,30 +20,40 @@ print(",".join(sorted(extras.keys() - {"dev", "demo", "fuzz"})))
 endef
 export list_extras
 print_series := -c 'import sys; print("%d.%d" % sys.version_info[:2])'
+SERIES := $(shell $(PYTHON) $(print_series))
+# Tested versions of all packages. A Python series without these files gets the newest versions.
+CONSTRAINTS := $(wildcard constraints-$(SERIES).txt)
+CLIENTS_CONSTRAINTS := $(wildcard constraints-clients-$(SERIES).txt)
+pinned_by = $(if $(1),-c $(1))
+EXTRAS := sklearn,grpcio,uvicorn,tls,train,plot,tensorflow,text,image,similarity,archive,redis,cassandra,kafka,signing,tracing,jwt,demo,dev
+STEP = $(PYTHON) tools/step.py
 
-.PHONY: help install clients packages demo demo-archive serve services services-stop test test-night test-python check format clean fuzz release audit
+.PHONY: help install clients packages kernels demo demo-archive serve services services-stop \
+	test test-rest test-timing test-all test-python burn upgrade check format clean fuzz release audit
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 15
 
-install: $(VENV)/.installed ## the project and its tools into .venv, when pyproject.toml has changed
-ifneq ($(origin PYTHON),file) # Whoever names a Python means to use it.
+install: $(VENV)/.installed ## install the project and its tools into .venv, as pinned in constraints-3.x.txt
+ifneq ($(origin PYTHON),file) # PYTHON was given explicitly, so .venv must match it.
 	@test "$$($(PYTHON) $(print_series))" = "$$($(BIN)/python $(print_series))" || \
 		{ echo "$(VENV) has $$($(BIN)/python -V), which is not $(PYTHON): remove it, or make test-python PYTHON=$(PYTHON)" >&2; exit 1; }
 endif
 
-$(VENV)/.installed: pyproject.toml
+$(VENV)/.installed: pyproject.toml $(CONSTRAINTS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "headrace needs Python 3.11 or newer; make PYTHON=python3.x …")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "cannot make $(VENV): install python3-venv" >&2; exit 1; }
-	$(BIN)/python -m pip install -q -e '.[sklearn,grpcio,uvicorn,tls,train,plot,tensorflow,text,image,similarity,archive,redis,cassandra,kafka,signing,tracing,jwt,demo,dev]'
+	$(if $(CONSTRAINTS),,@echo "no constraints-$(SERIES).txt: installing the newest versions")
+	$(BIN)/python -m pip install -q $(call pinned_by,$(CONSTRAINTS)) -e '.[$(EXTRAS)]'
 	@touch $@
 
-clients: $(CLIENTS)/.installed ## foreign clients (tritonclient, TensorFlow Serving's stubs) into an environment of their own
+clients: $(CLIENTS)/.installed ## install third-party clients (tritonclient, TensorFlow Serving's stubs) into .venvs/clients
 
-$(CLIENTS)/.installed: tests/clients/requirements.txt tests/clients/no-dependencies.txt
+$(CLIENTS)/.installed: tests/clients/requirements.txt tests/clients/no-dependencies.txt $(CLIENTS_CONSTRAINTS)
 	@test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
-	$(CLIENTS)/bin/python -m pip install -q -r tests/clients/requirements.txt
-	$(CLIENTS)/bin/python -m pip install -q --no-deps -r tests/clients/no-dependencies.txt
+	$(if $(CLIENTS_CONSTRAINTS),,@echo "no constraints-clients-$(SERIES).txt: installing the newest versions")
+	$(CLIENTS)/bin/python -m pip install -q $(call pinned_by,$(CLIENTS_CONSTRAINTS)) -r tests/clients/requirements.txt
+	$(CLIENTS)/bin/python -m pip install -q $(call pinned_by,$(CLIENTS_CONSTRAINTS)) --no-deps -r tests/clients/no-dependencies.txt
 	@touch $@
 
 demo: install ## real ratings stream in, a click model learns, versions appear, a server answers from the newest
@@ -62,20 +72,48 @@ services: ## Redis, Cassandra and Kafka on this machine: fetch, start, wait unti
 services-stop: ## stop them; their data stays in .data/services
 	@$(PYTHON) -m tools.services stop
 
-packages: ## what tests need of the system, and Redis, Cassandra and Kafka
+packages: ## install system packages for the tests; fetch Redis, Cassandra and Kafka
 	@tools/system_packages.sh curl haproxy nginx prometheus promtool faketime
 	@$(PYTHON) -m tools.services fetch
 
-test: install clients packages ## checks, with all that they can ask then, and all tests
-	@$(MAKE) --no-print-directory check
-	$(BIN)/python -m pytest -n 4 -m "not night"
+kernels: install ## compile the numba kernels that tests use
+	@$(BIN)/python -m tests.kernels
 
-test-night: install clients packages ## the tests that take minutes each, and properties with all of their examples
-	$(BIN)/python -m pytest -n 2 -m night
-	EXAMPLES=all $(BIN)/python -m pytest -n 2 tests/properties
+test: install clients packages kernels ## run `make check` and all tests that take up to 3 seconds
+	@$(STEP) check $(MAKE) --no-print-directory check
+	@$(STEP) test $(BIN)/python -m tools.gate test
 
-test-python: ## the same with another Python, in .venvs/3.x: `make test-python PYTHON=python3.13`
+test-rest: install clients packages kernels ## run the tests marked `rest`, which take longer
+	@$(STEP) rest $(BIN)/python -m tools.gate rest
+
+test-timing: install clients packages kernels ## run the tests marked `timing`; use a quiet machine
+	$(BIN)/python -m pytest --lane timing
+
+test-all: ## run test, test-rest and test-timing, one after the other
+	@$(MAKE) --no-print-directory test
+	@$(MAKE) --no-print-directory test-rest
+	@$(MAKE) --no-print-directory test-timing
+
+test-python: ## `make test` with another Python, in .venvs/3.x: `make test-python PYTHON=python3.13`
 	@series=$$($(PYTHON) $(print_series)) && $(MAKE) test VENV=".venvs/$$series"
+
+burn: install clients packages kernels ## run tests ten times beside two busy loops: `make burn T=tests/faults/test_reloads.py`
+	@test -n "$(T)" || { echo "name the tests: make burn T=tests/faults/test_reloads.py" >&2; exit 2; }
+	@$(BIN)/python -m tools.burn $(T)
+
+upgrade: ## resolve all versions anew, write the constraints files, and run all tests with them
+	$(call resolved,constraints-$(SERIES).txt,-e '.[$(EXTRAS)]')
+	$(call resolved,constraints-clients-$(SERIES).txt,-r tests/clients/requirements.txt,--no-deps -r tests/clients/no-dependencies.txt)
+	rm -rf .venvs/upgrade $(CLIENTS) $(VENV)
+	$(MAKE) test-all
+
+# Write a constraints file from a new environment, in which each further argument was given to pip install.
+define resolved
+rm -rf .venvs/upgrade && $(PYTHON) -m venv .venvs/upgrade
+	.venvs/upgrade/bin/python -m pip install -q $(2)
+	$(if $(3),.venvs/upgrade/bin/python -m pip install -q $(3))
+	$(PYTHON) tools/pins.py .venvs/upgrade/bin/python >.venvs/upgrade/pins && mv .venvs/upgrade/pins $(1)
+endef
 
 fuzz: install ## ten minutes of bytes that nobody has thought of, for every reader of bytes; FUZZ_SECONDS=N for longer
 	$(BIN)/python -m pip install -q -e '.[fuzz]'
@@ -98,12 +136,13 @@ audit: install ## known weaknesses of what is installed, and of the tests' and b
 		echo "pip-audit --strict $$what"; $(BIN)/pip-audit --strict $$what || failed=1; \
 	done; exit $$failed
 
-check: install ## style, types, import contract, size budget, spelling, files of deploy/, generated files
+check: install ## style, types, import contract, size budget, rules for tests, spelling, deploy/, generated files
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python tools/size_budget.py
+	$(BIN)/python -m tools.test_rules
 	$(BIN)/codespell
 	$(if $(wildcard tools/deployment.py),$(BIN)/python tools/deployment.py)
 	$(if $(wildcard tools/protos.py),$(BIN)/python tools/protos.py --check)

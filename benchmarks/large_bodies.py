@@ -10,7 +10,7 @@ from benchmarks.door_requests import MEGABYTE, Call, Line, grpc_call, http_call
 from headrace.frontends.wire import protos
 from tests.faults.heavy import INFER, PREDICT, REGRESS
 from tests.faults.still_serves import http_request
-from tests.faults.worst_bodies import binary_texts, large_numbers, large_text
+from tests.faults.worst_bodies import binary_texts, large_numbers, large_text, too_many_binary_texts
 
 _LARGE = 64 * MEGABYTE - 4096
 
@@ -93,6 +93,7 @@ _CALLS: dict[str, Callable[[], Call]] = {
     "one text": _one_text,
     "one number": _one_number,
     "1,000 binary texts": lambda: _binary_texts(1000),
+    "a million binary texts, too many": lambda: http_call(too_many_binary_texts(_LARGE)),
     "one binary text": lambda: _binary_texts(1),
     "1,000 binary texts, answer in JSON": lambda: _binary_texts(1000, binary=False),
     "ModelInfer, 1,000 raw texts": lambda: _infer_texts(1000, raw=True),

@@ -108,7 +108,7 @@ def wait_for(come_true: Callable[[], bool]) -> None:
 
 
 def clock_of_callers(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """What has seconds pass for all threads that call, by the clock of their deadlines."""
+    """Return a function that moves the clock of the callers' deadlines ahead."""
     ahead = 0.0
 
     def now() -> float:

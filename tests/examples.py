@@ -1,4 +1,4 @@
-"""How many examples the longest properties try: a quarter for each change, all of them at night."""
+"""How many examples the longest properties try: a quarter; all of them with ``EXAMPLES=all``."""
 
 from __future__ import annotations
 

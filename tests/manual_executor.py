@@ -6,6 +6,8 @@ import errno
 from collections import deque
 from collections.abc import Callable
 
+_MOST_CALLS = 100_000
+
 
 class ManualExecutor:
     """Implements ``headrace.lifecycle.background.Executor``: calls wait until ``run_one`` or ``run_all``.
@@ -39,5 +41,8 @@ class ManualExecutor:
         return lambda: call(*args)
 
     def run_all(self) -> None:
-        while self._calls:
+        for _ in range(_MOST_CALLS):
+            if not self._calls:
+                return
             self.run_one()
+        raise RuntimeError(f"still not done after {_MOST_CALLS} calls")

@@ -177,10 +177,13 @@ class Build:
 
     def _run(self, value: str) -> None:
         stage, binds = self.image, dict(self._binds)
-        while found := re.match(r"--mount=type=cache,target=(\S+)\s+", value):
-            cache = Path.home() / ".cache" / Path(found[1]).name
+        mounts = re.match(r"(?:--mount=type=cache,target=\S+\s+)*", value)
+        assert mounts is not None
+        for place in re.findall(r"target=(\S+)", mounts[0]):
+            cache = Path.home() / ".cache" / Path(place).name
             cache.mkdir(parents=True, exist_ok=True)
-            binds[found[1]], value = cache, value[found.end() :]
+            binds[place] = cache
+        value = value[mounts.end() :]
         for place in binds:
             self._inside(place).mkdir(parents=True, exist_ok=True)
         pip = {name: text for name, text in os.environ.items() if name.startswith("PIP_")}

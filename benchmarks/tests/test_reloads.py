@@ -7,8 +7,7 @@ import pytest
 from benchmarks.reloads import MOST_GROWTH_BYTES, MOST_P99, RELOADS, measured
 
 
-@pytest.mark.night
-@pytest.mark.timeout(400)
+@pytest.mark.timing
 def test_a_thousand_reloads_leave_memory_descriptors_and_p99_as_they_were() -> None:
     found = measured()
     assert found.count == RELOADS, "it took too long for all of them"

@@ -16,7 +16,7 @@ from headrace.cli.main import main
 ROWS = 2500
 
 
-@pytest.fixture(params=["lmdb", "redis", "cassandra"])
+@pytest.fixture(params=["lmdb", "redis", pytest.param("cassandra", marks=pytest.mark.rest)])
 def toml(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     store = 'kind = "lmdb"'
     if request.param != "lmdb":

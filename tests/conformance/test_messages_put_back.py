@@ -52,7 +52,7 @@ class Noting:
         self._queue.close()
 
 
-@pytest.fixture(params=["memory", "lmdb", pytest.param("kafka", marks=pytest.mark.slow)])
+@pytest.fixture(params=["memory", "lmdb", pytest.param("kafka", marks=pytest.mark.rest)])
 def queue(request: pytest.FixtureRequest) -> dict[str, object]:
     """The settings of one."""
     if request.param != "kafka":
@@ -60,7 +60,7 @@ def queue(request: pytest.FixtureRequest) -> dict[str, object]:
     server: Kafka = request.getfixturevalue("kafka_server")
     name = f"queue-{secrets.token_hex(8)}"
     own: dict[str, object] = {"kind": "kafka", "servers": [server.address], "topic": name, "group": name}
-    return own | {"partitions": 4, "visibility_seconds": 6.0, "timeout_seconds": 10.0}
+    return own | {"partitions": 4, "visibility_seconds": 60.0, "timeout_seconds": 30.0}
 
 
 @pytest.fixture
@@ -79,6 +79,7 @@ def noting(queue: dict[str, object], tmp_path: Path) -> Iterator[tuple[Archive, 
         yield archive, noted
 
 
+@pytest.mark.rest
 def test_more_than_are_kept_aside_are_put_back_and_none_is_lost(
     noting: tuple[Archive, Noting], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -99,11 +99,10 @@ def test_each_way_to_end_is_one_outcome(how: str, name: str, cache: CachePolicy 
         began = time.monotonic()
         ask = way.ask
         if (how, name, cache) == ("thread", "too late", None):
-            ask = ask._replace(
-                seconds=0.0
-            )  # it computes its own batch: it is late only if it was when it came
+            # A thread computes its own batch: it is late only if it was when it came.
+            ask = ask._replace(seconds=0.0)
         elif (how, name) == ("grpcio", "too late"):
-            ask = ask._replace(seconds=1.0)  # a call that is late before it is sent never comes
+            ask = ask._replace(seconds=1.0)  # a call that expired before it was sent never arrives
         await made.ask(how, ask)
         await until(lambda: made.given)
         ends = [expected(how, way.error)]

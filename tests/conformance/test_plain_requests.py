@@ -96,6 +96,7 @@ async def calls_per_request(how: str) -> tuple[float, Counter[CodeType]]:
     return counted.total() / (TOGETHER * TIMES), counted
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize(("how", "most"), [("gRPC", 22), ("gRPC, TensorFlow", 26), ("REST", 35)])
 def test_a_plain_request_calls_no_more_functions_than_it_did(how: str, most: int) -> None:
     """Where this fails, measure what was added with `benchmarks seam`, and say what it is worth."""

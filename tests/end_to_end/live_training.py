@@ -54,7 +54,6 @@ class LiveTrainer:
             stderr=subprocess.PIPE,
         )
         self.summary: dict[str, Any] = {}
-        self.peak_bytes = 0
 
     def __enter__(self) -> Self:
         return self
@@ -74,9 +73,6 @@ class LiveTrainer:
 
     def end(self) -> int:
         """Ask it to end, as an operator would; the exit code."""
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        found = re.search(r"VmHWM:\s+(\d+) kB", status)
-        self.peak_bytes = int(found.group(1)) * 1024 if found else 0
         self.process.send_signal(signal.SIGTERM)
         output, errors = self.process.communicate(timeout=60)
         lines = output.splitlines()

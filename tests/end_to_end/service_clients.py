@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -115,7 +116,9 @@ class KafkaClient(Client):
         admin = AdminClient({**settings, **quiet})
         try:
             made = admin.create_topics([NewTopic("proof", 1, 1)], request_timeout=20)["proof"]
+            deadline = time.monotonic() + 40
             while not made.done():
+                assert time.monotonic() < deadline, "the topic is not created"
                 admin.poll(0.1)
                 for error in refused:  # the client would try again for ever
                     if error.code() == KafkaError._AUTHENTICATION:

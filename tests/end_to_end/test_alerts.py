@@ -231,7 +231,7 @@ def kill_a_worker(server: RunningServer, times: int) -> None:
         server.wait_for(lambda before=before: bool(set(workers_of(server)) - set(before)), "another worker")
 
 
-@pytest.mark.slow
+@pytest.mark.rest
 @pytest.mark.skipif(shutil.which("prometheus") is None, reason="Debian's package prometheus is not installed")
 def test_each_alert_fires_when_it_should(tmp_path: Path) -> None:
     """All rules of the file; that of disks where one may be mounted."""

@@ -91,6 +91,7 @@ def until(holds: Callable[[], bool]) -> None:
         time.sleep(0.05)  # between two looks at another process
 
 
+@pytest.mark.rest
 def test_a_new_key_is_missing_then_filled_and_found_by_both_protocols(
     server: RunningServer, stubs: tuple[ModuleType, ModuleType]
 ) -> None:
@@ -105,7 +106,7 @@ def test_a_new_key_is_missing_then_filled_and_found_by_both_protocols(
     assert np.linalg.norm(vector) == pytest.approx(1, abs=1e-3)
     with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
         stub = services.ArchiveStub(channel)
-        found = stub.Lookup(messages.LookupRequest(space="titles", keys=[title]), timeout=10)
+        found = stub.Lookup(messages.LookupRequest(space="titles", keys=[title]), timeout=30)
         assert np.array_equal(np.frombuffer(found.vectors, found.dtype), vector)
         assert found.found == b"\1"
 
@@ -123,8 +124,8 @@ def test_a_table_is_filled_and_found_by_both_protocols_and_its_texts_are_embedde
         put.vectors = np.array([(b"an heir is kidnapped", 1957)], row).tobytes()
         put.columns.add(name="story", dtype="text", size_bytes=30)
         put.columns.add(name="year", dtype="int32", size_bytes=4)
-        stub.Put(put, timeout=10)
-        found = stub.Lookup(messages.LookupRequest(space="films", keys=["1", "2", "3", "4"]), timeout=10)
+        stub.Put(put, timeout=30)
+        found = stub.Lookup(messages.LookupRequest(space="films", keys=["1", "2", "3", "4"]), timeout=30)
     numbers = {"int32": "<i4"}
     lies = [(one.name, numbers.get(one.dtype, f"S{one.size_bytes}")) for one in found.columns]
     rows = np.frombuffer(found.vectors, lies)
@@ -151,21 +152,21 @@ def test_the_stub_puts_describes_streams_and_forgets(
     with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
         stub = services.ArchiveStub(channel)
         stub.Put(
-            messages.PutRequest(space="items", keys=["a", "b", "c"], vectors=vectors.tobytes()), timeout=10
+            messages.PutRequest(space="items", keys=["a", "b", "c"], vectors=vectors.tobytes()), timeout=30
         )
         asked = [messages.LookupRequest(space="items", keys=[key]) for key in ("c", "a", "new")]
         asked.insert(1, messages.LookupRequest(space="nope"))
-        answers = list(stub.LookupStream(iter(asked), timeout=10))
+        answers = list(stub.LookupStream(iter(asked), timeout=30))
         assert [one.WhichOneof("result") for one in answers] == ["response", "error", "response", "response"]
         assert np.frombuffer(answers[0].response.vectors, np.float32).tolist() == [6, 7, 8]
-        stub.Forget(messages.ForgetRequest(space="items", keys=["a"]), timeout=10)
-        found = stub.Lookup(messages.LookupRequest(space="items", keys=["a", "b"]), timeout=10).found
+        stub.Forget(messages.ForgetRequest(space="items", keys=["a"]), timeout=30)
+        found = stub.Lookup(messages.LookupRequest(space="items", keys=["a", "b"]), timeout=30).found
         assert found == b"\0\1"
-        described = stub.Describe(messages.DescribeRequest(), timeout=10)
+        described = stub.Describe(messages.DescribeRequest(), timeout=30)
         names = ["titles", "items", "limited", "stories", "films"]
         assert [one.name for one in described.spaces] == names
         with pytest.raises(grpc.RpcError) as refused:
-            stub.Lookup(messages.LookupRequest(space="items", keys=["a", ""]), timeout=10)
+            stub.Lookup(messages.LookupRequest(space="items", keys=["a", ""]), timeout=30)
         assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert refused.value.details().startswith("keys[1]: ")
 
@@ -207,7 +208,7 @@ def test_a_callers_new_keys_are_counted_over_both_protocols_together_and_no_othe
     with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
         request = messages.LookupRequest(space="limited", keys=["Jaws", "Rocky", "Tron"])
         metadata = (("headrace-caller", "ads"),)
-        assert not any(services.ArchiveStub(channel).Lookup(request, timeout=10, metadata=metadata).found)
+        assert not any(services.ArchiveStub(channel).Lookup(request, timeout=30, metadata=metadata).found)
     assert (counted("new"), counted("over_quota")) == (3, 2)
     assert not any(ask("search", ["Big", "Up"]))
     assert (counted("new"), counted("over_quota")) == (5, 2)
@@ -227,6 +228,7 @@ def test_unknown_spaces_and_refusals_have_http_codes(server: RunningServer) -> N
         refused.value.close()
 
 
+@pytest.mark.rest
 def test_the_archive_alone_serves_stops_and_keeps_what_was_put(tmp_path: Path) -> None:
     (tmp_path / "archive.toml").write_text("[spaces.items]\ndimension = 2\n")
     for round_number in range(2):
@@ -249,6 +251,7 @@ def test_the_archive_alone_serves_stops_and_keeps_what_was_put(tmp_path: Path) -
             assert process.wait(SECONDS) == 0
 
 
+@pytest.mark.rest
 def test_an_archive_that_is_wrong_keeps_the_server_from_starting(tmp_path: Path) -> None:
     (tmp_path / "archive.toml").write_text('[spaces.titles]\nembedder = "nobody"\n')
     example.write(tmp_path / "models")
@@ -273,6 +276,7 @@ class Model:
 """
 
 
+@pytest.mark.rest
 def test_a_model_of_the_same_server_makes_the_vectors(tmp_path: Path) -> None:
     (tmp_path / "archive.toml").write_text(
         'fill = true\n[spaces.words]\nembedder = "counts"\n'

@@ -8,10 +8,13 @@ import sys
 import urllib.request
 from pathlib import Path
 
+import pytest
+
 from headrace import example
 from tests.running_server import RunningServer
 
 
+@pytest.mark.rest
 def test_a_running_server_answers_from_the_version_that_the_default_was_moved_to(tmp_path: Path) -> None:
     example.write(tmp_path / "models")
     toml, file = tmp_path / "archive.toml", tmp_path / "users.csv"

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 
 from headrace.archive.opening import open_archive_file
 from headrace.stream.schema import METADATA_KEY
@@ -80,6 +81,7 @@ def orders() -> tuple[pa.Schema, Callable[..., pa.RecordBatch]]:
     return arrow, batch
 
 
+@pytest.mark.rest
 def test_a_feed_tells_what_it_takes_and_refuses_and_how_far_it_is_behind(tmp_path: Path) -> None:
     settings = tmp_path / "archive.toml"
     settings.write_text(FEED)
@@ -106,6 +108,7 @@ def test_a_feed_tells_what_it_takes_and_refuses_and_how_far_it_is_behind(tmp_pat
     assert all(now[name] >= value for name, value in before.items() if name.endswith("_total{"))
 
 
+@pytest.mark.rest
 def test_a_filler_tells_what_it_fills_and_what_waits(tmp_path: Path) -> None:
     settings = tmp_path / "archive.toml"
     with encoding(tmp_path) as encoder:

@@ -30,7 +30,7 @@ BEGUN = f"POST /v1/models/{MODEL}:predict HTTP/1.1\r\nHost: a\r\nContent-Length:
 """A request whose body does not come: NGINX counts no connection without a request."""
 
 
-@pytest.mark.slow
+@pytest.mark.rest
 @pytest.mark.parametrize("balancer", BALANCERS.values(), ids=BALANCERS)
 def test_a_server_that_fails_behind_a_balancer_costs_no_more_than_what_it_had_in_its_hands(
     tmp_path: Path, balancer: Callable[..., Balancer]
@@ -45,8 +45,6 @@ def test_a_server_that_fails_behind_a_balancer_costs_no_more_than_what_it_had_in
         assert costs["drain", protocol].failures == ()
         assert len(costs["kill", protocol].failures) <= CALLERS
         assert len(costs["freeze", protocol].failures) <= CALLERS
-        # Three attempts, and what a busy machine adds.
-        assert costs["freeze", protocol].slowest_seconds < 3 * TIMEOUT_SECONDS + 20
         assert all(costs[fault, protocol].requests > 100 for fault in ("freeze", "kill", "drain"))
 
 

@@ -156,6 +156,7 @@ def tensorflow_serving_over_grpc(server: RunningServer, inputs: dict[str, Array]
     return [float(value) for value in answer.outputs["probability"].float_val]
 
 
+@pytest.mark.rest
 def test_over_both_protocols_and_both_transports(models: Path) -> None:
     (wanted,) = predict(models, ("rows", joined(ROWS)))
     ways = (

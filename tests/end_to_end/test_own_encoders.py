@@ -31,7 +31,7 @@ FILMS = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.rest
 def test_an_lstm_with_attention_embeds_texts(tmp_path: Path) -> None:
     titles.train(FILMS, tmp_path / "titles", epochs=40)
     names = [film.title for film in FILMS]
@@ -46,7 +46,7 @@ def test_an_lstm_with_attention_embeds_texts(tmp_path: Path) -> None:
     embedder.close()
 
 
-@pytest.mark.slow
+@pytest.mark.rest
 def test_what_padding_changes_is_refused(tmp_path: Path) -> None:
     import keras
 
@@ -59,7 +59,7 @@ def test_what_padding_changes_is_refused(tmp_path: Path) -> None:
         open_embedder("plain", table, tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.rest
 def test_a_network_for_digits_embeds_images(tmp_path: Path) -> None:
     images, names = digits.digits()
     known, new = slice(0, 1200), slice(1200, 1500)

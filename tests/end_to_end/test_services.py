@@ -19,11 +19,8 @@ from tools.services.service import Service
 ROOT = Path(__file__).resolve().parent.parent.parent
 KINDS = ("redis", "cassandra", "kafka")
 
-pytestmark = pytest.mark.timeout(400)  # Java starts slowly where other tests take the processors
 
-
-@pytest.mark.slow
-@pytest.mark.night
+@pytest.mark.rest
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_acknowledged_survives_a_kill_and_a_restart(
     kind: str, request: pytest.FixtureRequest
@@ -45,8 +42,7 @@ def test_what_is_acknowledged_survives_a_kill_and_a_restart(
     assert not server.running
 
 
-@pytest.mark.slow
-@pytest.mark.night
+@pytest.mark.rest
 @pytest.mark.parametrize("kind", KINDS)
 def test_with_tls_and_a_password_only_who_has_both_comes_in(
     kind: str, request: pytest.FixtureRequest

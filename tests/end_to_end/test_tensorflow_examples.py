@@ -42,6 +42,7 @@ def answers(server: RunningServer, clients_python: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.rest
 def test_classify_and_regress_send_whole_examples(answers: dict[str, Any]) -> None:
     assert answers["classes"] == [[["Ulm", 1.5], ["other", 3.0]], [["nowhere", 2.0], ["other", 4.0]]]
     assert answers["values"] == [15.0, 20.0]

@@ -72,8 +72,7 @@ def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.rest
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_pipeline_learns_and_publishes(kind: str, tmp_path: Path) -> None:
     versions = tmp_path / "ctr"
@@ -103,7 +102,7 @@ def test_a_pipeline_learns_and_publishes(kind: str, tmp_path: Path) -> None:
     assert summary["seconds"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.rest
 def test_the_logloss_approaches_the_best_possible_one(tmp_path: Path) -> None:
     file = generated(tmp_path / "rows", 400_000)
     lines, _ = train(file, "--model", "fm", "--window-rows", 50_000)
@@ -114,6 +113,7 @@ def test_the_logloss_approaches_the_best_possible_one(tmp_path: Path) -> None:
     assert excess[1] < 0.03
 
 
+@pytest.mark.rest
 def test_windows_are_lines_of_json_and_may_be_split_by_a_field(rows: Path) -> None:
     lines, errors = train(rows, "--model", "lr", "--window-rows", 8000, "--slice", "c3", "--rows", 17_000)
     assert [line["rows"] for line in lines] == [8000, 8000, 1000, 17_000]
@@ -122,6 +122,7 @@ def test_windows_are_lines_of_json_and_may_be_split_by_a_field(rows: Path) -> No
     assert errors == ""
 
 
+@pytest.mark.rest
 def test_a_cut_stream_keeps_what_was_learnt(rows: Path, undisturbed: dict[str, Any], tmp_path: Path) -> None:
     options = ("-", "--model", "lr", "--publish", tmp_path / "ctr", "--checkpoint", tmp_path / "saved")
     lines, errors = train(*options, stdin=rows.read_bytes()[:600_000], code=1)
@@ -143,6 +144,7 @@ def test_what_is_no_stream_is_refused_before_anything_is_learnt() -> None:
     assert b"headrace stream encode" in done.stderr
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_saves_and_publishes_before_it_ends_the_run(
     number: signal.Signals, code: int, rows: Path, tmp_path: Path
@@ -173,6 +175,7 @@ def test_a_signal_saves_and_publishes_before_it_ends_the_run(
     assert any(path.name.isdigit() for path in (tmp_path / "saved").iterdir())
 
 
+@pytest.mark.rest
 def test_labels_that_come_late_are_learnt_late(rows: Path, undisturbed: dict[str, Any]) -> None:
     late, _ = train(rows, "--model", "lr", "--label-delay-seconds", 5)
     assert late[-1]["rows"] == 20_000
@@ -180,11 +183,13 @@ def test_labels_that_come_late_are_learnt_late(rows: Path, undisturbed: dict[str
     assert late[-1]["logloss"] > undisturbed["logloss"]
 
 
+@pytest.mark.rest
 def test_a_run_can_be_drawn(rows: Path, tmp_path: Path) -> None:
     train(rows, "--model", "lr", "--window-rows", 2000, "--plot", tmp_path / "run.png")
     assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.rest
 def test_a_search_prints_a_table_and_settings_that_train_takes(rows: Path, tmp_path: Path) -> None:
     (tmp_path / "search.toml").write_text(
         'base = {kind = "lr"}\ngrid = {"linear.learning_rate" = [0.0001, 0.1]}\ngates = {max_size_mb = 9}\n'
@@ -203,6 +208,7 @@ def test_a_search_prints_a_table_and_settings_that_train_takes(rows: Path, tmp_p
     assert lines[-1]["rows"] == 20_000
 
 
+@pytest.mark.rest
 def test_an_interrupted_run_goes_on_with_the_rows_that_follow(tmp_path: Path) -> None:
     first = generated(tmp_path / "first", 8192)
     rest = generated(tmp_path / "rest", 8192, "--from-row", "8192")
@@ -216,6 +222,7 @@ def test_an_interrupted_run_goes_on_with_the_rows_that_follow(tmp_path: Path) ->
         assert found[-1][name] == expected[-1][name]
 
 
+@pytest.mark.rest
 def test_a_checkpoint_of_the_default_before_goes_on_with_adagrad(rows: Path, tmp_path: Path) -> None:
     model, saved = ("--model", "fm"), ("--checkpoint", tmp_path / "saved")
     train(rows, *model, *saved, "--optimizer", "adagrad", "--rows", 2000)
@@ -251,6 +258,7 @@ def test_a_reader_of_the_log_that_leaves_does_not_end_the_run(rows: Path, tmp_pa
     assert (tmp_path / "ctr" / "1").is_dir()
 
 
+@pytest.mark.rest
 def test_another_model_is_not_published_over_unless_that_is_said(rows: Path, tmp_path: Path) -> None:
     write(tmp_path / "models", "half", 1, affine(1.0, 0.0))
     half = tmp_path / "models/half"

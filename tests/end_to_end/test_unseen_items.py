@@ -159,6 +159,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     return outcome_of(0, tmp_path_factory.mktemp("unseen"))
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("name", NAMES)
 def test_intervals_cover_as_much_as_they_say(outcome: Outcome, name: str) -> None:
     said, rates = outcome.said[name], outcome.partial.rates

@@ -47,8 +47,6 @@ class Model:
                 file.write("".join(f"{text}\\n" for text in texts))
         while not is_probe and self.is_held():
             time.sleep(0.01)
-        if (self.folder / "slow").exists():
-            time.sleep(0.4)
         vectors = np.ones((len(texts), DIMENSION), np.float32)
         vectors[:, :2] = [(len(text), sum(text.encode())) for text in texts]
         return {"vector": vectors}
@@ -78,9 +76,6 @@ class Encoder:
 
     def embedded(self) -> Counter[str]:
         return Counter(self._file.read_text().splitlines()) if self._file.exists() else Counter()
-
-    def slow_down(self) -> None:
-        (self.folder / "slow").touch()
 
     def hold(self, more: int | None = None) -> None:
         """Answer nothing from now on, or once so many more are embedded, until it may ``go`` on."""

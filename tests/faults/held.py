@@ -1,4 +1,4 @@
-"""A model that holds a batch until there is a file: what waits behind it waits as long as a test needs."""
+"""A model that holds a batch until a file exists, so that a test controls how long requests queue."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ class Model:
 
 
 def held_until(gate: Path) -> str:
-    """The text of a ``model.py`` as ``SLOW`` is one, but that a row above 0 holds its batch until then.
+    """Return the ``model.py`` of a model that holds a batch with a row above 0 until the file exists.
+
+    It gives up after 120 s. Inputs and outputs are those of ``SLOW``.
 
     Args:
         gate: The file.

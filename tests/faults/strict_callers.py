@@ -21,6 +21,7 @@ from tests.faults.still_serves import MODEL, grpc_calls, infer, predict_request
 from tests.running_server import RunningServer
 
 _SECONDS = 30.0
+_LONGEST_SECONDS = 300.0
 _EXPECTED = b'"predictions":[2.0]'
 
 
@@ -176,7 +177,10 @@ class _Http2:
         """Ask until the server says that it goes, and read the answers to what it has taken."""
         try:
             self._connection.sendall(_PREFACE + _frame(_SETTINGS, 0, 0))
+            deadline = time.monotonic() + _LONGEST_SECONDS
             while True:
+                if time.monotonic() > deadline:
+                    raise TimeoutError("the server neither answers nor closes the connection")
                 while (
                     self._last is None
                     and not self._tally.ended.is_set()
@@ -233,8 +237,9 @@ class _Http2:
 
     def _read_the_rest(self) -> None:
         """What had arrived before writing failed."""
+        deadline = time.monotonic() + 60
         with suppress(OSError, ValueError):
-            while self._open:
+            while self._open and time.monotonic() < deadline:
                 self._read()
 
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from headrace.archive.archive import Archive
 from headrace.archive.opening import open_archive_file
@@ -39,13 +40,14 @@ def check_answers(archive: Archive) -> int:
     return answer.version
 
 
+@pytest.mark.rest
 def test_a_backfill_that_is_killed_is_run_again_and_repeats_a_batch_a_thread_at_the_most(
     encoder: Encoder, tmp_path: Path
 ) -> None:
     toml = tmp_path / "archive.toml"
     settings = f"""
         cache = {{ absent_seconds = 0.05, poll_seconds = 0.1 }}
-        queue = {{ kind = "lmdb", visibility_seconds = 2.0 }}
+        queue = {{ kind = "lmdb", visibility_seconds = 6.0 }}
         [spaces.texts]
         embedder = "counted"
         [embedders.counted]

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.faults.archive_processes import Encoder, check_concurrent_misses
 
 
+@pytest.mark.rest
+@pytest.mark.exact
 def test_a_thousand_misses_of_one_key_in_two_servers_are_one_embedding(
     tmp_path: Path, encoder: Encoder
 ) -> None:

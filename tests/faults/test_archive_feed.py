@@ -38,7 +38,7 @@ orders = { count = true, seconds = 1800 }
 open = { sum = "change", seconds = 3000 }
 """
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.rest
 
 
 @pytest.fixture(scope="module")

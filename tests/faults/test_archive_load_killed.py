@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from pathlib import Path
+
+import pytest
 
 from headrace.archive.opening import open_archive_file
 from headrace.cli.main import main
+from tests.faults.archive_processes import until
 
 ROWS = 200_000
-SLOWLY = """
+STOPS_ON_THE_WAY = """
 import sys
-import time
+import threading
+from pathlib import Path
 
 from headrace.cli.main import main
 from headrace.stores.lmdb import InLmdbStore
@@ -21,19 +24,22 @@ from headrace.stores.lmdb import InLmdbStore
 put_many = InLmdbStore.put_many
 
 
-def put_slowly(*given):
-    put_many(*given)
-    time.sleep(0.1)
+def put_once(store, partition, *given):
+    put_many(store, partition, *given)
+    if partition == "users_v2":
+        Path(sys.argv[1]).touch()
+        threading.Event().wait()
 
 
-InLmdbStore.put_many = put_slowly
-sys.exit(main(sys.argv[1:]))
+InLmdbStore.put_many = put_once
+sys.exit(main(sys.argv[2:]))
 """
-"""A load that takes so many seconds that it is on its way when it is killed, however late that is."""
+"""A load that stores its first rows, says so by a file, and stores no more."""
 
 
+@pytest.mark.rest
 def test_a_load_that_is_killed_is_run_again_and_its_default_moves_only_then(tmp_path: Path) -> None:
-    toml, file = tmp_path / "archive.toml", tmp_path / "users.csv"
+    toml, file, begun = tmp_path / "archive.toml", tmp_path / "users.csv", tmp_path / "begun"
     toml.write_text("cache = { poll_seconds = 0.05, absent_seconds = 0.01 }\n[tables.users]\n")
     file.write_text("user_id,age\nu0,1\n")
     assert main(["archive", "load", "users", str(file), "--archive", str(toml)]) == 0
@@ -42,25 +48,20 @@ def test_a_load_that_is_killed_is_run_again_and_its_default_moves_only_then(tmp_
     words = [sys.executable, "-m", "headrace", "archive", "load", "users", str(file), "--archive", str(toml)]
     words += ["--new-columns"]
     with open_archive_file(toml) as archive:
-
-        def is_begun() -> bool:
-            there = [version.number for version in archive.record("users").versions]
-            return there == [1, 2] and bool(archive.lookup("users", ["u0"], version=2).found[0])
-
-        with subprocess.Popen([sys.executable, "-c", SLOWLY, *words[3:]]) as process:
-            end = time.monotonic() + 120
-            while not is_begun():
+        with subprocess.Popen([sys.executable, "-c", STOPS_ON_THE_WAY, str(begun), *words[3:]]) as process:
+            try:
+                until(lambda: begun.exists() or process.poll() is not None)
                 assert process.poll() is None
-                assert time.monotonic() < end
-            process.kill()
+            finally:
+                process.kill()
+        until(lambda: archive.record("users").last == 2)
+        assert archive.lookup("users", ["u0"], version=2).found[0]
         last = f"u{ROWS - 1}"
         assert not archive.lookup("users", [last], version=2).found[0]  # it was on its way
         before = archive.lookup("users", ["u0"])
         assert (before.version, before.values()["age"].tolist()) == (1, [1])
         assert subprocess.run(words, check=False, timeout=200).returncode == 0
-        end = time.monotonic() + 20
-        while archive.lookup("users", ["u0"]).version != 2:
-            assert time.monotonic() < end
+        until(lambda: archive.lookup("users", ["u0"]).version == 2)
         lookup = archive.lookup("users", [f"u{row}" for row in range(0, ROWS, 100)])
         assert lookup.found.all()
         assert lookup.values()["age"].tolist() == list(range(0, ROWS, 100))

@@ -44,10 +44,17 @@ def opened(server: Redis, folder: Path, timeout_seconds: float = TIMEOUT_SECONDS
         yield archive
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("outage", OUTAGES)
 def test_a_store_that_goes_and_comes(server: Redis, tmp_path: Path, outage: str) -> None:
     with opened(server, tmp_path) as archive:
         check_outage(archive, server, outage, times=2)
+
+
+def test_no_lookup_waits_for_the_stores_own_timeout(server: Redis, tmp_path: Path) -> None:
+    """One call of the store may take longer than the whole test waits."""
+    with opened(server, tmp_path, 60.0) as archive:
+        check_outage(archive, server, "frozen", times=1)
 
 
 def test_a_store_that_is_not_there_at_the_start(server: Redis, tmp_path: Path) -> None:

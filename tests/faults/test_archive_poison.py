@@ -81,6 +81,7 @@ def images() -> Iterator[HostileServer]:
         yield server
 
 
+@pytest.mark.rest
 def test_images_that_are_none_become_dead_letters_and_their_neighbours_are_filled(
     images: HostileServer, tmp_path: Path
 ) -> None:
@@ -151,6 +152,7 @@ class Model:
 """
 
 
+@pytest.mark.rest
 def test_vectors_that_are_none_become_dead_letters_and_their_neighbours_are_filled(tmp_path: Path) -> None:
     version = tmp_path / "models/encoder/1"
     version.mkdir(parents=True)

@@ -30,7 +30,7 @@ class Writer:
         self.name, self.answered, self.is_refused = name, 0, False
 
     def run(self, port: int, enough: threading.Semaphore) -> None:
-        while True:
+        for _ in range(100_000):  # the kill comes long before
             keys = [self.name, *self.keys(self.answered)]
             vectors = [[self.answered, place] for place in range(len(keys))]
             try:
@@ -67,6 +67,8 @@ def found(port: int, keys: list[str]) -> list[list[float]]:
     return list(answer["vectors"])
 
 
+@pytest.mark.rest
+@pytest.mark.exact
 def test_a_put_that_was_answered_is_there_after_a_kill(folder: Path) -> None:
     """The store is LMDB's, as it is without settings; other puts are on their way at that moment."""
     writers: list[Writer] = []

@@ -123,6 +123,7 @@ def test_a_load_that_fails_is_retried_until_it_succeeds(models: Path) -> None:
         does_it_still_serve(server)
 
 
+@pytest.mark.rest
 def test_what_no_retry_can_mend_is_tried_once_until_its_settings_change(models: Path) -> None:
     import skops.io
 

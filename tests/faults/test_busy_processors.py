@@ -19,7 +19,7 @@ from tests.running_server import RunningServer
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processors are chosen as on Linux")
 
-END_SECONDS = 10.0
+END_SECONDS = 40.0
 ARRIVAL_SECONDS = 90.0
 """Ten on a machine that does nothing else; a busy one has been seen to take more than thirty."""
 
@@ -63,9 +63,7 @@ def test_a_server_starts_and_ends_beside_busy_processes(models: Path) -> None:
     core = str(min(os.sched_getaffinity(0)))
     with busy_loops(core, 2), RunningServer(models, prefix=("taskset", "-c", core)) as server:
         does_it_still_serve(server)
-        asked = time.monotonic()
-        assert server.stop() == 0
-        assert time.monotonic() - asked < END_SECONDS
+        assert server.stop(END_SECONDS) == 0
     assert MODEL in "".join(server.output)
 
 
@@ -77,10 +75,8 @@ def write_python(directory: Path) -> None:
     (directory / "model.py").write_text(HALF_A_SECOND)
 
 
-@pytest.mark.parametrize("version", [write_onnx, write_python])
-def test_a_version_arrives_beside_busy_processes_and_requests_are_answered_meanwhile(
-    models: Path, version: Callable[[Path], None]
-) -> None:
+def slowest_answer(models: Path, version: Callable[[Path], None]) -> float:
+    """Ask until version 2 answers, and have an answer each time; how long the slowest took, in seconds."""
     core = str(min(os.sched_getaffinity(0)))
     prefix = (*WITHOUT_RIGHTS, "taskset", "-c", core)
     slowest, asked = 0.0, time.monotonic()
@@ -93,7 +89,22 @@ def test_a_version_arrives_beside_busy_processes_and_requests_are_answered_meanw
             slowest = max(slowest, time.monotonic() - asked)
             assert status == 200
             if answer == {"predictions": [3.0]}:
-                break
-        else:
-            pytest.fail(f"version 2 did not arrive within {ARRIVAL_SECONDS:g} s")
-        assert slowest < SLOWEST_SECONDS
+                return slowest
+            assert answer == {"predictions": [2.0]}
+    pytest.fail(f"version 2 did not arrive within {ARRIVAL_SECONDS:g} s")
+
+
+@pytest.mark.rest
+@pytest.mark.parametrize("version", [write_onnx, write_python])
+def test_a_version_arrives_beside_busy_processes_and_requests_are_answered_meanwhile(
+    models: Path, version: Callable[[Path], None]
+) -> None:
+    slowest_answer(models, version)
+
+
+@pytest.mark.timing
+@pytest.mark.parametrize("version", [write_onnx, write_python])
+def test_no_answer_is_late_while_a_version_arrives_beside_busy_processes(
+    models: Path, version: Callable[[Path], None]
+) -> None:
+    assert slowest_answer(models, version) < SLOWEST_SECONDS

@@ -6,6 +6,7 @@ import json
 import socket
 import ssl
 import struct
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,7 +29,9 @@ def send_each(connection: socket.socket, content: bytes) -> None:
 def until(connection: socket.socket, is_whole: Callable[[bytes], bool]) -> bytes:
     """Read one byte at a time, too."""
     said = b""
+    deadline = time.monotonic() + 40
     while not is_whole(said):
+        assert time.monotonic() < deadline, said
         byte = connection.recv(1)
         assert byte, said
         said += byte

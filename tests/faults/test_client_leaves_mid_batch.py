@@ -86,7 +86,7 @@ def test_neighbours_of_clients_that_leave_are_answered(models: Path, leave: str)
         rows = 10 if leave == "REST" else 7
         assert neighbours.answers == [(200, {"predictions": [1]})] + [(200, {"predictions": [rows]})] * 4
         for call_of in leavers if leave == "REST" else ():
-            call_of.result(timeout=20)
+            call_of.result(timeout=30)
         for one in sockets if leave == "gRPC" else ():
             assert b" 200 " in one.recv(4096)
         for one in sockets:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import signal
-import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -14,18 +13,27 @@ import grpc
 import pytest
 
 from headrace.frontends.wire import protos
+from tests.faults.held import held_until
 from tests.model_directories import SLOW, write
 from tests.running_server import RunningServer
 
 FLAG = "headrace-answered-by"
-AFTER_SECONDS = 1.0  # until the default comes; time enough to be told to stop before
-SLOWLY = 2.0  # how long the model takes then; the calls behind it wait in the queue
-DRAIN_SECONDS = 10.0
-PATIENCE_SECONDS = 20.0
+AFTER_SECONDS = 3.0  # until the default comes; mostly time enough to be told to stop before
+HELD = 1.0  # has the model wait for ever; the calls behind it wait in the queue
+DRAIN_SECONDS = 300.0  # far longer than anybody waits here
+PATIENCE_SECONDS = 40.0
 FAST = SLOW.replace("time.sleep(float(seconds.max()))", "pass").replace("[len(seconds)]", "[7]")
+BEGIN = "    def predict(self, inputs):\n"
+NOTED = (
+    BEGIN
+    + """\
+        if (inputs["seconds"] > 0).any():
+            with open({file!r}, "a") as noted:
+                noted.write("computed\\n")
+"""
+)
 ONE_BY_ONE = "[batching]\ninstances = 1\nmax_batch_rows = 1\n"
 CALLS = 4
-TRIES = 4
 DEFAULTS = {"values": (-1, "default"), "another": (7, "default fast/1")}
 
 Told = tuple[int, str]
@@ -71,48 +79,43 @@ WAYS: dict[str, tuple[Ask, tuple[str, ...]]] = {
 @pytest.fixture
 def models(tmp_path: Path) -> Path:
     after = f"{ONE_BY_ONE}[default]\nafter_seconds = {AFTER_SECONDS}\n"
-    write(tmp_path, "values", 1, SLOW, after + "values = { rows = -1 }\n")
-    write(tmp_path, "another", 1, SLOW, after + 'model = "fast"\n')
+    held = held_until(tmp_path / ".gate").replace(BEGIN, NOTED.format(file=str(tmp_path / ".noted")))
+    write(tmp_path, "values", 1, held, after + "values = { rows = -1 }\n")
+    write(tmp_path, "another", 1, held, after + 'model = "fast"\n')
     write(tmp_path, "fast", 1, FAST)
     return tmp_path
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("way", WAYS)
 def test_who_waits_for_a_default_when_the_server_is_told_to_stop_gets_it(models: Path, way: str) -> None:
-    """On a crowded machine the default may come before all have asked: then a server of its own is tried."""
     ask, options = WAYS[way]
-    for _ in range(TRIES):
-        with ThreadPoolExecutor(len(DEFAULTS) * CALLS) as callers, _server(models, *options) as server:
-            began = time.monotonic()
-            calls = {
-                model: [callers.submit(ask, server, model, SLOWLY) for _ in range(CALLS)]
-                for model in DEFAULTS
-            }
-            if not _come_to_wait(server, calls):
-                continue
-            server.process.send_signal(signal.SIGTERM)
-            for model, default in DEFAULTS.items():
-                told = [call.result() for call in calls[model]]
-                assert told == [default] * CALLS
-            assert server.wait_until_ended() == 0
-            assert time.monotonic() - began < DRAIN_SECONDS, "it does not wait for what nobody waits for"
-            return
-    pytest.fail(f"in {TRIES} tries not all calls waited at a time")
+    with ThreadPoolExecutor(len(DEFAULTS) * CALLS) as callers, _server(models, *options) as server:
+        calls = {
+            model: [callers.submit(ask, server, model, HELD) for _ in range(CALLS)] for model in DEFAULTS
+        }
+        _stop_when_all_wait(server, calls)
+        for model, default in DEFAULTS.items():
+            told = [call.result() for call in calls[model]]
+            assert told == [default] * CALLS
+        (models / ".gate").touch()
+        assert server.wait_until_ended(PATIENCE_SECONDS) == 0
+        computed = (models / ".noted").read_text().splitlines()
+        assert len(computed) == len(DEFAULTS), "what nobody waits for was computed"
 
 
 def _server(models: Path, *options: str) -> RunningServer:
     return RunningServer(models, "--allow-code", "--drain-seconds", str(DRAIN_SECONDS), *options)
 
 
-def _come_to_wait(server: RunningServer, calls: dict[str, list[Future[Told]]]) -> bool:
-    """Whether all calls wait at a time, before the first of them has been answered."""
-    until = time.monotonic() + PATIENCE_SECONDS
-    while not any(call.done() for several in calls.values() for call in several):
+def _stop_when_all_wait(server: RunningServer, calls: dict[str, list[Future[Told]]]) -> None:
+    """Where some have their answers before all wait, the signal comes once all have them."""
+
+    def waiting() -> bool:
         text = server.get("/metrics")[1].decode()
-        if all(
+        return all(
             f'headrace_outstanding_requests{{model="{one}",version="1"}} {CALLS}' in text for one in calls
-        ):
-            return True
-        assert time.monotonic() < until, "calls are not answered"
-        time.sleep(0.01)
-    return False
+        ) or all(call.done() for several in calls.values() for call in several)
+
+    server.wait_for(waiting, "all calls to wait", PATIENCE_SECONDS)
+    server.process.send_signal(signal.SIGTERM)

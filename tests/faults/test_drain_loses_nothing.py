@@ -18,10 +18,14 @@ from tests.faults.still_serves import MODEL, connect, predict_request
 from tests.faults.strict_callers import Callers, grpc_unary, http1, http2
 from tests.running_server import RunningServer
 
-LEAD_SECONDS = 1.0
+LEAD_SECONDS = 3.0
+"""Longer than any caller here rests between two requests: each learns in that time that the server goes."""
+
 LEAD = ("--drain-lead-seconds", str(LEAD_SECONDS))
+LONG = ("--drain-lead-seconds", "300", "--drain-seconds", "600")
 CALLERS = 32
 MOST_SECONDS = 120.0
+END_SECONDS = 40.0
 
 WAYS = {
     "REST over HTTP/1.1": (http1, ()),
@@ -37,6 +41,8 @@ WAYS = {
 }
 
 
+@pytest.mark.rest
+@pytest.mark.exact
 @pytest.mark.parametrize("way", WAYS)
 def test_no_request_is_lost_when_the_server_is_told_to_stop(
     models: Path, way: str, pytestconfig: pytest.Config, capsys: pytest.CaptureFixture[str]
@@ -49,7 +55,7 @@ def test_no_request_is_lost_when_the_server_is_told_to_stop(
             before = tally.answered
             server.process.send_signal(signal.SIGTERM)
             began = time.monotonic()
-            assert server.wait_until_ended() == 0
+            assert server.wait_until_ended(END_SECONDS) == 0
             seconds = time.monotonic() - began
         with capsys.disabled():
             print(f"\n[{way}, run {run + 1}: {tally}; ended in {seconds:.2f} s] ", end="")
@@ -57,25 +63,24 @@ def test_no_request_is_lost_when_the_server_is_told_to_stop(
         assert tally.answered > before, "the server went on to answer while it drained"
         if caller is not grpc_unary:  # which does not show what it was told
             assert tally.told >= CALLERS
-        assert seconds < LEAD_SECONDS + 5
 
 
+@pytest.mark.rest
+@pytest.mark.exact
 def test_a_caller_that_pauses_between_its_requests_is_not_cut_off(models: Path) -> None:
     pause = LEAD_SECONDS / 5
     with RunningServer(models, *LEAD) as server, Callers(http1, server, CALLERS, pause) as tally:
         server.wait_for(lambda: tally.answered >= 3 * CALLERS, "the load")
         server.process.send_signal(signal.SIGTERM)
-        assert server.wait_until_ended() == 0
+        assert server.wait_until_ended(END_SECONDS) == 0
     assert tally.lost == []
     assert tally.told >= CALLERS
 
 
 def test_every_answer_says_from_the_signal_on_that_its_connection_ends(models: Path) -> None:
-    with RunningServer(models, "--drain-lead-seconds", "5") as server:
-        kept, silent = connect(server.http_port), connect(server.http_port)
-        with kept, silent:
+    with RunningServer(models, *LONG) as server:
+        with connect(server.http_port) as kept:
             assert b"connection: close" not in _ask(kept)
-            began = time.monotonic()
             server.process.send_signal(signal.SIGTERM)
             server.wait_for(lambda: any("draining" in line for line in server.errors), "draining to begin")
             assert b"connection: close" in _ask(kept)
@@ -84,17 +89,24 @@ def test_every_answer_says_from_the_signal_on_that_its_connection_ends(models: P
                 assert b"connection: close" in _ask(late)
             status, body = server.get("/v2/health/ready")
             assert (status, b'"ready":false' in body) == (503, True)
-            assert silent.recv(1) == b"", "who never sends is let go at the end"
-            assert time.monotonic() - began > 4
-        assert server.wait_until_ended() == 0
+        server.kill()
+
+
+@pytest.mark.rest
+def test_a_connection_that_never_sends_is_let_go_at_the_end(models: Path) -> None:
+    with RunningServer(models, *LEAD) as server:
+        with connect(server.http_port) as silent:
+            began = time.monotonic()
+            server.process.send_signal(signal.SIGTERM)
+            assert silent.recv(1) == b""
+            assert time.monotonic() - began > 0.9 * LEAD_SECONDS
+        assert server.wait_until_ended(END_SECONDS) == 0
 
 
 def test_at_a_terminal_nobody_waits_for_callers(models: Path) -> None:
-    with RunningServer(models, "--drain-lead-seconds", "30") as server:
+    with RunningServer(models, *LONG) as server:
         server.process.send_signal(signal.SIGINT)
-        began = time.monotonic()
-        assert server.wait_until_ended() == 0
-        assert time.monotonic() - began < 15
+        assert server.wait_until_ended(END_SECONDS) == 0
 
 
 def _ask(connection: socket.socket) -> bytes:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import gzip
 import os
-import resource
 import socket
 import threading
 import time
+import tracemalloc
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -203,19 +203,19 @@ def test_ten_gigabytes_without_a_length_end_at_the_limit(door: Door, server: Hos
         "/size": chunk_size,
     }
     server.handlers |= tricks
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    found = door.failures(
-        [server.url(path) for path in tricks], allow_networks=["127.0.0.1"], timeout_seconds=20
-    )
+    tracemalloc.start()
+    found = door.failures([server.url(path) for path in tricks], allow_networks=["127.0.0.1"])
+    _, most_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
     assert all(failure is not None for failure in found)
     assert "too large: expected at most max_bytes = 100000 bytes" in str(found[0])
     assert "too large" in str(found[1])
-    for _ in range(200):
-        if len(sent) == len(tricks):
-            break
-        time.sleep(0.05)  # until the other side has noticed
+    until = time.monotonic() + PATIENCE_SECONDS
+    while len(sent) < len(tricks):  # until the other side has noticed
+        assert time.monotonic() < until, sent
+        time.sleep(0.05)
     assert max(sent.values()) < 20 * 2**20  # what sockets hold, besides
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KiB
+    assert most_bytes < 50 * 2**20  # of both sides
 
 
 def test_a_length_that_is_too_large_is_refused_before_the_body(door: Door, server: HostileServer) -> None:
@@ -224,12 +224,10 @@ def test_a_length_that_is_too_large_is_refused_before_the_body(door: Door, serve
         server.ended.wait(30)
 
     server.handlers["/large"] = declared
-    began = time.monotonic()
-    failure = door.allowed(server.url("/large"), timeout_seconds=20)
+    failure = door.allowed(server.url("/large"))
     assert failure is not None
     assert failure.is_final
-    assert "got 10737418240" in failure.reason
-    assert time.monotonic() - began < 10
+    assert "got 10737418240" in failure.reason  # of which not one byte had come
 
 
 def drip(server: HostileServer, begin: bytes, piece: bytes) -> object:
@@ -255,14 +253,13 @@ def test_a_slow_drip_ends_at_the_time_limit(door: Door, server: HostileServer) -
         "/trailer": drip(server, chunked + b"0\r\n", b"X: y\r\n"),
     }
     paths = ["/silent", "/status", "/header", "/headers", "/continue", "/body", "/chunks", "/trailer"]
-    began = time.monotonic()
     found = door.failures(
         [server.url(path) for path in paths], allow_networks=["127.0.0.1"], timeout_seconds=TIMEOUT_SECONDS
     )
-    assert time.monotonic() - began < TIMEOUT_SECONDS + 5
     for path, failure in zip(paths, found, strict=True):
         assert failure is not None, path
         assert not failure.is_final, (path, failure)
+        assert "broke off" not in failure.reason, (path, failure)
 
 
 def test_a_drip_of_redirects_has_one_time_limit(door: Door, server: HostileServer) -> None:
@@ -271,28 +268,26 @@ def test_a_drip_of_redirects_has_one_time_limit(door: Door, server: HostileServe
         redirect("/slow")(connection, head)
 
     server.handlers["/slow"] = slowly
-    began = time.monotonic()
     failure = door.allowed(server.url("/slow"), max_redirects=20, timeout_seconds=TIMEOUT_SECONDS)
     assert failure is not None
-    assert not failure.is_final
-    assert time.monotonic() - began < TIMEOUT_SECONDS + 5
+    assert not failure.is_final, "and not ended by the number of redirects"
 
 
+@pytest.mark.rest
 def test_a_resolver_that_hangs_ends_at_the_time_limit(door: Door, server: HostileServer) -> None:
     ended = threading.Event()
+    asked: list[str] = []
 
     def hanging(host: str, port: int) -> list[str]:
+        asked.append(host)
         ended.wait(60)
         return []
 
-    before = threading.active_count()
     try:
-        began = time.monotonic()
         urls = [server.url("/red.png", f"h{n}.example") for n in range(12)]
         found = door.failures(urls, hanging, connections=3, timeout_seconds=TIMEOUT_SECONDS)
-        assert time.monotonic() - began < 4 * TIMEOUT_SECONDS + 5
         assert all(failure is not None and not failure.is_final for failure in found)
-        assert threading.active_count() - before <= 6  # twice the connections, and no more
+        assert len(asked) <= 6  # hang together: twice the connections, and no more
     finally:
         ended.set()
     (failure,) = door.failures(["http://h.example/"], lambda host, port: 1 / 0, ports=[80])  # type: ignore[return-value]
@@ -360,19 +355,26 @@ def test_paths_stay_below_their_directory(door: Door, tmp_path: Path) -> None:
     assert door.failures(["red.png"], directory="")[0] is not None
 
 
+LARGE = [
+    b"http://" + b"a" * 1_000_000,
+    b"http://images.example/" + b"%00" * 330_000,
+    b"data:image/png;base64," + b"A" * 1_000_000,
+    b"data:" + b"%41" * 330_000,
+    b"../" * 330_000,
+    b"\0" * 1_000_000,
+    b"\x89PNG\r\n\x1a\n" + b"\0" * 1_000_000,
+    b"\xed\xa0\x80" * 330_000,
+]
+
+
+@pytest.mark.timing
 def test_a_content_of_a_megabyte_costs_little(door: Door) -> None:
-    large = [
-        b"http://" + b"a" * 1_000_000,
-        b"http://images.example/" + b"%00" * 330_000,
-        b"data:image/png;base64," + b"A" * 1_000_000,
-        b"data:" + b"%41" * 330_000,
-        b"../" * 330_000,
-        b"\0" * 1_000_000,
-        b"\x89PNG\r\n\x1a\n" + b"\0" * 1_000_000,
-        b"\xed\xa0\x80" * 330_000,
-    ]
-    began = time.thread_time()
-    found = door.failures(large, directory=".")
-    assert time.thread_time() - began < 5
+    began = time.process_time()  # a pool's threads do the work
+    door.failures(LARGE, directory=".")
+    assert time.process_time() - began < 5
+
+
+def test_a_content_of_a_megabyte_is_refused_in_few_words(door: Door) -> None:
+    found = door.failures(LARGE, directory=".")
     assert all(failure is not None and failure.is_final for failure in found)
     assert max(len(str(failure)) for failure in found) < 1000

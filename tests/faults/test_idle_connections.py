@@ -27,7 +27,7 @@ def answer(connection: socket.socket) -> bytes:
     return said
 
 
-@pytest.mark.slow
+@pytest.mark.rest
 def test_kept_connections_outlive_a_pause(models: Path) -> None:
     """One pause for both servers."""
     with ExitStack() as stack:

@@ -52,10 +52,7 @@ def test_too_many_headers_over_http2_are_refused(models: Path) -> None:
         connection.sendall(_frame(_HEADERS, _END_HEADERS | _END_STREAM, 1, head + more))
         answered = b""
         with connection.makefile("rb") as reader:
-            while True:
-                start = reader.read(9)
-                if len(start) < 9:
-                    break
+            while len(start := reader.read(9)) == 9:
                 payload = reader.read(int.from_bytes(start[:3], "big"))
                 if int.from_bytes(start[5:9], "big") == 1:
                     answered = payload

@@ -106,7 +106,7 @@ def test_a_write_behind_one_that_is_stopped_ends_in_time(store: InLmdbStore, tmp
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(timeout=20)
+            thread.join(timeout=40)
         assert len(ended) == 8
         with pytest.raises(Unavailable, match="stopped"):
             store.swap("a", None, b"1")

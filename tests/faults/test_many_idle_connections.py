@@ -30,10 +30,18 @@ def many(request: pytest.FixtureRequest) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("options", SERVERS.values(), ids=SERVERS)
-def test_they_cost_little_and_leave_their_neighbours_alone(
-    models: Path, many: int, options: tuple[str, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Each has asked once, as callers that keep a pool have."""
+def test_they_leave_their_neighbours_alone(models: Path, many: int, options: tuple[str, ...]) -> None:
+    bytes_of_each(models, many, options)
+
+
+@pytest.mark.timing
+@pytest.mark.parametrize("options", SERVERS.values(), ids=SERVERS)
+def test_they_cost_little(models: Path, many: int, options: tuple[str, ...]) -> None:
+    assert bytes_of_each(models, many, options) < MOST_BYTES_A_CONNECTION
+
+
+def bytes_of_each(models: Path, many: int, options: tuple[str, ...]) -> float:
+    """Open connections, each of which asks once, as callers that keep a pool do; the memory of each."""
     request = predict_request(MODEL, [1.0])
     many = min(many, MOST_OF_OTHERS) if options else many
     with RunningServer(models, *options) as server:
@@ -47,13 +55,10 @@ def test_they_cost_little_and_leave_their_neighbours_alone(
             each = (server.rss_bytes() - before) / many
             beside = percentile(waits(server.http_port, 0.5), 0.99)
             assert scrape(server)["process_open_fds"] >= many
-            with capsys.disabled():
-                print(
-                    f"\n[{many} idle connections: {each / 1024:.1f} KB each; a neighbour's p99 "
-                    f"{1000 * beside:.1f} ms, alone {1000 * alone:.1f} ms] ",
-                    end="",
-                )
-            assert each < MOST_BYTES_A_CONNECTION
+            print(
+                f"{many} idle connections: {each / 1024:.1f} KB each; a neighbour's p99 "
+                f"{1000 * beside:.1f} ms, alone {1000 * alone:.1f} ms"
+            )
             with closing(Connection(server.http_port)) as neighbour:
                 assert [neighbour.send(request) for _ in range(100)] == [200] * 100
             does_it_still_serve(server)
@@ -62,3 +67,4 @@ def test_they_cost_little_and_leave_their_neighbours_alone(
         )
         does_it_still_serve(server)
         assert server.stop() == 0
+        return each

@@ -74,7 +74,7 @@ def test_a_server_that_can_accept_nothing_more_ends_and_says_why(models: Path) -
             for _ in range(last + 1):
                 connections.append(socket.create_connection(("127.0.0.1", server.http_port), timeout=5))
         try:
-            assert server.wait_until_ended() == 1
+            assert server.wait_until_ended(40) == 1
         finally:
             for connection in connections:
                 connection.close()

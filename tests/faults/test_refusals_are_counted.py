@@ -32,6 +32,7 @@ def ask(server: RunningServer, request: bytes) -> int:
         return int(connection.makefile("rb").readline().split()[1])
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize("options", [(), FALLBACKS], ids=["h2corn", "uvicorn and grpcio"])
 def test_each_refusal_is_counted_by_protocol_and_code(models: Path, options: tuple[str, ...]) -> None:
     predict = f"/v1/models/{MODEL}:predict"

@@ -61,7 +61,7 @@ class Manager:
         """Take what has come; whether nothing more comes for longer than the watchdog allows."""
         self._heard.setblocking(False)
         with suppress(BlockingIOError):
-            while True:
+            for _ in range(10_000):
                 self._heard.recv(4096)
         time.sleep(1.5)
         with suppress(BlockingIOError):
@@ -138,7 +138,9 @@ def test_it_is_told_when_the_server_is_ready_that_it_turns_and_when_it_stops(
         for _ in range(3):
             manager.until("WATCHDOG=1")
         process.send_signal(signal.SIGSTOP)
+        until = time.monotonic() + SECONDS
         while ") T " not in Path(f"/proc/{process.pid}/stat").read_text():
+            assert time.monotonic() < until
             time.sleep(0.01)
         assert manager.silence(), "a server that hangs says that it turns"
         process.send_signal(signal.SIGCONT)
@@ -237,8 +239,7 @@ def test_a_server_with_handover_that_still_loads_ends_when_it_is_told(
         options = ("--allow-code", "--handover", str(place / "handover"))
         with manager.started(models, *options, sockets=sockets) as process:
             assert process.stderr is not None
-            while "version is loading" not in process.stderr.readline():
-                assert process.poll() is None
+            assert any("version is loading" in line for line in process.stderr)
             process.send_signal(signal.SIGTERM)
             threading.Thread(target=process.stderr.read, daemon=True).start()
             (tmp_path / "gate").touch() if not activated else None

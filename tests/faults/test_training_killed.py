@@ -5,23 +5,23 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
-import time
-from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from headrace.ctr.files.reading import read_model
 from headrace.training.running.checkpoint import load_checkpoint
-from headrace.versions.layout import version_directories
+from headrace.versions.layout import MANIFEST_FILE, version_directories
 from headrace.versions.manifest import check_manifest
+from tests.faults.pausing import ROOT, kill_paused, pausing
 
-ROOT = Path(__file__).resolve().parents[2]
 STEPS = 24
+PROGRAM = "tests.faults.small_trainer"
 
 
 def start(directory: Path, steps: int = STEPS) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "tests.faults.small_trainer", str(directory), str(steps)]
+    command = [sys.executable, "-m", PROGRAM, str(directory), str(steps)]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
 
 
@@ -31,18 +31,6 @@ def run(directory: Path, steps: int = STEPS) -> list[str]:
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 0
     return output.splitlines()
-
-
-def kill_when(directory: Path, now: Callable[[], bool]) -> bool:
-    """Start, and kill as soon as it is time; False if it ended before."""
-    process = start(directory)
-    deadline = time.monotonic() + 60
-    while process.poll() is None and not now():
-        assert time.monotonic() < deadline, "it never came to the point where it is killed"
-    ended = process.poll() is not None
-    process.kill()
-    process.communicate()
-    return not ended
 
 
 def everything_is_whole(directory: Path) -> None:
@@ -63,17 +51,16 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize("where", ["models/ctr", "checkpoints"])
-@pytest.mark.parametrize("write", [1, 3])
-def test_killed_while_it_writes(tmp_path: Path, undisturbed: str, where: str, write: int) -> None:
+@pytest.mark.parametrize(("write", "moment"), [(1, "filled"), (3, "whole")])
+def test_killed_while_it_writes(
+    tmp_path: Path, undisturbed: str, where: str, write: int, moment: str
+) -> None:
     """In checkpointing and in publishing: the draft is there when the process is killed."""
-    seen: set[str] = set()
-
-    def writing() -> bool:
-        if (tmp_path / where).is_dir():
-            seen.update(path.name for path in (tmp_path / where).glob(".publishing-*"))
-        return len(seen) >= write
-
-    assert kill_when(tmp_path, writing)
+    marker, directory = tmp_path / "paused", tmp_path / where
+    kill_paused([*pausing(marker, moment, write, directory), PROGRAM, str(tmp_path), str(STEPS)], marker)
+    (draft,) = directory.glob(".publishing-*")
+    assert (draft / MANIFEST_FILE).exists() == (moment == "whole")
+    assert max(version_directories(directory), default=0) == write - 1
     everything_is_whole(tmp_path)
     assert run(tmp_path)[-1] == undisturbed
     everything_is_whole(tmp_path)
@@ -82,8 +69,12 @@ def test_killed_while_it_writes(tmp_path: Path, undisturbed: str, where: str, wr
 def test_killed_again_and_again_at_any_time(tmp_path: Path, undisturbed: str) -> None:
     chance = random.Random(4)
     for _ in range(6):
-        due = time.monotonic() + chance.uniform(0.25, 0.9)
-        kill_when(tmp_path, lambda due=due: time.monotonic() > due)  # type: ignore[misc]
+        with start(tmp_path) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline().startswith("from ")  # it has begun
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(chance.uniform(0.0, 0.65))
+            process.kill()
         everything_is_whole(tmp_path)
     assert run(tmp_path)[-1] == undisturbed
     everything_is_whole(tmp_path)

@@ -14,7 +14,9 @@ import grpc
 import pytest
 
 from headrace.versions.manifest import publish
-from tests.faults.still_serves import does_it_still_serve, grpc_calls, infer
+from tests.faults.held import held_until
+from tests.faults.still_serves import Response, does_it_still_serve, grpc_calls, infer, infer_message
+from tests.faults.test_client_leaves_mid_batch import Neighbours, counted
 from tests.model_directories import affine, write
 from tests.running_server import RunningServer
 
@@ -75,6 +77,7 @@ class Load:
 FALLBACKS = ("--http-server", "uvicorn", "--grpc-server", "grpcio")
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize(
     ("transition", "options"),
     [("availability", ()), ("availability", FALLBACKS), ("resource", ())],
@@ -115,6 +118,41 @@ def test_no_request_fails_while_versions_are_swapped(
         does_it_still_serve(server)
 
 
+SECOND = """
+class Model:
+    inputs = [("seconds", "FP32", [])]
+    outputs = [("rows", "INT64", [])]
+
+    def predict(self, inputs):
+        return {"rows": [-2] * len(inputs["seconds"])}
+"""
+
+
+@pytest.mark.exact
+def test_requests_that_run_or_wait_at_a_swap_are_answered_by_the_version_that_took_them(models: Path) -> None:
+    write(models, "slow", 1, held_until(gate := models.parent / "gate"), "[batching]\ninstances = 1\n")
+    with RunningServer(models, "--allow-code") as server, grpc_calls(server) as call:
+        callers = Neighbours(server)
+        callers.ask(1.0)  # held while it runs
+        server.wait_for(lambda: counted(server, "outstanding_requests") == 1, "the model to be busy")
+        callers.ask(0.0)
+        over_grpc = call.future(infer_message("slow", 0.0, name="seconds"))
+        server.wait_for(lambda: counted(server, "queued_rows") == 2, "two requests to wait")
+        publish(lambda path: (path / "model.py").write_text(SECOND, "utf-8"), models / "slow", 2)
+        server.wait_for(
+            lambda: server.get("/v2/models/slow/versions/1/ready")[0] != 200, "version 1 to take no more"
+        )
+        assert server.post("/v1/models/slow:predict", {"instances": [0.0]}) == (200, {"predictions": [-2]})
+        gate.touch()
+        callers.wait()
+        assert [status for status, _ in callers.answers] == [200, 200]
+        assert [answer["predictions"] for _, answer in callers.answers] in ([[1], [2]], [[1], [1]])
+        output = Response.FromString(over_grpc.result(30)).raw_output_contents[0]
+        assert int.from_bytes(output, "little") in (1, 2)
+        server.wait_for(lambda: counted(server, "outstanding_requests") == 0, "version 1 to go")
+        does_it_still_serve(server)
+
+
 def test_old_versions_are_unloaded_once_nobody_uses_them(models: Path) -> None:
     write(models, "m", 1, affine(0.0, 1.0))
     with RunningServer(models) as server:
@@ -126,7 +164,7 @@ def test_old_versions_are_unloaded_once_nobody_uses_them(models: Path) -> None:
             ),
             "the old version to go",
         )
-        until = time.monotonic() + 20
+        until = time.monotonic() + 40
         while b'model="m",state="ready",version="1"' in server.get("/monitoring/prometheus/metrics")[1]:
             assert time.monotonic() < until
             time.sleep(0.02)

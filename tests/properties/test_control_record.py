@@ -75,7 +75,6 @@ def held_at_the_end(steps: Steps) -> set[int]:
     return held
 
 
-@pytest.mark.timeout(120)
 @settings(max_examples=12)
 @given(
     st.lists(

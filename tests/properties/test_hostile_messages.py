@@ -1,8 +1,9 @@
 """What decoding protobuf messages costs is linear in the bytes, in time and in memory, whatever their shape.
 
 A table of shapes for each method: each makes a message of about so many bytes. A byte of the largest must
-cost about what a byte of the middle one costs. Time is the processor's, the least of several runs; memory is
-what Python holds, beside what protobuf's own parser takes while it parses.
+cost about what a byte of the middle one costs. The calls of functions are counted; memory is what Python
+holds, beside what protobuf's own parser takes while it parses. Tests marked `timing` measure the processor's
+time, the least of several runs.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from headrace.frontends.oip.messages import InferRequest
 from headrace.frontends.tfserving.grpc import grpc_methods as tfserving_methods
 from headrace.frontends.wire.protobuf_fields import length_prefix
 from headrace.frontends.wire.texts import join_strings
+from tests.properties.calls import check_calls_are_linear
 from tests.properties.costs import check_time_is_linear, peak_bytes
 from tests.unit.frontends.oip.doubles import echo
 from tests.unit.frontends.tfserving.doubles import ServiceDouble, classifier
@@ -33,8 +35,8 @@ from tests.unit.frontends.tfserving.doubles import message as serving_message
 from tests.unit.frontends.tfserving.test_message_examples import example, with_context
 from tests.unit.frontends.tfserving.test_predict_grpc import tensor
 
-MIDDLE, LARGEST = 80 * 1024, 320 * 1024
-RUNS = 2
+MIDDLE, LARGEST = 128 * 1024, 512 * 1024
+RUNS = 3
 MOST_GROWTH = 2.5  # of what a byte costs, over four times the bytes: 4 would be quadratic
 MOST_SECONDS_A_BYTE = 16e-6  # four times what the worst takes, which docs/limits.md says: 3.8 µs
 MOST_MEMORY_A_BYTE = 40  # an empty text takes two bytes of a message, and eight in each array it passes
@@ -217,6 +219,13 @@ every_shape = pytest.mark.parametrize("shape", SHAPES, ids=[shape.name for shape
 
 
 @every_shape
+def test_calls_of_functions_are_linear_in_the_bytes(shape: Shape) -> None:
+    given = {size: shape.make(size) for size in (MIDDLE, 2 * MIDDLE)}
+    check_calls_are_linear(lambda size: decoded(shape, given[size]), MIDDLE)
+
+
+@pytest.mark.timing
+@every_shape
 def test_time_is_linear_in_the_bytes(shape: Shape) -> None:
     given = {size: shape.make(size) for size in (MIDDLE, LARGEST)}
     check_time_is_linear(
@@ -293,12 +302,9 @@ def decoded(shape: Shape, data: bytes, methods: dict[str, GrpcMethod] = WITHOUT_
 def seconds(shape: Shape, data: bytes, methods: dict[str, GrpcMethod] = WITHOUT_LIMIT) -> float:
     """The least processor time that it took."""
     times = []
-    gc.disable()  # it looks at everything that this whole process of tests holds
-    try:
-        for _ in range(RUNS):
-            started = time.thread_time()
-            decoded(shape, data, methods)
-            times.append(time.thread_time() - started)
-    finally:
-        gc.enable()
+    for _ in range(RUNS):
+        gc.collect()
+        started = time.thread_time()
+        decoded(shape, data, methods)
+        times.append(time.thread_time() - started)
     return min(times)

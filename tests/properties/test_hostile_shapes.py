@@ -1,7 +1,8 @@
 """What decoding costs is linear in the bytes, in time and in memory, whatever shape they have.
 
 A table of shapes for each decoder: each makes a body of about so many bytes. A byte of the largest must cost
-about what a byte of the middle one costs. Time is the processor's, the least of several runs.
+about what a byte of the middle one costs. The calls of functions are counted. Tests marked `timing` measure
+the processor's time, the least of several runs.
 """
 
 from __future__ import annotations
@@ -28,12 +29,13 @@ from headrace.frontends.wire.compression import opening
 from headrace.frontends.wire.steps import run
 from headrace.tensors import STRING
 from tests.faults.worst_bodies import GOOD, WORST, Worst
+from tests.properties.calls import check_calls_are_linear
 from tests.properties.costs import check_time_is_linear, peak_bytes
 from tests.unit.frontends.oip.doubles import LoadedDouble, echo
 from tests.unit.frontends.tfserving.doubles import ServiceDouble, classifier
 
 MIDDLE, LARGEST = 256 * 1024, 1024 * 1024
-RUNS = 2
+RUNS = 3
 MOST_GROWTH = 2.5  # of what a byte costs, over four times the bytes: 4 would be quadratic
 MOST_SECONDS_A_BYTE = 6e-6  # four times what the worst takes, which docs/limits.md says: 1.4 µs
 MOST_MEMORY_A_BYTE = 100  # measured: 25 for empty lists, 75 for lists nested 60 deep, of two bytes each
@@ -208,6 +210,13 @@ MORE = [
 SHAPES = [*JSON, *READ_TO_THEIR_ENDS, *MORE]
 
 
+@pytest.mark.parametrize("shape", SHAPES, ids=[shape.name for shape in SHAPES])
+def test_calls_of_functions_are_linear_in_the_bytes(shape: Shape) -> None:
+    given = {size: shape.make(size) for size in (MIDDLE, 2 * MIDDLE)}
+    check_calls_are_linear(lambda size: decoded(shape, given[size]), MIDDLE)
+
+
+@pytest.mark.timing
 @pytest.mark.parametrize("shape", SHAPES, ids=[shape.name for shape in SHAPES])
 def test_time_is_linear_in_the_bytes(shape: Shape) -> None:
     given = {size: shape.make(size) for size in (MIDDLE, LARGEST)}

@@ -107,6 +107,7 @@ def mutations(draw: st.DrawFn, size: int) -> Callable[[bytes], bytes]:
     return apply
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("request_id", ["", "abc"])
 @settings(max_examples=examples(1500))
 @given(mutate=mutations(340), fill=st.integers(0, 255))
@@ -123,6 +124,7 @@ def test_a_mutated_message_gives_the_same_the_fast_way_and_the_slow_way(
     assert outcome(lambda: infer(fast, data)) == expected  # when it has been learnt, if it can be
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("request_id", ["", "abc"])
 @settings(max_examples=examples(1000))
 @given(mutate=mutations(180), user=st.binary(max_size=20), word=st.binary(max_size=20))
@@ -152,6 +154,7 @@ def test_any_single_bit_may_flip() -> None:
             assert outcome(lambda decoder=fast, data=bytes(data): infer(decoder, data)) == expected
 
 
+@pytest.mark.rest
 @settings(max_examples=examples(1000))
 @given(mutate=mutations(380), fill=st.integers(0, 255), shift=st.integers(-2, 2))
 def test_a_mutated_binary_body_gives_the_same_the_fast_way_and_the_slow_way(
@@ -171,6 +174,7 @@ def test_a_mutated_binary_body_gives_the_same_the_fast_way_and_the_slow_way(
     assert seen(fast) == expected
 
 
+@pytest.mark.rest
 @settings(max_examples=examples(1000))
 @given(
     data=st.binary(max_size=200) | mutations(400).map(lambda mutate: mutate(JSON_BODY)),
@@ -187,6 +191,7 @@ def test_any_message_decodes_or_is_refused(data: bytes) -> None:
     outcome(lambda: infer(InferDecoder(ServiceDouble(ctr()).loaded), data))
 
 
+@pytest.mark.rest
 @settings(max_examples=examples(500))
 @given(
     datatype=st.sampled_from([*BY_OIP, "BF16", "", "FP8"]),
@@ -236,7 +241,7 @@ def raw(array: Array) -> bytes:
 
 
 @pytest.mark.parametrize("datatype", [one.oip for one in DATATYPES])
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(data=st.data())
 def test_every_datatype_and_shape_comes_back_over_grpc(datatype: str, data: st.DataObject) -> None:
     array = data.draw(arrays(datatype))
@@ -250,7 +255,7 @@ def test_every_datatype_and_shape_comes_back_over_grpc(datatype: str, data: st.D
 
 
 @pytest.mark.parametrize("datatype", [one.oip for one in DATATYPES])
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(data=st.data(), nested=st.booleans())
 def test_every_datatype_and_shape_comes_back_over_rest(
     datatype: str, data: st.DataObject, nested: bool

@@ -112,7 +112,7 @@ def somebody_awake(engine: Engine) -> Iterator[None]:
 
 def sleepers(engine: Engine, count: int) -> list[Asking]:
     """Threads whose requests nobody has taken in yet."""
-    with somebody_awake(engine), callers_of(engine)._turn:  # nor do they begin themselves, if this takes long
+    with somebody_awake(engine), callers_of(engine)._turn:  # on a slow machine they would begin themselves
         waiting = [Asking(engine, float(number + 1)) for number in range(count)]
         asleep(engine, count)
     return waiting

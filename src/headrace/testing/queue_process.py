@@ -66,14 +66,6 @@ class QueueProcess:
         """Say that it is alive."""
         self.ask("keep")
 
-    def begin_to_work(self, limit: int, idle_seconds: float) -> None:
-        """Have it receive and acknowledge until nothing comes for some time; ``worked`` gives what came."""
-        self._say("work", {"limit": limit, "idle_seconds": idle_seconds})
-
-    def worked(self) -> list[Message]:
-        """What came, when it has ended."""
-        return _heard(self._answer())
-
     def stop(self) -> None:
         """Have the system stop it, wherever it is."""
         self._process.send_signal(signal.SIGSTOP)
@@ -150,20 +142,11 @@ class _Worker:
                 receiver.release(received)
             case "keep":
                 receiver.keep()
-            case "work":
-                return self._work(receiver, told["limit"], told["idle_seconds"])
             case "depth":
                 return list(self._queue.depth())
             case unknown:
                 raise ValueError(f"not known: {unknown}")
         return None
-
-    def _work(self, receiver: Receiver, limit: int, idle_seconds: float) -> list[list[str]]:
-        done: list[list[str]] = []
-        while found := receiver.receive(limit, idle_seconds):
-            done += _told([delivery.message for delivery in found])
-            receiver.acknowledge(found)
-        return done
 
 
 def _write(answer: dict[str, Any]) -> None:

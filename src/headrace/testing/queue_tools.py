@@ -13,6 +13,7 @@ from headrace.config.reading import convert
 from headrace.queues.opening import open_queue
 from headrace.queues.queue import Delivery, Message, Queue, Receiver
 from headrace.queues.settings import AnyQueue
+from headrace.testing.queue_process import QueueProcess
 
 LONGEST_WAIT_SECONDS = 60.0
 """How long anything that shall come may take."""
@@ -54,6 +55,39 @@ def received(receivers: Sequence[Receiver], count: int, limit: int = 1000) -> li
 def told(found: Sequence[tuple[Receiver, Delivery]]) -> list[Message]:
     """The messages of what was received."""
     return [delivery.message for _, delivery in found]
+
+
+def has_received(process: QueueProcess, count: int) -> float:
+    """Have another process receive so many messages; give when it began to receive the last of them.
+
+    Raises:
+        AssertionError: Fewer came in time.
+    """
+    deadline = time.monotonic() + LONGEST_WAIT_SECONDS
+    while True:
+        begun = time.monotonic()
+        assert begun < deadline, f"{count} more messages should have come"
+        count -= len(process.receive(count, 1.0))
+        if count <= 0:
+            return begun
+
+
+@contextmanager
+def working(process: QueueProcess, limit: int) -> Iterator[list[Message]]:
+    """Have another process receive and acknowledge on and on; gives what it has received so far."""
+    done: list[Message] = []
+    is_over = threading.Event()
+
+    def work() -> None:
+        while not is_over.is_set():
+            done.extend(process.receive(limit, 0.1))
+            process.acknowledge()
+
+    with running(work):
+        try:
+            yield done
+        finally:
+            is_over.set()
 
 
 def acknowledge(found: Sequence[tuple[Receiver, Delivery]]) -> int:

@@ -464,7 +464,9 @@ class StoreSuite:
             pytest.skip("the store is its object's own")
         with other_process(opener) as ask:
             last = int(ask(f"put-on {partition}"))
+            deadline = time.monotonic() + LONGEST_WAIT_SECONDS
             while last < 50:
+                assert time.monotonic() < deadline, f"only {last + 1} items were written"
                 last = int(ask(""))
             os.kill(ask.pid, signal.SIGKILL)  # type: ignore[attr-defined]
         assert there(store, partition, 0, last + 1) == last + 1

@@ -37,7 +37,7 @@ class LengthEmbedder:
     def embed(self, contents: Sequence[bytes]) -> Embedded:
         with self._lock:
             self.calls += 1
-        self.hold.wait(20)
+        self.hold.wait(60)
         if self.busy.is_set():
             raise Unavailable("the encoder is starting")
         texts = [content.decode() for content in contents]
@@ -85,7 +85,7 @@ def status_of(archive: Archive) -> Status:
     return look(archive.config, lambda: archive.store, lambda: archive.queue)
 
 
-def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
+def until(condition: Callable[[], object], seconds: float = 40.0) -> None:
     """Wait for something that other threads bring about."""
     ticks = threading.Event()
     for _ in range(int(seconds / 0.01)):

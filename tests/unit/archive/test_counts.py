@@ -36,7 +36,7 @@ def test_the_missing_keys_of_a_store_elsewhere_never_become_fewer(tmp_path: Path
         reader.forget_all()
         found = reader.begin(["a", "b"])
         assert counts.missing == 0
-        wait(found.waits, 20)
+        wait(found.waits, 40)
         reader.end(found, 20.0)
         assert (counts.keys, counts.stored, counts.missing) == (2, 1, 1)
         until(lambda: reader.cache.held() == 1)  # it is kept a moment after it was read

@@ -65,6 +65,7 @@ def is_empty(archive: Archive) -> bool:
     return archive.queue.depth().messages == 0
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("kind", ["down", "hanging"])
 def test_one_that_is_away_stops_nobody_and_its_keys_are_filled_when_it_is_back(
     archive: Archive, kind: str, caplog: pytest.LogCaptureFixture
@@ -78,9 +79,9 @@ def test_one_that_is_away_stops_nobody_and_its_keys_are_filled_when_it_is_back(
     with Filling(archive, {"films": well, "texts": ill}):
         archive.want("texts", TEXTS)
         archive.want("films", FILMS)
-        until(lambda: all_found(archive, "films", FILMS), 15)
+        until(lambda: all_found(archive, "films", FILMS))
         if kind == "down":  # more calls than a content may be tried
-            until(lambda: ill.calls >= 4, 30)
+            until(lambda: ill.calls >= 4)
             assert ill.calls < 12  # one call at a time to see whether it is back, and not one a batch
             (trouble,) = archive.troubles.values()
             assert trouble == (
@@ -90,7 +91,7 @@ def test_one_that_is_away_stops_nobody_and_its_keys_are_filled_when_it_is_back(
         until(lambda: archive.queue.depth().messages == len(TEXTS))
         ill.busy.clear()
         ill.hold.set()
-        until(lambda: all_found(archive, "texts", TEXTS) and is_empty(archive), 30)
+        until(lambda: all_found(archive, "texts", TEXTS) and is_empty(archive))
         until(lambda: not archive.troubles)
     assert set(ill.embedded.values()) == {1}
     assert set(well.embedded.values()) == {1}
@@ -101,6 +102,7 @@ def test_one_that_is_away_stops_nobody_and_its_keys_are_filled_when_it_is_back(
         assert "answers again after" in said[1]
 
 
+@pytest.mark.rest
 def test_what_is_aside_for_long_is_put_back(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
     """A queue may keep all that is behind a message until that is acknowledged."""
     monkeypatch.setattr(held, "_LONGEST_ASIDE_SECONDS", 0.5)
@@ -108,11 +110,9 @@ def test_what_is_aside_for_long_is_put_back(archive: Archive, monkeypatch: pytes
     ill.busy.set()
     archive.want("texts", TEXTS[:20])
     with Filling(archive, {"films": LengthEmbedder("well"), "texts": ill}):
-        until(
-            lambda: 0 < archive.queue.depth().oldest_seconds < 1.0 < time.monotonic() and ill.calls >= 3, 30
-        )
+        until(lambda: 0 < archive.queue.depth().oldest_seconds < 1.0 < time.monotonic() and ill.calls >= 3)
         ill.busy.clear()
-        until(lambda: all_found(archive, "texts", TEXTS[:20]) and is_empty(archive), 30)
+        until(lambda: all_found(archive, "texts", TEXTS[:20]) and is_empty(archive))
     assert set(ill.embedded.values()) == {1}
 
 
@@ -126,8 +126,8 @@ def test_one_that_hangs_for_good_is_left_behind_and_its_keys_are_given_back(
     filling = Filling(archive, {"films": LengthEmbedder("well"), "texts": supplier}, 0.1)
     with filling:
         until(lambda: ill.calls)
-        started = time.monotonic()
-    assert time.monotonic() - started < 15.0  # it hangs for longer
+    assert not ill.hold.is_set(), "the filler has ended, and the embedder hangs still"
+    assert not ill.embedded
     supplier.close()
     assert "the embedder 'ill' (of texts) is still at work: it is left behind" in caplog.text
     again = LengthEmbedder("ill")
@@ -185,6 +185,7 @@ def test_what_is_lent_says_why_it_is_not_there() -> None:
     supplier.close()
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("kind", ["down", "hanging"])
 def test_what_is_wrong_is_told_again_and_again_until_it_is_over(
     archive: Archive, kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -225,15 +226,15 @@ def test_a_content_that_an_embedder_refuses_holds_up_no_others_for_good(
     ill = Choosy("ill")
     archive.want("texts", [*TEXTS[:100], "it kills", *TEXTS[100:]])
     with Filling(archive, {"films": LengthEmbedder("well"), "texts": ill}):
-        until(lambda: all_found(archive, "texts", TEXTS), 30)
+        until(lambda: all_found(archive, "texts", TEXTS))
         numbers = count()
 
         def has_letter() -> bool:
             archive.want("texts", [f"more {next(numbers)}"])  # so that others are answered in between
             return bool(list(archive.dead_letters.all()))
 
-        until(has_letter, 30)
-        until(lambda: is_empty(archive), 30)
+        until(has_letter)
+        until(lambda: is_empty(archive))
     (letter,) = archive.dead_letters.all()
     assert (letter.key, letter.is_final) == ("it kills", False)
     assert letter.reason == (

@@ -110,6 +110,7 @@ def test_what_fails_for_a_while_is_tried_again(archive: Archive) -> None:
     assert embedder.embedded["flaky"] == 3
 
 
+@pytest.mark.rest
 def test_an_encoder_that_is_starting_is_waited_for(archive: Archive) -> None:
     embedder = LengthEmbedder()
     embedder.busy.set()
@@ -309,6 +310,7 @@ def of_films(tmp_path: Path) -> Iterator[Archive]:
         yield opened
 
 
+@pytest.mark.rest
 def test_contents_come_from_a_table_and_what_has_no_row_is_a_dead_letter(of_films: Archive) -> None:
     of_films.table_version("films", [Column(name="title", dtype="text"), Column(name="year", dtype="int32")])
     of_films.put_rows("films", ["1", "2"], {"title": ["Heat", "Amélie"], "year": [1995, 2001]})
@@ -324,6 +326,7 @@ def test_contents_come_from_a_table_and_what_has_no_row_is_a_dead_letter(of_film
         until(lambda: all_found(of_films, ["3"]))
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("aside", [10_000, 40])
 def test_a_table_that_was_never_loaded_holds_up_its_own_space_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, aside: int

@@ -51,7 +51,8 @@ def opened(request: pytest.FixtureRequest, folder: Path, kind: str, **ads: objec
     store: dict[str, object] = {"kind": kind}
     own = f"j{time.time_ns()}"
     if kind == "redis":
-        store |= {"address": request.getfixturevalue("redis_server").address, "prefix": own}
+        address = request.getfixturevalue("redis_server").address
+        store |= {"address": address, "prefix": own, "timeout_seconds": 60.0}
     if kind == "cassandra":
         nodes = [request.getfixturevalue("cassandra_server").address]
         store |= {"contact_points": nodes, "keyspace": own, "timeout_seconds": 60.0}

@@ -48,7 +48,7 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[
         own = f"past{time.time_ns()}"
         if request.param == "redis":
             redis: Redis = request.getfixturevalue("redis_server")
-            store |= {"address": redis.address, "prefix": own}
+            store |= {"address": redis.address, "prefix": own, "timeout_seconds": 60.0}
         elif request.param == "cassandra":
             cassandra: Cassandra = request.getfixturevalue("cassandra_server")
             store |= {"contact_points": [cassandra.address], "keyspace": own, "timeout_seconds": 60.0}
@@ -71,7 +71,7 @@ def archive(tmp_path: Path) -> Iterator[Archive]:
 def put(archive: Archive, key: str, value: float) -> int:
     """Store a value; returns when it was written, as a lookup says it."""
     archive.put("texts", [key], np.full((1, DIMENSION), value))
-    return int(archive.lookup("texts", [key]).written[0])
+    return int(archive.lookup("texts", [key], timeout_seconds=30.0).written[0])
 
 
 def tell(archive: Archive, key: str, value: float, written: int) -> None:
@@ -97,8 +97,9 @@ def exactly(archive: Archive, key: str, *written: int) -> PastLookup:
 
 def entries(archive: Archive) -> int:
     """How many things are kept of the past."""
-    found, cursor = 0, START
+    found, cursor, deadline = 0, START, time.monotonic() + 60
     while True:
+        assert time.monotonic() < deadline
         page = archive.store.scan(past_partition("texts", 1), cursor)
         found, cursor = found + len(page.keys), page.cursor
         if cursor == START:
@@ -270,7 +271,7 @@ def test_rows_of_a_table_are_what_they_were(opened: Callable[..., Archive]) -> N
     values = archive.as_of("users", ["u"] * 4, asked).values()
     assert values["clicks"].tolist() == [0, 1, 2, 3]
     assert values["city"].tolist() == [b"?"] * 4
-    assert archive.lookup("users", ["u"]).values()["clicks"].tolist() == [3]
+    assert archive.lookup("users", ["u"], timeout_seconds=30.0).values()["clicks"].tolist() == [3]
 
 
 def test_what_is_over_is_lost_and_not_out_of_vocabulary_in_silence(archive: Archive) -> None:
@@ -287,15 +288,18 @@ def test_what_is_over_is_lost_and_not_out_of_vocabulary_in_silence(archive: Arch
 
 def test_a_value_is_over_with_its_time(tmp_path: Path) -> None:
     with open_parts(tmp_path, "lmdb", {**KEPT, "ttl_seconds": 0.2}) as archive:
+        deadline = time.monotonic() + 60
         while not (first := put(archive, "a", 1.0)):  # its time was over before it was looked at
-            pass
+            assert time.monotonic() < deadline
         while archive.lookup("texts", ["a"]).found[0]:
+            assert time.monotonic() < deadline
             wait_for_the_next_millisecond()
         reader = archive.reader("texts")
         while archive.store.get_many("texts_v1", [b"a"], reader.version.form.missing)[0][0]:
+            assert time.monotonic() < deadline
             wait_for_the_next_millisecond()
         while not (second := put(archive, "a", 2.0)):
-            pass
+            assert time.monotonic() < deadline
         assert was(archive, "a", first + 200, first + 201, second - 1, second) == [1.0, 0.0, 0.0, 2.0]
 
 

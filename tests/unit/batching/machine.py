@@ -43,7 +43,7 @@ class CallersMachine(RuleBasedStateMachine):
     def finish(self) -> None:
         self.entered -= 1
         self.stage.model.let_pass()
-        assert self.stage.clock.arrived.acquire(timeout=10)
+        assert self.stage.clock.arrived.acquire(timeout=30)
         self.settle()
 
     @rule(seconds=st.sampled_from([0.0005, 0.002, 0.006]))

@@ -138,7 +138,7 @@ def test_the_deadline_is_looked_at_when_the_batch_is_formed() -> None:
         expired = stage.ask([1.0], within=0.005)
         stage.clock.spend(0.005)
         stage.model.let_pass()
-        assert stage.clock.arrived.acquire(timeout=10)
+        assert stage.clock.arrived.acquire(timeout=30)
         stage.turn()
         assert isinstance(expired.error, DeadlineExceeded)
         assert not stage.model.ran(1.0)

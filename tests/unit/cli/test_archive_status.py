@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,10 +21,7 @@ def nowhere() -> Iterator[str]:
 
 def status(place: Path, settings: str, *options: str) -> int:
     (place / "archive.toml").write_text(f"{settings}[spaces.items]\ndimension = 3\n")
-    began = time.monotonic()
-    code = main(["archive", "status", "--archive", str(place / "archive.toml"), *options])
-    assert time.monotonic() - began < 20
-    return code
+    return main(["archive", "status", "--archive", str(place / "archive.toml"), *options])
 
 
 @pytest.fixture

@@ -33,6 +33,7 @@ def test_help_tells_what_there_is_with_an_example(tool: str, capsys: pytest.Capt
     assert f"headrace stream {tool}" in capsys.readouterr().out.partition("examples:")[2]
 
 
+@pytest.mark.rest
 def test_what_is_generated_can_be_inspected() -> None:
     generated = run("generate", "--rows", "5000", "--shape", "small", "--seed", "3")
     assert (generated.returncode, generated.stderr) == (0, b"")

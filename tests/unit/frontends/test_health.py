@@ -63,7 +63,7 @@ def test_watch_sends_the_status_at_once_and_then_each_change() -> None:
     async def scenario() -> list[int]:
         service = ServiceDouble(ctr())
         seen = []
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             async for status in _watch(service, ""):
                 seen.append(status)
                 service.is_ready = not service.is_ready

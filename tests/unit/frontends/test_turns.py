@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -12,13 +14,17 @@ from headrace.frontends.calls import HttpCall
 from headrace.frontends.oip import rest as oip_rest
 from headrace.frontends.tfserving import rest as tfserving_rest
 from headrace.frontends.transport.routing import Router
-from headrace.frontends.wire import long_lists
+from headrace.frontends.wire import json_text, long_lists
 from headrace.frontends.wire.lane import Lane
 from tests.unit.frontends.oip.doubles import echo
 from tests.unit.frontends.tfserving.doubles import ServiceDouble
 from tests.unit.frontends.tfserving.test_large_results import longest_turn
+from tests.unit.frontends.turns import steps_of
 
 MOST_OF_ALL = 0.1  # of the processor's time
+MOST_CALLS = 0.04  # of all function calls; the most is 0.015
+LEAST_TURNS = 1000
+LONGEST_PIECE = 256 * 1024 + 100  # bytes that the parser in C gets at once
 TRIES = 3
 DOOR = ServiceDouble(echo("FP32", name="numbers"))
 ROUTES = Router([*oip_rest.http_routes(DOOR), *tfserving_rest.http_routes(DOOR)])  # type: ignore[arg-type]
@@ -73,9 +79,9 @@ BODIES: dict[str, tuple[str, Callable[[], bytes], str]] = {
 }
 
 
-@pytest.mark.parametrize(("path", "make", "ends"), BODIES.values(), ids=BODIES)
-def test_no_turn_has_much_of_what_a_body_costs(path: str, make: Callable[[], bytes], ends: str) -> None:
-    body, found = make(), ROUTES.match("POST", path)
+def asking(path: str, body: bytes, ends: str) -> Callable[[], Coroutine[Any, Any, None]]:
+    """Send a body, and check how its call ends."""
+    found = ROUTES.match("POST", path)
 
     async def answer() -> str:
         assert found.handler is not None
@@ -90,7 +96,31 @@ def test_no_turn_has_much_of_what_a_body_costs(path: str, make: Callable[[], byt
         assert bool(said) == bool(ends), said
         assert ends in said
 
-    share = 1.0
+    return ask
+
+
+each_body = pytest.mark.parametrize(("path", "make", "ends"), BODIES.values(), ids=BODIES)
+
+
+@each_body
+def test_a_body_is_worked_off_in_many_small_steps(path: str, make: Callable[[], bytes], ends: str) -> None:
+    pieces, decode = list[int](), json_text._decode
+
+    def parse(text: bytes) -> object:
+        pieces.append(len(text))
+        return decode(text)
+
+    with patch.object(json_text, "_decode", parse):
+        steps = steps_of(asking(path, make(), ends))
+    assert steps.turns >= LEAST_TURNS
+    assert steps.share < MOST_CALLS
+    assert max(pieces) <= LONGEST_PIECE
+
+
+@pytest.mark.timing
+@each_body
+def test_no_turn_has_much_of_what_a_body_costs(path: str, make: Callable[[], bytes], ends: str) -> None:
+    share, ask = 1.0, asking(path, make(), ends)
     for _ in range(TRIES):
         share = min(share, longest_turn(ask))
         if share < MOST_OF_ALL:

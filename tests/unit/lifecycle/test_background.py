@@ -155,7 +155,7 @@ def test_a_native_call_is_left_to_idle_time_where_there_is_some(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     Idleness(monkeypatch, tmp_path, 0.4)
-    monkeypatch.setattr("headrace.lifecycle.idle.is_too_slow", lambda *_: False)  # as it may be among others
+    monkeypatch.setattr("headrace.lifecycle.idle.is_too_slow", lambda *_: False)  # as it is on a busy machine
     assert native(threads(), lambda: os.sched_getscheduler(0)) == os.SCHED_IDLE
 
 
@@ -195,11 +195,16 @@ def busy_core() -> Iterator[None]:
     with subprocess.Popen(command, stdout=subprocess.PIPE) as loop:
         try:
             assert loop.stdout is not None
-            assert loop.stdout.readline() == b"\n", "it has begun"
+            assert loop.stdout.readline() == b"\n", "the loop did not start"
             yield
         finally:
             loop.kill()
             os.sched_setaffinity(0, before)
+
+
+def compute() -> None:
+    """Compute for 0.1 s without Python's lock."""
+    hashlib.pbkdf2_hmac("sha256", b"password", b"salt", 100_000)
 
 
 @linux
@@ -211,9 +216,12 @@ def test_a_native_call_that_starves_is_made_again_with_a_share(
     policies = []
 
     def call() -> int:
-        policies.append(os.sched_getscheduler(0))
-        hashlib.pbkdf2_hmac("sha256", b"password", b"salt", 300_000)  # 0.3 s without the lock
-        return policies[-1]
+        policy = os.sched_getscheduler(0)
+        policies.append(policy)
+        compute()
+        while policy == os.SCHED_IDLE and len(policies) < 2:
+            compute()
+        return policy
 
     assert native(threads(), call) == os.SCHED_BATCH
     assert policies == [os.SCHED_IDLE, os.SCHED_BATCH]
@@ -231,7 +239,9 @@ def test_a_call_that_was_made_again_elsewhere_stops_at_its_next_piece(
         me = threading.get_ident()
         for piece in range(1, 4):
             pieces[me] = piece
-            hashlib.pbkdf2_hmac("sha256", b"password", b"salt", 200_000)
+            compute()
+            while os.sched_getscheduler(0) == os.SCHED_IDLE and len(pieces) < 2:
+                compute()
             stop_if_dropped()
 
     native(threads(), call)

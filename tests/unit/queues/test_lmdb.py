@@ -218,7 +218,7 @@ def test_a_message_that_comes_while_a_receiver_waits_is_received_at_once(tmp_pat
     receiver = queue.receiver()
     for number in range(40):
         found: list[Delivery] = []
-        with running(lambda found=found: found.extend(receiver.receive(10, 60.0))):
+        with running(lambda found=found: found.extend(receiver.receive(10, 30.0))):
             queue.publish(messages(number, 1))
         assert [delivery.message for delivery in found] == messages(number, 1)
         receiver.acknowledge(found)

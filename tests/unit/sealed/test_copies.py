@@ -6,6 +6,7 @@ import fcntl
 import mmap
 import os
 import threading
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -86,11 +87,21 @@ def test_another_process_maps_it_and_sees_that_it_is_sealed(copy: SealedCopy) ->
 
 
 def test_it_lives_as_long_as_its_arrays_and_closes_its_descriptor() -> None:
-    before = len(os.listdir("/proc/self/fd"))
     copy = SealedCopy.sealed([memoryview(CONTENT.tobytes())])
     array = copy.array(CONTENT.dtype, (4096,), 0)
     part = array[10:20]
+    memfd = os.fstat(copy.descriptor)
     del copy, array
     np.testing.assert_array_equal(part, CONTENT[10:20])
+    assert is_open(memfd)
     del part
-    assert len(os.listdir("/proc/self/fd")) <= before
+    assert not is_open(memfd)
+
+
+def is_open(file: os.stat_result) -> bool:
+    """Say whether a descriptor of this process refers to a file."""
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # closed meanwhile, by another thread
+            if os.path.samestat(os.fstat(int(name)), file):
+                return True
+    return False

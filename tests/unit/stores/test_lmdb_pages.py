@@ -6,6 +6,7 @@ import ctypes
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -130,6 +131,7 @@ def test_pages_that_are_not_as_they_should_be_are_not_read(store: InLmdbStore, c
         assert find(wrong, int.from_bytes(known.staying), -1, id(keys), np.zeros((1, 2), np.int64)) == DAMAGED
 
 
+@pytest.mark.rest
 def test_a_damaged_file_ends_no_process_and_nothing_beside_it_is_read(tmp_path: Path) -> None:
     program = [sys.executable, "-m", "tests.unit.stores.damaged_pages", str(tmp_path / "store"), "10000"]
     ended = subprocess.run(program, capture_output=True, text=True, timeout=200, check=False)
@@ -218,8 +220,10 @@ def test_each_read_is_of_one_state_while_another_process_writes(store: InLmdbSto
     keys, seen = [str(key) for key in range(500)], set()
     with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as writer:
         try:
+            deadline = time.monotonic() + 40
             while len(seen) < 30:
-                writer.stdout.readline()
+                assert time.monotonic() < deadline, f"{len(seen)} of 30 states were seen"
+                assert writer.stdout.readline(), "the writer has ended"
                 values = perhaps_in_place(store, keys, "values")
                 if values is None:  # two transactions ended before this one had found its root: LMDB is asked
                     continue

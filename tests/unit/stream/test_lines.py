@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import io
 import os
-import time
 from collections.abc import Callable, Iterator
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import pytest
 from hypothesis import given
@@ -51,6 +50,24 @@ def test_a_text_that_grows_has_the_rows_that_it_has_at_once(units: list[str], da
         taken += count
 
 
+class Watched(bytearray):
+    """A text that counts how many of its bytes are looked at."""
+
+    looked_at = 0
+
+    def __getitem__(self, key: Any) -> Any:
+        found = super().__getitem__(key)
+        self.looked_at += len(found) if isinstance(key, slice) else 1
+        return found
+
+    def rfind(self, sub: Any, start: Any = 0, end: Any = None, /) -> int:
+        found = super().rfind(sub, start, end)
+        first, last, _ = slice(start, end).indices(len(self))
+        self.looked_at += max(0, last - max(first, found))
+        return found
+
+
+@pytest.mark.exact
 @pytest.mark.parametrize(
     ("whole", "start", "unit"),
     [
@@ -64,21 +81,11 @@ def test_what_is_no_whole_row_is_looked_at_once(
     whole: Callable[[], Whole], start: bytes, unit: bytes
 ) -> None:
     """A cell that was never closed was looked at anew each time that more of it came."""
-
-    def seconds(size: int) -> float:
-        counted, text = whole(), bytearray(start)
-        began = time.thread_time()
-        while len(text) < size:
-            text += unit * (16_384 // len(unit))
-            assert not counted(text)
-        return time.thread_time() - began
-
-    small, large = (min(seconds(size) for _ in range(3)) for size in (1_000_000, 4_000_000))
-    for _ in range(20):  # lines take half a millisecond, which a busy machine doubles at times
-        if large < 8 * small:
-            return
-        small, large = min(small, seconds(1_000_000)), min(large, seconds(4_000_000))
-    pytest.fail(f"{large / small:.1f} times as long for four times as much: 16 if all is looked at each time")
+    counted, text = whole(), Watched(start)
+    while len(text) < 1_000_000:
+        text += unit * (16_384 // len(unit))
+        assert not counted(text)
+    assert len(text) - len(start) <= text.looked_at < 2.1 * len(text)
 
 
 @pytest.fixture

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import io
 import os
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -169,27 +172,39 @@ def test_closing_early_never_hangs(batch_rows: int) -> None:
         writing.write(DATA[:-8])
         settings = ReadSettings(batch_rows=batch_rows, linger_seconds=None)
         with BackgroundReader(reading, settings):
-            began = time.monotonic()
-        assert time.monotonic() - began < 30
+            pass  # A close that hangs ends the test by its time limit.
         assert not threads()
 
 
-def test_closing_twice_and_leaving_by_an_error_leave_nothing_behind() -> None:
-    descriptors = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
-    with pipe() as (reading, writing), suppress(ZeroDivisionError):
-        writing.write(DATA)
-        with BackgroundReader(reading, ReadSettings(batch_rows=1)) as reader:
-            next(iter(reader))
-            reader.close()
-            raise ZeroDivisionError
-    assert not threads()
-    if descriptors:
-        assert len(os.listdir("/proc/self/fd")) <= descriptors
+def test_closing_twice_and_leaving_by_an_error_leave_nothing_behind(tmp_path: Path) -> None:
+    """Descriptors are counted in a process of their own: others come and go in that of the tests."""
+    (tmp_path / "rows").write_bytes(DATA)
+    program = """
+        import os, sys, threading
+        from headrace.stream.reader import BackgroundReader, ReadSettings
+
+        def descriptors():
+            return len(os.listdir("/proc/self/fd"))
+
+        file = open(sys.argv[1], "rb")
+        before = descriptors()
+        try:
+            with BackgroundReader(file, ReadSettings(batch_rows=1)) as reader:
+                next(iter(reader))
+                made = descriptors() - before
+                reader.close()
+                raise ZeroDivisionError
+        except ZeroDivisionError:
+            print(made, descriptors() - before, [one.name for one in threading.enumerate()])
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program), str(tmp_path / "rows")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=True)
+    assert done.stdout == "2 0 ['MainThread']\n"
 
 
 def test_only_so_many_blocks_are_made_ahead() -> None:
     with BackgroundReader(io.BytesIO(DATA), ReadSettings(batch_rows=10, blocks_ahead=3)) as reader:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 40
         while reader._ahead._made.qsize() < 3 and time.monotonic() < deadline:
             time.sleep(0.01)
         assert reader._ahead._made.qsize() == 3

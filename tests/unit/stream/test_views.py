@@ -84,6 +84,7 @@ def counted_and_plain() -> tuple[Block, Block]:
     return counted, Block(indices[which], dense[which], labels.astype(np.float32))
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("kind", ["lr", "fm", "deepfm"])
 def test_views_move_weights_as_rows_of_one_do(kind: Kind) -> None:
     """With SGD, where a step is the gradient; what learns in batches takes its mean over rows."""

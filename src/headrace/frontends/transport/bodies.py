@@ -219,11 +219,12 @@ class Bodies:
             Overloaded: It had waited longest of too many calls that wait for their clients.
         """
         seconds, loop = self.limits.body_timeout_seconds, asyncio.get_running_loop()
+        between, within = pauses.of_stream(), self._messages.of_stream()
         come, begun, until = False, None, loop.time() + seconds
         while True:
             if (now := message()) != begun:
                 begun, until = now, loop.time() + seconds
-            pause = pauses if begun is None else self._messages
+            pause = between if begun is None else within
             coming = partial((self.begun if come else self.silent).coming, receive)
             event = await pause.coming(coming, None if come and begun is None else until)
             if event is None:

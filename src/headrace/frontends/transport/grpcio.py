@@ -44,10 +44,6 @@ _log = logging.getLogger(__name__)
 # How long no call may have come before the server stops, and how often that is waited for at the most.
 _QUIET_SECONDS = 0.1
 _QUIET_ATTEMPTS = 10
-# How long a stream that is to end waits for a message: also one that has arrived takes a moment to be given.
-_LAST_PAUSE_SECONDS = 0.25
-# And all of these together: a client that sends one every millisecond would keep the server from stopping.
-_LAST_PAUSES_SECONDS = 2.0
 _STATUS = {code.value[0]: code for code in grpc.StatusCode}
 _INTERNAL = HeadraceError("internal error; the server's log says more")
 
@@ -160,7 +156,7 @@ class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has no t
         self._application = application
         self.answering = asyncio.Event()
         self.answering.set()
-        self.pauses = Pauses(_LAST_PAUSE_SECONDS)
+        self.pauses = Pauses()
         self._calls = 0
 
     async def until_quiet(self) -> None:
@@ -338,17 +334,14 @@ async def _in_time(messages: AsyncIterator[bytes], bodies: Bodies, pauses: Pause
     Once the server stops, only those that have arrived, as far as that can be told.
     """
     seconds = bodies.limits.body_timeout_seconds
-    come, left_seconds = False, _LAST_PAUSES_SECONDS
+    come, of_stream = False, pauses.of_stream()
     while True:
         coming = partial((bodies.begun if come else bodies.silent).coming, messages.__anext__)
         until = None if come else asyncio.get_running_loop().time() + seconds
-        is_last, began = pauses.over, time.monotonic()
         try:
-            message = await pauses.coming(coming, until, left_seconds)
+            message = await of_stream.coming(coming, until)
         except StopAsyncIteration:
             return
-        if is_last:
-            left_seconds -= time.monotonic() - began
         if message is None:
             raise DeadlineExceeded(f"no message had come {seconds:g} s after the stream was opened")
         come = True

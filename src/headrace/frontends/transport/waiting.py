@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -68,42 +67,58 @@ class Waiting:
         )
 
 
+# How long a stream that is to end waits for a message: a message that has arrived takes a moment to be given.
+_LAST_PAUSE_SECONDS = 0.25
+# All of these together: a client that sends a message every millisecond would keep the server from stopping.
+_LAST_PAUSES_SECONDS = 2.0
+
+
 class Pauses:
     """The pauses of streams before and between their messages, all of which end when the server stops.
 
     Attributes:
-        over: Whether it stops.
+        over: Whether the server is stopping.
         why: Why streams end, as their clients are told.
     """
 
-    def __init__(self, last_seconds: float = 0.0) -> None:
-        """Start with none.
-
-        Args:
-            last_seconds: How long a pause is at the most when the server stops: what has arrived may take a
-                moment to be received.
-        """
-        self._last_seconds = last_seconds
+    def __init__(self) -> None:
+        """Start with no pauses."""
         self.why = "the server is stopping, and ends streams once it has answered what it has read"
         self.over = False
         self._open: set[asyncio.Timeout] = set()
 
     def end(self) -> None:
-        """End the pauses that are, and each that begins from now on; what has arrived is still received."""
+        """End the open pauses, and each later one; messages that have arrived are still received."""
         self.over = True
         for pause in self._open:
             if not pause.expired():
-                pause.reschedule(self._last())
+                pause.reschedule(asyncio.get_running_loop().time() + _LAST_PAUSE_SECONDS)
 
-    async def coming(
-        self, receive: Callable[[], Awaitable[_T]], until: float | None, left_seconds: float = math.inf
-    ) -> _T | None:
-        """Receive what a stream's client sends next.
+    def of_stream(self) -> StreamPauses:
+        """The pauses of one stream."""
+        return StreamPauses(self, self._open)
+
+
+class StreamPauses:
+    """The pauses of one stream, which together are short once the server stops."""
+
+    def __init__(self, pauses: Pauses, open_pauses: set[asyncio.Timeout]) -> None:
+        """Start before the stream's first message.
+
+        Args:
+            pauses: Says whether the server is stopping.
+            open_pauses: Where the stream's pause is kept while it lasts.
+        """
+        self._pauses = pauses
+        self._open = open_pauses
+        self._left_seconds = _LAST_PAUSES_SECONDS
+
+    async def coming(self, receive: Callable[[], Awaitable[_T]], until: float | None) -> _T | None:
+        """Receive the next message, or part of it, from the stream's client.
 
         Args:
             receive: Gives it.
-            until: When that is late, on the loop's clock; None for never.
-            left_seconds: How long the pause may be once the server stops, if that is less than others.
+            until: When it is late, on the loop's clock; None for never.
 
         Returns:
             What came; None if it was late.
@@ -111,7 +126,11 @@ class Pauses:
         Raises:
             Unavailable: Nothing had come when the server stopped.
         """
-        pause = asyncio.timeout_at(self._last(left_seconds) if self.over else until)
+        clock, is_last = asyncio.get_running_loop().time, self._pauses.over
+        began = clock()
+        pause = asyncio.timeout_at(
+            began + max(0.0, min(_LAST_PAUSE_SECONDS, self._left_seconds)) if is_last else until
+        )
         self._open.add(pause)
         try:
             async with pause:
@@ -121,9 +140,8 @@ class Pauses:
         finally:
             self._open.discard(pause)
             del pause  # it keeps the task, which keeps what ends it, and that this frame
-        if self.over:
-            raise Unavailable(self.why)
+            if is_last:
+                self._left_seconds -= clock() - began
+        if self._pauses.over:
+            raise Unavailable(self._pauses.why)
         return None
-
-    def _last(self, left_seconds: float = math.inf) -> float:
-        return asyncio.get_running_loop().time() + max(0.0, min(self._last_seconds, left_seconds))

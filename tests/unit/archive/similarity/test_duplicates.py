@@ -68,6 +68,7 @@ def test_cells_find_nearly_all_pairs_of_real_vectors(metric: Metric, threshold: 
     assert found.recall == pytest.approx(found.pair_count / exact.pair_count, abs=0.05)
 
 
+@pytest.mark.rest
 def test_cells_find_the_copies_among_pieces_of_photographs() -> None:
     rows = Rows(patches(10_500))
     exact = duplicates(rows, 0.98, Effort(exact=True, most_groups=10_000))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pytest
@@ -18,7 +19,6 @@ from headrace.archive.windows.kernels import JUMP_ROWS, Rows
 from headrace.archive.windows.plan import Plan
 from headrace.archive.windows.window import Window
 from headrace.errors import ConfigError, FailedPrecondition
-from tests.properties.costs import check_time_is_linear
 
 WINDOWS = {
     "rows_4": Window(count=True, seconds=4),
@@ -152,6 +152,7 @@ def stream(drawn: Sequence[tuple[int, int, str, int, bool]]) -> list[Row]:
     return rows
 
 
+@pytest.mark.rest
 @settings(max_examples=150, deadline=None)
 @given(st.lists(steps, min_size=JUMP_ROWS, max_size=60), st.lists(st.integers(0, 60), max_size=4))
 def test_what_is_written_is_what_the_definition_says(drawn: list, cuts: list[int]) -> None:
@@ -232,24 +233,48 @@ def test_a_first_row_with_a_wrong_clock_is_refused() -> None:
     assert counters.told.refused == 1
 
 
-def seconds_of_a_gap(buckets: int) -> float:
-    """What it takes until all windows have left so many buckets, of the processor's time."""
+def steps_of_a_gap(buckets: int) -> int:
+    """Count the interpreter's instructions in these counters until all windows have left so many buckets."""
     plan = Plan.of([Window(count=True, seconds=buckets * one // 32) for one in range(1, 33)], 1)
     counters = Counters(plan, ahead_buckets=10**6, max_cells=10**6)
     slots = np.full(buckets, counters.slots_of(["a"])[0], np.int32)
     counted, nothing = np.ones((buckets, 1), np.uint8), np.zeros((buckets, 0))
     assert len(list(counters.take(Rows(slots, np.arange(buckets), counted, nothing)))) == buckets - 1
     later = Rows(np.array([-1], np.int32), np.array([3 * buckets]), counted[:1], nothing[:1])
-    start = time.process_time()
-    changes = list(counters.take(later))
-    took = time.process_time() - start
+    changes, steps = steps_in(Counters.take.__code__.co_filename, lambda: list(counters.take(later)))
     assert changes[-1].boundary == 2 * buckets
-    return took
+    return steps
 
 
+Result = TypeVar("Result")
+
+
+def steps_in(file: str, work: Callable[[], Result]) -> tuple[Result, int]:
+    """Do something, and count the instructions of the interpreter in a file meanwhile."""
+    steps = 0
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal steps
+        if frame.f_code.co_filename != file:
+            return None
+        frame.f_trace_opcodes = True
+        steps += event == "opcode"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        result = work()
+    finally:
+        sys.settrace(before)
+    return result, steps
+
+
+@pytest.mark.exact
 def test_a_gap_costs_what_leaves_the_windows(warm: None) -> None:
     del warm
-    check_time_is_linear(seconds_of_a_gap, 800, 8000, most_growth=2.5, most_seconds=1e-2)
+    few, many = steps_of_a_gap(100), steps_of_a_gap(1000)
+    assert 100 * 100 < few < many < 11 * few
 
 
 def test_a_row_without_a_key_moves_the_clock() -> None:

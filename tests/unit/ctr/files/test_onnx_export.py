@@ -64,6 +64,7 @@ def test_an_mdn_is_refused(tmp_path: Path) -> None:
         export(settings, features, random_weights(settings, features), tmp_path / "model.onnx")
 
 
+@pytest.mark.rest
 def test_quantized_tables_are_widened(tmp_path: Path) -> None:
     settings, features = ModelSettings(kind="fm", factors=4), Features.of(SINGLE)
     weights = random_weights(settings, features)

@@ -118,7 +118,7 @@ def test_steps_are_gradients(kind: Kind) -> None:
     assert checked >= 10
 
 
-@pytest.mark.slow
+@pytest.mark.rest
 @pytest.mark.parametrize("kind", KINDS)
 def test_steps_are_the_gradients_of_tensorflow(kind: Kind) -> None:
     """The same against an automatic derivative of the formula in the contract."""

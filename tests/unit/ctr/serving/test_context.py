@@ -75,6 +75,7 @@ def assert_plain(settings: ModelSettings, schema: Schema, *, atol: float, rtol: 
 THREE = Schema(fields=tuple(Field(name=name, role="categorical", buckets=9) for name in "abc"))
 
 
+@pytest.mark.rest
 def test_embeddings_that_are_no_whole_vectors_and_are_read_in_parts() -> None:
     assert_plain(ModelSettings(kind="fm", factors=34), THREE, rtol=1e-5, atol=1e-5)
 

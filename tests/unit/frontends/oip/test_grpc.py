@@ -208,7 +208,7 @@ async def stream(service: ServiceDouble, messages: Iterable[bytes]) -> list[Any]
 
     handler = method(service, "ModelStreamInfer").stream
     assert handler is not None
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         return [StreamResponse.FromString(one) async for one in handler(feed(), GrpcCall())]
 
 
@@ -252,7 +252,7 @@ class GatedService(ServiceDouble):
 
 
 async def until(condition: Any) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not condition():  # noqa: ASYNC110 - conditions of the code under test, which sets no events
             await asyncio.sleep(0)
 

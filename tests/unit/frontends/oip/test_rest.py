@@ -7,6 +7,7 @@ import json
 import time
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -249,7 +250,7 @@ def test_short_and_long_bodies_nest_equally_deep(blanks: int) -> None:
             call(ServiceDouble(echo("FP32")), "POST", "/v2/models/echo/infer", body)
 
 
-@pytest.mark.parametrize(
+each_way_to_leave_out = pytest.mark.parametrize(
     ("more", "shape", "values"),
     [
         ({}, [4 * TEXTS], b"1.25,"),
@@ -259,15 +260,35 @@ def test_short_and_long_bodies_nest_equally_deep(blanks: int) -> None:
     ],
     ids=["flat", "nulls", "nulls in lists", "shorter"],
 )
-def test_others_are_answered_while_many_values_that_may_be_left_out_are_decoded(
-    more: Any, shape: list[int], values: bytes
-) -> None:
+
+
+def with_values_left_out(more: Any, shape: list[int], values: bytes) -> tuple[ServiceDouble, bytes]:
+    """A model that answers such a body, and the body."""
     data = (values * shape[0])[:-1]
     body = b'{"inputs":[{"name":"x","datatype":"FP32","shape":%s,"data":[%s]}]}' % (
         json.dumps(shape).encode(), data,
     )  # fmt: skip
     service = ServiceDouble(leaving_out(-5.0, **more))
     service.limits = Limits(max_values=1 << 30)
+    return service, body
+
+
+@each_way_to_leave_out
+def test_many_values_that_may_be_left_out_are_decoded_in_many_small_steps(
+    more: Any, shape: list[int], values: bytes
+) -> None:
+    service, body = with_values_left_out(more, shape, values)
+    least = len(body) // 1500  # a turn for each 900 bytes, or 700
+    with patch("headrace.frontends.wire.lane._SLICE_SECONDS", 0.0):
+        assert turns_of_others(service, "/v2/models/echo/infer", body) > least
+
+
+@pytest.mark.timing
+@each_way_to_leave_out
+def test_others_are_answered_while_many_values_that_may_be_left_out_are_decoded(
+    more: Any, shape: list[int], values: bytes
+) -> None:
+    service, body = with_values_left_out(more, shape, values)
     assert longest_seconds(service, "/v2/models/echo/infer", body) < 0.015
 
 

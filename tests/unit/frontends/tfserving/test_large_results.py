@@ -20,26 +20,30 @@ from headrace.frontends.wire import printing
 from headrace.frontends.wire.protobuf_fields import length_prefix
 from tests.unit.frontends.tfserving.doubles import ServiceDouble, call, classifier, http_bytes, message
 from tests.unit.frontends.tfserving.test_message_examples import example
+from tests.unit.frontends.turns import steps_of
 
-EXAMPLES = 16_000
+EXAMPLES, FEWER = 16_000, 4_000
 MOST_OF_ALL = 0.08  # of the processor's time: one turn of the event loop
+MOST_CALLS = 0.03  # of all function calls; the most is 0.008
 TRIES = 3
 SPEC = {"name": "people"}
 
 
-def posted(method: str) -> Callable[[], Coroutine[Any, Any, object]]:
+def posted(method: str, examples: int) -> Callable[[], Coroutine[Any, Any, object]]:
     """A body of many examples, sent over REST."""
-    body = json.dumps({"examples": [{"age": number, "city": "B"} for number in range(EXAMPLES)]}).encode()
+    body = json.dumps({"examples": [{"age": number, "city": "B"} for number in range(examples)]}).encode()
     found = Router(http_routes(ServiceDouble(classifier()))).match("POST", f"/v1/models/people:{method}")
     assert found.handler is not None
     return lambda: found.handler(HttpCall("POST", "", found.parameters, body=body))  # type: ignore[misc]
 
 
-def called(method: str, request: str, **fields: Any) -> Callable[[], Coroutine[Any, Any, object]]:
+def called(
+    method: str, request: str, examples: int, **fields: Any
+) -> Callable[[], Coroutine[Any, Any, object]]:
     """A message of many examples, sent over gRPC."""
     one_of_them = example(age=[1.0], city=[b"B"]).SerializeToString()
     people = length_prefix(1, len(one_of_them)) + one_of_them
-    people = length_prefix(1, len(people) * EXAMPLES) + people * EXAMPLES
+    people = length_prefix(1, len(people) * examples) + people * examples
     data = message(request, **fields).SerializeToString() + length_prefix(2, len(people)) + people
     for one in grpc_methods(ServiceDouble(classifier())):  # type: ignore[arg-type]
         if one.path.endswith(f"PredictionService/{method}"):
@@ -52,18 +56,29 @@ def called(method: str, request: str, **fields: Any) -> Callable[[], Coroutine[A
 TASKS = [
     {"model_spec": SPEC, "method_name": f"tensorflow/serving/{name}"} for name in ("classify", "regress")
 ]
-WAYS = {
-    "classify over REST": posted("classify"),
-    "regress over REST": posted("regress"),
-    "classify over gRPC": called("Classify", "ClassificationRequest", model_spec=SPEC),
-    "both over gRPC": called("MultiInference", "MultiInferenceRequest", tasks=TASKS),
+WAYS: dict[str, Callable[[int], Callable[[], Coroutine[Any, Any, object]]]] = {
+    "classify over REST": lambda examples: posted("classify", examples),
+    "regress over REST": lambda examples: posted("regress", examples),
+    "classify over gRPC": lambda examples: called(
+        "Classify", "ClassificationRequest", examples, model_spec=SPEC
+    ),
+    "both over gRPC": lambda examples: called(
+        "MultiInference", "MultiInferenceRequest", examples, tasks=TASKS
+    ),
 }
 
 
-@pytest.mark.parametrize("ask", WAYS.values(), ids=WAYS)
-def test_no_turn_of_the_event_loop_has_much_of_the_work(
-    ask: Callable[[], Coroutine[Any, Any, object]],
-) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_many_examples_are_answered_in_many_small_steps(way: str) -> None:
+    steps = steps_of(WAYS[way](FEWER))
+    assert steps.turns > FEWER
+    assert steps.share < MOST_CALLS
+
+
+@pytest.mark.timing
+@pytest.mark.parametrize("way", WAYS)
+def test_no_turn_of_the_event_loop_has_much_of_the_work(way: str) -> None:
+    ask = WAYS[way](EXAMPLES)
     share = min(longest_turn(ask) for _ in range(TRIES))
     assert share < MOST_OF_ALL, f"one turn took {share:.0%} of the time"
 

@@ -188,7 +188,7 @@ def test_each_message_of_a_stream_is_answered_before_the_next_has_come(server: S
         call = asyncio.create_task(
             server.application(server.scope("POST", "/x.Echo/Stream", GRPC), wire.receive, wire.send)
         )
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await until(lambda: len(wire.sent) >= 2)
             assert wire.sent[1]["body"] == message(b"one")
             wire.more.put_nowait(body(message(b"two"))[0])
@@ -209,7 +209,7 @@ def test_a_cancelled_call_gives_its_bytes_back(server: Server, path: str) -> Non
         call = asyncio.create_task(
             server.application(server.scope("POST", path, GRPC), wire.receive, wire.send)
         )
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await until(lambda: server.grpc_calls and server.held_bytes)
             call.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -233,7 +233,7 @@ def test_all_calls_together_hold_no_more_than_the_budget() -> None:
             scope = server.scope("POST", "/x.Echo/Unary", headers)
             calls.append(asyncio.create_task(server.application(scope, wire.receive, wire.send)))
             await asyncio.sleep(0)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await calls[1]
             assert dict(wires[1].sent[0]["headers"])[b"grpc-status"] == b"14"
             assert server.held_bytes == 900
@@ -278,7 +278,7 @@ def test_a_stream_that_stops_within_a_message_ends_and_gives_its_bytes_back() ->
 
     async def stop_within() -> None:
         wire = Wire([part(message(b"whole") + message(b"a" * 1000)[:900])])
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await server.application(server.scope("POST", "/x.Echo/Stream", GRPC), wire.receive, wire.send)
         trailers = dict(wire.sent[-1]["headers"])
         assert trailers[b"grpc-status"] == b"4"
@@ -296,7 +296,7 @@ def test_a_stream_may_be_silent_between_messages_for_longer_than_a_body_may_take
         call = asyncio.create_task(
             server.application(server.scope("POST", "/x.Echo/Stream", GRPC), wire.receive, wire.send)
         )
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await until(lambda: len(wire.sent) > 1)
             done, _ = await asyncio.wait([call], timeout=0.1)
             assert not done
@@ -316,7 +316,7 @@ def test_half_messages_of_streams_count_in_the_budget() -> None:
         for wire in wires:
             scope = server.scope("POST", "/x.Echo/Stream", GRPC)
             calls.append(asyncio.create_task(server.application(scope, wire.receive, wire.send)))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await calls[2]
             assert dict(wires[2].sent[-1]["headers"])[b"grpc-status"] == b"14"
             assert server.held_bytes == 1800

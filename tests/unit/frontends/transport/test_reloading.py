@@ -20,7 +20,7 @@ from headrace.frontends.transport.certificates import Certificate
 from headrace.frontends.transport.reloading import ServedCertificate, TlsMetrics
 from tests.certificates import Authority
 
-SECONDS = 20.0
+SECONDS = 40.0
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from headrace.config import Limits
-from headrace.errors import Overloaded
+from headrace.errors import Overloaded, Unavailable
+from headrace.frontends.transport import waiting
 from headrace.frontends.transport.bodies import CALL_BYTES, INCLUDED_BYTES, Bodies
 from tests.unit.frontends.transport.wire import GRPC, Event, Server, Wire, body, message, part
 
@@ -66,7 +67,7 @@ def test_of_too_many_silent_calls_those_that_were_silent_longest_are_ended(
             assert [outcome(wire) for wire in wires] == [ended, ended, None, None]
             for other, answered in ((UNARY, 0), (STREAM, 0), (REST, 200)):
                 async with asked(server, other, [WHOLE] * 20) as (others, calls):
-                    await asyncio.wait_for(asyncio.gather(*calls), 10)
+                    await asyncio.wait_for(asyncio.gather(*calls), 30)
                     assert {outcome(wire) for wire in others} <= {answered}
             wires[3].more.put_nowait(WHOLE[0])
             for _ in range(20):
@@ -87,7 +88,7 @@ def test_what_is_coming_is_never_ended_for_what_is_silent(path: str) -> None:
                 async with asked(server, UNARY, [SILENT] * 5):
                     assert not calls[0].done()
                     coming[0].more.put_nowait(event)
-            await asyncio.wait_for(calls[0], 10)
+            await asyncio.wait_for(calls[0], 30)
             assert outcome(coming[0]) == (200 if path == REST else 0)
 
     asyncio.run(scenario())
@@ -176,18 +177,18 @@ def test_a_server_that_stops_ends_streams_between_their_messages_only() -> None:
             asked(server, UNARY, [SILENT, [part(half)]]) as (unary, _),
         ):
             server.application.pauses.end()
-            await asyncio.wait(calls[:2], timeout=10)
+            await asyncio.wait(calls[:2], timeout=30)
             assert [outcome(wire) for wire in wires] == [14, 14, None]
             said = dict(wires[1].sent[-1]["headers"])[b"grpc-message"]
             assert said.startswith(b"the server is stopping")
             assert [event.get("body") for event in wires[1].sent[1:2]] == [message(b"a")]
             assert [outcome(wire) for wire in unary] == [None, None]
             wires[2].more.put_nowait(part(rest))
-            await asyncio.wait(calls[2:], timeout=10)
+            await asyncio.wait(calls[2:], timeout=30)
             assert outcome(wires[2]) == 14
             assert wires[2].sent[1]["body"] == message(b"abc")
         async with asked(server, STREAM, [SILENT, [part(message(b"a"))] * 3]) as (wires, calls):
-            await asyncio.wait(calls, timeout=10)
+            await asyncio.wait(calls, timeout=30)
             assert [outcome(wire) for wire in wires] == [14, 14]
             assert sum(event.get("body") == message(b"a") for event in wires[1].sent) == 3
 
@@ -222,5 +223,48 @@ def test_a_small_body_is_within_what_its_call_counts_with() -> None:
             async with asked(server, path, [body(frame(large))] * 3):
                 assert (bodies.taken_bytes - 3 * CALL_BYTES, bodies.held_bytes) == (3 * len(large),) * 2
             assert (bodies.taken_bytes, bodies.held_bytes) == (0, 0)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("pause_seconds", "pauses_seconds", "is_received"),
+    [(60.0, 60.0, True), (0.0, 60.0, False), (60.0, 0.0, False)],
+)
+def test_when_the_server_stops_messages_that_arrive_within_the_last_pauses_are_received(
+    pause_seconds: float, pauses_seconds: float, is_received: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "_LAST_PAUSE_SECONDS", pause_seconds)
+    monkeypatch.setattr(waiting, "_LAST_PAUSES_SECONDS", pauses_seconds)
+
+    async def message() -> bytes:
+        for _ in range(5):
+            await asyncio.sleep(0)
+        return b"message"
+
+    async def scenario() -> bytes | None:
+        pauses = waiting.Pauses()
+        pauses.end()
+        return await pauses.of_stream().coming(message, None)
+
+    if is_received:
+        assert asyncio.run(scenario()) == b"message"
+    else:
+        with pytest.raises(Unavailable, match="stopping"):
+            asyncio.run(scenario())
+
+
+def test_a_pause_that_is_open_when_the_server_stops_ends_after_the_last_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(waiting, "_LAST_PAUSE_SECONDS", 0.0)
+
+    async def scenario() -> None:
+        pauses = waiting.Pauses()
+        silent = asyncio.create_task(pauses.of_stream().coming(asyncio.Event().wait, None))
+        await asyncio.sleep(0)
+        pauses.end()
+        with pytest.raises(Unavailable, match="stopping"):
+            await silent
 
     asyncio.run(scenario())

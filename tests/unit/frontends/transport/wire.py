@@ -38,8 +38,8 @@ def message(payload: bytes, *, compressed: bool = False) -> bytes:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Let everything else go on until something is so; ten seconds at the most."""
-    async with asyncio.timeout(10):
+    """Let everything else go on until something is so; thirty seconds at the most."""
+    async with asyncio.timeout(30):
         while not condition():  # noqa: ASYNC110 - what is waited for is bytes counted, not an event
             await asyncio.sleep(0)
 
@@ -207,6 +207,6 @@ class Server:
 
     async def exchange(self, scope: Event, events: Iterable[Event]) -> Response:
         wire = Wire(events)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await self.application(scope, wire.receive, wire.send)
         return Response(wire.sent)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import threading
-import time
-from contextlib import suppress
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,8 +20,10 @@ from headrace.ctr.interfaces import Weights
 from headrace.ctr.tables import LearningTable, Table
 from headrace.errors import ConfigError, FailedPrecondition, ModelError
 from headrace.tensors import Array
+from headrace.training.releasing import publishing
 from headrace.training.releasing.publishing import Publication, Publisher, Training
 from headrace.training.running.checkpoint import save_checkpoint
+from headrace.versions import control
 from headrace.versions.control import change, hold, let_go, pin, unpin
 from headrace.versions.layout import CONTROL_LOCK
 from headrace.versions.manifest import check_manifest
@@ -150,24 +151,22 @@ def test_old_versions_go_but_not_what_is_needed(tmp_path: Path) -> None:
     assert versions(tmp_path) == [4, 8, 9]
 
 
-def times_open(file: Path) -> int:
-    """How often this process has a file open."""
-    opened = 0
-    for descriptor in Path("/proc/self/fd").iterdir():
-        with suppress(FileNotFoundError):  # closed meanwhile
-            opened += os.readlink(descriptor) == str(file)
-    return opened
-
-
-def test_what_is_pinned_while_it_is_decided_what_goes_stays(tmp_path: Path) -> None:
+def test_what_is_pinned_while_it_is_decided_what_goes_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     publisher = Publisher(tmp_path, keep=1)
     release(publisher)
     released = threading.Thread(target=release, args=(publisher,))
-    store = FileStore(tmp_path)
+    store, waits = FileStore(tmp_path), threading.Event()
+
+    def undisturbed(directory: Path) -> AbstractContextManager[None]:
+        waits.set()
+        return control.undisturbed(directory)
+
+    monkeypatch.setattr(publishing, "undisturbed", undisturbed)
     with store.alone():  # as whoever pins it now
         released.start()
-        while times_open(tmp_path / CONTROL_LOCK) < 2:  # it has looked once, and waits for its turn
-            time.sleep(0.001)
+        assert waits.wait(30)  # it has looked once, and waits for its turn
         stamp = Stamp("", "ann")
         change(store, lambda record: with_pin(record, number_key(1), 1, stamp))
     released.join(30)

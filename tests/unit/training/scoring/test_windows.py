@@ -121,6 +121,7 @@ def test_each_value_of_a_slice_is_scored_apart() -> None:
         assert score.logloss == pytest.approx(log_loss(given.labels[chosen], given.predictions[chosen]))
 
 
+@pytest.mark.exact
 def test_a_slice_costs_what_its_values_in_one_window_cost_however_many_there_have_been() -> None:
     windows, many = Windows(100, ["user"]), 5000
     given = rows(many)
