@@ -71,7 +71,7 @@ class Result:
         reason: The first line of the failure.
         leak: Whether a failure is an unraisable or thread exception, or a crash of the interpreter: it may
             come from an earlier test.
-        ended: Whether its last phase, the tear-down, was reported, or a crash in it.
+        ended: Whether its tear-down was reported, or a crash of its process.
     """
 
     name: str
@@ -89,14 +89,14 @@ class Run:
     """One run of pytest.
 
     Attributes:
-        exit_code: That of its process.
+        exit_code: The exit code of its process.
         tests: The tests that it ran.
         uncollected: Files that could not be collected.
         skipped_files: Number of files that skipped all their tests while they were collected.
         reported_exit: The exit code that pytest reported at the end of its session; None if it did not.
         cut: Whether the report log ends within a line.
         seconds: How long it took.
-        lanes: The lanes each of which must have a test that passes.
+        lanes: Lanes in each of which some test must pass.
     """
 
     exit_code: int
@@ -146,7 +146,9 @@ def faults_of_run(run: Run) -> list[str]:
     found += [f"{test.name}: it did not end" for test in run.tests if not test.ended]
     if code not in (0, 1):
         found.append(f"pytest ended with {code}: {PYTEST_ENDS.get(code, 'it crashed')}")
-    elif run.cut or run.reported_exit != code:
+    elif run.cut:
+        found.append(f"pytest ended with {code}, and its report log is cut off")
+    elif run.reported_exit != code:
         told = "nothing" if run.reported_exit is None else run.reported_exit
         found.append(f"pytest ended with {code}, and its report log says {told}")
     elif code == 1 and not failures_of([run]):
@@ -234,8 +236,8 @@ def read_log(lines: Iterable[str], exit_code: int) -> Run:
     """Read the log of pytest-reportlog.
 
     Args:
-        lines: The log's.
-        exit_code: That of pytest's process.
+        lines: The lines of the log.
+        exit_code: The exit code of pytest's process.
     """
     results: dict[str, Result] = {}
     uncollected, skipped_files, reported_exit, is_cut = [], 0, None, False

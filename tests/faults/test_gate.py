@@ -163,13 +163,13 @@ def suite(tmp_path: Path) -> Iterator[Path]:
         os.kill(int((tmp_path / "left").read_text()), signal.SIGKILL)
 
 
-def run_gate(suite: Path, step: str, arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Run a step of the gate."""
+def run_gate(
+    suite: Path, step: str, arguments: Sequence[str], **options: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a step of the gate, with options in its environment."""
     own = ("PYTEST_", "HEADRACE_TEST")  # of the run that this test is part of
     environment = {name: value for name, value in os.environ.items() if not name.startswith(own)}
-    environment |= {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    if options := environment.pop("CALLERS_ADDOPTS", None):
-        environment["PYTEST_ADDOPTS"] = options
+    environment |= {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"} | options
     command = [sys.executable, "-m", "tools.gate", step, *arguments]
     return subprocess.run(command, cwd=suite, env=environment, capture_output=True, text=True, check=False)
 
@@ -255,10 +255,11 @@ def test_without_a_selection_each_lane_has_tests(suite: Path) -> None:
     assert gate(suite, "test", ())[0] == 0
 
 
-def test_options_of_the_caller_leave_no_test_out(suite: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CALLERS_ADDOPTS", "-k right")
+def test_options_of_the_caller_leave_no_test_out(suite: Path) -> None:
     write(suite, faults_test_a=WRONG, unit_test_b=RIGHT)
-    assert gate(suite)[0] == 1
+    ran = run_gate(suite, "test", ("tests",), PYTEST_ADDOPTS="-k right")
+    assert ran.returncode == 1
+    assert "1 passed, 1 failed" in ran.stdout
 
 
 def test_one_gate_runs_at_a_time(suite: Path) -> None:

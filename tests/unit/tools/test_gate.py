@@ -86,7 +86,7 @@ def test_any_exit_code_but_0_and_1_is_red_at_once(exit_code: int) -> None:
     [
         (Run(0, (PASSED,), reported_exit=None), "its report log says nothing"),
         (Run(0, (FAILED,), reported_exit=1), "its report log says 1"),
-        (Run(1, (FAILED,), reported_exit=1, cut=True), "its report log says 1"),
+        (Run(1, (FAILED,), reported_exit=1, cut=True), "its report log is cut off"),
         (Run(0, (Result("t", ended=False),)), "t: it did not end"),
         (Run(0, (PASSED,), lanes=("fast", "services")), "lane services: no test passed"),
         (Run(0, (Result("t", outcome="skipped"),), lanes=("fast",)), "lane fast: no test passed"),

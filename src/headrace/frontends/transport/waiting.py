@@ -67,7 +67,7 @@ class Waiting:
         )
 
 
-# How long a stream that is to end waits for a message: a message that has arrived takes a moment to be given.
+# How long a stream that is to end waits for a message: one that has arrived is handed over a moment later.
 _LAST_PAUSE_SECONDS = 0.25
 # All of these together: a client that sends a message every millisecond would keep the server from stopping.
 _LAST_PAUSES_SECONDS = 2.0
