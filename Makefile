@@ -9,19 +9,27 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 CLIENTS := .venvs/clients
+RELEASE := .venvs/release
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
+# What a release may install: all extras but those for working on headrace.
+define list_extras
+import tomllib
+extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]
+print(",".join(sorted(extras.keys() - {"dev", "demo", "fuzz"})))
+endef
+export list_extras
 print_series := -c 'import sys; print("%d.%d" % sys.version_info[:2])'
 SERIES := $(shell $(PYTHON) $(print_series))
 # Tested versions of all packages. A Python series without these files gets the newest versions.
 CONSTRAINTS := $(wildcard constraints-$(SERIES).txt)
 CLIENTS_CONSTRAINTS := $(wildcard constraints-clients-$(SERIES).txt)
 pinned_by = $(if $(1),-c $(1))
-EXTRAS := sklearn,grpcio,uvicorn,train,plot,tensorflow,text,image,similarity,archive,redis,cassandra,kafka,demo,dev
+EXTRAS := sklearn,grpcio,uvicorn,tls,train,plot,tensorflow,text,image,similarity,archive,redis,cassandra,kafka,signing,tracing,jwt,demo,dev
 STEP = $(PYTHON) tools/step.py
 
-.PHONY: help install clients packages kernels upgrade demo demo-archive serve services services-stop \
-	test test-rest test-timing test-all test-python burn check format clean
+.PHONY: help install clients packages kernels demo demo-archive serve services services-stop \
+	test test-rest test-timing test-all test-python burn upgrade check format clean fuzz release audit
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 15
@@ -65,7 +73,7 @@ services-stop: ## stop them; their data stays in .data/services
 	@$(PYTHON) -m tools.services stop
 
 packages: ## install system packages for the tests; fetch Redis, Cassandra and Kafka
-	@tools/system_packages.sh curl
+	@tools/system_packages.sh curl haproxy nginx prometheus promtool faketime
 	@$(PYTHON) -m tools.services fetch
 
 kernels: install ## compile the numba kernels that tests use
@@ -107,7 +115,28 @@ rm -rf .venvs/upgrade && $(PYTHON) -m venv .venvs/upgrade
 	$(PYTHON) tools/pins.py .venvs/upgrade/bin/python >.venvs/upgrade/pins && mv .venvs/upgrade/pins $(1)
 endef
 
-check: install ## style, types, import contract, size budget, rules for tests, spelling, generated files
+fuzz: install ## ten minutes of bytes that nobody has thought of, for every reader of bytes; FUZZ_SECONDS=N for longer
+	$(BIN)/python -m pip install -q -e '.[fuzz]'
+	$(BIN)/python -m tests.fuzz --seconds $${FUZZ_SECONDS:-600}
+
+release: install ## the wheel, the source and the SBOM (CycloneDX) of a release, into dist
+	rm -rf dist $(RELEASE)
+	$(BIN)/python -m pip install -q 'build>=1.2' 'cyclonedx-bom>=7'
+	$(BIN)/python -m build -q --outdir dist
+	$(PYTHON) -m venv $(RELEASE)
+	@wheel=$$(echo dist/*.whl) && extras=$$($(BIN)/python -c "$$list_extras") && \
+		$(RELEASE)/bin/python -m pip install -q "$$wheel[$$extras]" && \
+		$(BIN)/cyclonedx-py environment $(RELEASE)/bin/python --pyproject pyproject.toml --output-reproducible \
+			-o "$${wheel%%-py3*}.cdx.json"
+	@ls -l dist
+
+audit: install ## known weaknesses of what is installed, and of the tests' and benchmarks' pins; needs PyPI's database
+	$(BIN)/python -m pip install -q 'pip-audit>=2.7'
+	@failed=0; for what in "--skip-editable" "-r tests/clients/requirements.txt" "-r benchmarks/peers/requirements.txt"; do \
+		echo "pip-audit --strict $$what"; $(BIN)/pip-audit --strict $$what || failed=1; \
+	done; exit $$failed
+
+check: install ## style, types, import contract, size budget, rules for tests, spelling, deploy/, generated files
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
@@ -115,6 +144,7 @@ check: install ## style, types, import contract, size budget, rules for tests, s
 	$(BIN)/python tools/size_budget.py
 	$(BIN)/python -m tools.test_rules
 	$(BIN)/codespell
+	$(if $(wildcard tools/deployment.py),$(BIN)/python tools/deployment.py)
 	$(if $(wildcard tools/protos.py),$(BIN)/python tools/protos.py --check)
 
 format: install ## let ruff lay out the code

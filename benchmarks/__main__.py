@@ -1,8 +1,12 @@
-"""`python -m benchmarks [NAME …]`: run benchmarks and print their tables and verdicts."""
+"""`python -m benchmarks [NAME …]`: run benchmarks and print their tables and verdicts.
+
+`python -m benchmarks soak` is no benchmark: it has options of its own (`soak --help`).
+"""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -16,8 +20,11 @@ NAMES = (
     "rest_single",
     "lone",
     "swap",
+    "reloads",
     "arrivals",
     "batching",
+    "load_signal",
+    "overload",
     "in_process",
     "start",
     "transports",
@@ -32,6 +39,7 @@ NAMES = (
     "door",
     "texts",
     "seam",
+    "isolation",
     "similarity",
     "stores",
     "embedders",
@@ -43,14 +51,31 @@ NAMES = (
     "archive_reason",
     "archive_sizes",
     "archive_feed",
+    "balancer",
+    "handover",
+    "cold_start",
+    "workers",
+    "sharing",
+    "tls",
+    "fairness",
+    "tokens",
+    "tracing",
+    "many_models",
+    "connections",
 )
 ALONE = {
+    "fairness": ("taskset",),
+    "tokens": ("taskset",),
     "door": ("taskset",),
+    "load_signal": ("taskset", "h2load"),
     "arrivals": ("taskset", "h2load"),
     "swap": ("taskset", "h2load"),
     "texts": ("taskset", "h2load", "wrk"),
     "seam": ("taskset",),
+    "tracing": ("taskset",),
+    "reloads": (),
     "in_process": (),
+    "isolation": (),
     "similarity": (),
     "prediction_cache": (),
     "archive": (),
@@ -62,12 +87,22 @@ ALONE = {
     "archive_reason": (),
     "archive_sizes": (),
     "archive_feed": (),
+    "balancer": (),
+    "handover": (),
+    "cold_start": (),
+    "workers": ("taskset", "wrk", "h2load"),
+    "sharing": (),
+    "tls": ("taskset", "h2load"),
+    "many_models": ("taskset", "wrk"),
+    "connections": ("taskset", "wrk", "h2load"),
 }
 """What those need that compare headrace with no other server; all others need more, and the peers."""
 
 
 def main() -> None:
     """Run what is named, or everything."""
+    if sys.argv[1:2] == ["soak"]:
+        raise SystemExit(import_module("benchmarks.soak.__main__").main(sys.argv[2:]))
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)}; all if none is named"
@@ -82,6 +117,7 @@ def main() -> None:
         metavar="DIR/src",
         help="the sources of another tree, for seam; may be repeated",
     )
+    parser.add_argument("--plot", action="store_true", help="draw a picture, for overload")
     options = parser.parse_args()
     if unknown := set(options.names) - set(NAMES):
         parser.error(f"no benchmark {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
@@ -95,7 +131,7 @@ def main() -> None:
         module = import_module(f"benchmarks.{name}")
         print(f"\n{name}: {(module.__doc__ or '').strip()}", flush=True)
         with told():
-            module.run(Effort(options.rounds, options.seconds, tuple(options.against)))
+            module.run(Effort(options.rounds, options.seconds, tuple(options.against), options.plot))
 
 
 if __name__ == "__main__":

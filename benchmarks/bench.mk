@@ -1,5 +1,5 @@
 # Included by the Makefile. The other servers have an environment of their own: what they need is not what headrace needs.
-.PHONY: peers bench
+.PHONY: peers bench soak
 
 peers: .venvs/peers/.installed ## the servers that headrace is measured against, into an environment of their own
 
@@ -11,3 +11,7 @@ peers: .venvs/peers/.installed ## the servers that headrace is measured against,
 bench: install peers ## all benchmarks; one: `make bench NAME=lone`
 	@tools/system_packages.sh wrk h2load taskset
 	$(BIN)/python -m benchmarks $(NAME)
+
+soak: install ## ten minutes of mixed load under faults, every answer checked; MINUTES=N, SEED=N
+	@tools/system_packages.sh faketime
+	$(BIN)/python -m benchmarks soak --minutes $${MINUTES:-10} --seed $${SEED:-1} --plot .bench/soak.png

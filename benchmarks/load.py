@@ -108,10 +108,49 @@ def measure_grpc(
             load.stop()
 
 
-def measure_http(
-    server: Server, path: str, content_type: str, bodies: Sequence[bytes], seconds: float
+def measure_grpc_connections(
+    server: Server, body: bytes, answer_bytes: int, requests: int, connections: int, method: str = METHOD
 ) -> Sample:
-    """Send POST requests for some seconds over 64 connections, one in flight on each.
+    """Send a number of calls, one in flight on each connection, by one h2load: all have the same body.
+
+    Args:
+        server: The server.
+        body: A framed message.
+        answer_bytes: The size of a good answer with its frame.
+        requests: How many in all.
+        connections: How many.
+        method: What is called.
+    """
+    url = f"http://127.0.0.1:{server.ports['grpc']}{method}"
+
+    def run(folder: Path) -> Outcome:
+        file, log = folder / "body", folder / "log"
+        file.write_bytes(body)
+        options = ["-n", str(requests), "-c", str(connections), "-m", "1", "-d", str(file)]
+        options += [f"--log-file={log}", "-H", "content-type: application/grpc", "-H", "te: trailers"]
+        command = on_core(cores()[1], ["h2load", *options, url])
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_SECONDS, check=True)
+        # h2load knows nothing of gRPC's status, but a call that failed brings no message.
+        received = int(found(r"\((\d+)\) data", done.stdout)) // answer_bytes
+        good = min(received, int(found(r"(\d+) succeeded", done.stdout)))
+        begins, spent = np.loadtxt(log, usecols=(0, 2), ndmin=2).T
+        p50, p99 = np.percentile(spent, [50, 99]) / 1e3
+        took = float((begins + spent).max() - begins.min()) / 1e6
+        return Outcome(good, requests - good, took, p50, p99, float(spent.mean()) / 1e3)
+
+    with tempfile.TemporaryDirectory() as folder:
+        return measured(server, lambda: run(Path(folder)))
+
+
+def measure_http(
+    server: Server,
+    path: str,
+    content_type: str,
+    bodies: Sequence[bytes],
+    seconds: float,
+    connections: int = 64,
+) -> Sample:
+    """Send POST requests for some seconds, one in flight on each connection.
 
     Args:
         server: The server.
@@ -119,18 +158,24 @@ def measure_http(
         content_type: Of the bodies.
         bodies: Sent in turns.
         seconds: How long.
+        connections: How many.
     """
     with tempfile.TemporaryDirectory() as folder:
         for number, body in enumerate(bodies):
             Path(folder, str(number)).write_bytes(body)
-        options = ["-t", "1", "-c", "64", "-d", f"{max(1, round(seconds))}s", "--timeout", "20s"]
+        options = ["-t", "1", "-c", str(connections), "-d", f"{max(1, round(seconds))}s", "--timeout", "20s"]
         url = f"http://127.0.0.1:{server.ports['http']}{path}"
         arguments = [folder, str(len(bodies)), content_type]
         command = ["wrk", *options, "-s", str(_WRK_SCRIPT), url, "--", *arguments]
-        return measured(server, lambda: _run_wrk(on_core(cores()[1], command)))
+        return measured(server, lambda: run_wrk(on_core(cores()[1], command)))
 
 
-def _run_wrk(command: list[str]) -> Outcome:
+def run_wrk(command: list[str]) -> Outcome:
+    """Run wrk with a script that prints what happened as `post.lua` does.
+
+    Raises:
+        RuntimeError: It failed.
+    """
     done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_SECONDS, check=False)
     if done.returncode:
         raise RuntimeError(f"wrk ended with {done.returncode}:\n{done.stdout[-500:]}{done.stderr[-500:]}")

@@ -20,6 +20,8 @@ DENSE = 13
 BUCKETS = 1_000_000
 FACTORS = 16
 HIDDEN = (256, 128, 64)
+WIDE = (2048, 1024, 512)
+"""A network that costs thirty times as much."""
 
 
 def model_directory() -> Path:
@@ -28,12 +30,19 @@ def model_directory() -> Path:
     return MODELS
 
 
-def model_file(path: Path, seed: int) -> Path:
+def wide_directory() -> Path:
+    """The same with a wide network."""
+    model_file(CACHE / "wide" / "ctr" / "1" / "model.onnx", seed=0, hidden=WIDE)
+    return CACHE / "wide"
+
+
+def model_file(path: Path, seed: int, hidden: tuple[int, ...] = HIDDEN) -> Path:
     """Write one `ctr` with the weights of a seed, unless it is there.
 
     Args:
         path: Where to.
         seed: What the weights are drawn from: the same seed, the same file.
+        hidden: The sizes of the network's layers.
 
     Returns:
         The path.
@@ -41,16 +50,17 @@ def model_file(path: Path, seed: int) -> Path:
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-        onnx.save(ctr(seed), unfinished)
+        onnx.save(ctr(seed, hidden), unfinished)
         unfinished.rename(path)
     return path
 
 
-def ctr(seed: int) -> onnx.ModelProto:
+def ctr(seed: int, hidden: tuple[int, ...] = HIDDEN) -> onnx.ModelProto:
     """Build the model: one embedding table for all fields, a factorization machine, and a network beside it.
 
     Args:
         seed: What the weights are drawn from.
+        hidden: The sizes of the network's layers.
 
     Returns:
         A checked model: `cat` INT32 [n, 26] and `dense` FP32 [n, 13] in, `p` FP32 [n, 1] out.
@@ -64,7 +74,7 @@ def ctr(seed: int) -> onnx.ModelProto:
         numpy_helper.from_array(np.array(0.5, np.float32), "half"),
     ]
     nodes.append(helper.make_node("Gather", ["table", "cat"], ["embedded"]))
-    _network(nodes, weights, random)
+    _network(nodes, weights, random, hidden)
     _factorization_machine(nodes)
     nodes.append(helper.make_node("Add", ["machine", "network"], ["logit"]))
     nodes.append(helper.make_node("Sigmoid", ["logit"], ["p"]))
@@ -84,16 +94,19 @@ def ctr(seed: int) -> onnx.ModelProto:
 
 
 def _network(
-    nodes: list[onnx.NodeProto], weights: list[onnx.TensorProto], random: np.random.Generator
+    nodes: list[onnx.NodeProto],
+    weights: list[onnx.TensorProto],
+    random: np.random.Generator,
+    hidden: tuple[int, ...],
 ) -> None:
     nodes.append(helper.make_node("Reshape", ["embedded", "flat_shape"], ["flat"]))
     nodes.append(helper.make_node("Concat", ["flat", "dense"], ["layer_0"], axis=1))
-    sizes = (FIELDS * FACTORS + DENSE, *HIDDEN, 1)
+    sizes = (FIELDS * FACTORS + DENSE, *hidden, 1)
     for layer, (wide, narrow) in enumerate(pairwise(sizes)):
         matrix = random.normal(0, (2 / wide) ** 0.5, (wide, narrow)).astype(np.float32)
         weights.append(numpy_helper.from_array(matrix, f"weight_{layer}"))
         weights.append(numpy_helper.from_array(np.zeros(narrow, np.float32), f"bias_{layer}"))
-        last = layer == len(HIDDEN)
+        last = layer == len(hidden)
         product = "network" if last else f"product_{layer}"
         nodes.append(
             helper.make_node("Gemm", [f"layer_{layer}", f"weight_{layer}", f"bias_{layer}"], [product])

@@ -21,6 +21,8 @@ PEERS_PYTHON = ROOT / ".venvs" / "peers" / "bin" / "python"
 START_SECONDS = 30.0
 TICKS = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_SCHEDULED = 2
+"""Of Linux' clocks of a process the one that its scheduler keeps: what clock_getcpuclockid(3) gives."""
 
 
 def cores() -> tuple[int, int]:
@@ -35,8 +37,8 @@ def cores() -> tuple[int, int]:
     return usable[-2], usable[-1]
 
 
-def on_core(core: int, command: Sequence[str]) -> list[str]:
-    """The command, pinned to a core."""
+def on_core(core: int | str, command: Sequence[str]) -> list[str]:
+    """The command, pinned to a core, or to some: `0,1`."""
     return ["taskset", "-c", str(core), *command]
 
 
@@ -97,16 +99,16 @@ class Server:
 
     def counters(self) -> Counters:
         """Add up the processes of the server's session; children that ended are in their parent's times."""
-        cpu_ticks = switches = pages = 0
-        for pid in _session(self.process.pid):
+        seconds, switches, pages = 0.0, 0, 0
+        for pid in session(self.process.pid):
             with contextlib.suppress(
                 FileNotFoundError, ProcessLookupError
             ):  # It ended between the two looks.
                 fields = _stat(pid)
-                cpu_ticks += sum(int(value) for value in fields[11:15])
+                seconds += _of_clock(pid) + sum(int(value) for value in fields[13:15]) / TICKS
                 pages += int(fields[21])
                 switches += _switches(pid)
-        return Counters(cpu_ticks / TICKS, switches, pages * PAGE_BYTES)
+        return Counters(seconds, switches, pages * PAGE_BYTES)
 
 
 def _stat(pid: int) -> list[str]:
@@ -114,7 +116,20 @@ def _stat(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
-def _session(leader: int) -> list[int]:
+def _of_clock(pid: int) -> float:
+    """The processor time of a process and all its threads: in nanoseconds, where /proc counts in 10 ms.
+
+    Raises:
+        ProcessLookupError: It has ended.
+    """
+    try:
+        return time.clock_gettime(~pid << 3 | _SCHEDULED)
+    except OSError as error:
+        raise ProcessLookupError(pid) from error
+
+
+def session(leader: int) -> list[int]:
+    """The processes of a session, by the process that leads it."""
     members = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -134,7 +149,7 @@ def _switches(pid: int) -> int:
 
 
 @contextlib.contextmanager
-def running(command: Command, core: int | None = None) -> Iterator[Server]:
+def running(command: Command, core: int | str | None = None) -> Iterator[Server]:
     """Start a server, wait until it listens, and stop it with everything it started.
 
     Args:

@@ -25,11 +25,13 @@ class Effort:
         rounds: How many times each side has its turn.
         seconds: How long a turn is.
         against: The sources of other trees of headrace, for what compares them.
+        plot: Whether those that can draw do.
     """
 
     rounds: int = 7
     seconds: float = 3.0
     against: tuple[Path, ...] = ()
+    plot: bool = False
 
 
 def interleaved(measures: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[Any]]:

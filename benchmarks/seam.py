@@ -47,7 +47,7 @@ def run(effort: Effort) -> None:
     rounds = max(8, round(effort.rounds * effort.seconds / ROUND_SECONDS / STARTS))
     measured: dict[str, list[list[dict[str, float]]]] = {wire: [] for wire in WIRES}
     with tempfile.TemporaryDirectory() as bodies:
-        _write_bodies(Path(bodies))
+        write_bodies(Path(bodies))
         for start in range(STARTS):
             with _started(sides, bodies, start) as running:
                 for wire in WIRES:
@@ -56,17 +56,19 @@ def run(effort: Effort) -> None:
         _report(name, list(sides), measured[wire])
 
 
-def _write_bodies(directory: Path) -> None:
+def write_bodies(directory: Path) -> None:
+    """Write the requests' bodies into files that sides read."""
     for number in range(GRPC_BODIES):
         (directory / f"grpc-{number}").write_bytes(grpc_body(rows_of_request(1, number)))
     for number in range(HTTP_BODIES):
         (directory / f"json-{number}").write_bytes(json_body(rows_of_request(1, number)))
 
 
-class _Running:
+class Running:
     """A side's process."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
+        """Wait until it is ready."""
         self.process = process
         if self._line() != "ready":
             raise RuntimeError("a side said something else than that it is ready")
@@ -85,41 +87,51 @@ class _Running:
 
 
 @contextmanager
-def _started(
-    sides: Mapping[str, tuple[Path, Path]], bodies: str, start: int
-) -> Iterator[dict[str, _Running]]:
+def _started(sides: Mapping[str, tuple[Path, Path]], bodies: str, start: int) -> Iterator[dict[str, Running]]:
     """All sides, on one core, in another order each time, with the same seed of Python's hashes."""
     with ExitStack() as stack:
         running = {}
-        for name in _turned(list(sides), start):
+        for name in turned(list(sides), start):
             tree, models = sides[name]
-            command = [sys.executable, "-m", "benchmarks.seam_side", str(models), bodies]
             added = {"PYTHONPATH": str(tree.resolve()), "PYTHONHASHSEED": str(start)}
-            process = subprocess.Popen(
-                on_core(cores()[0], command),
-                cwd=ROOT,
-                env=os.environ | added,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            stack.callback(process.wait)
-            stack.callback(process.terminate)
-            running[name] = _Running(stack.enter_context(process))
+            running[name] = begun(stack, "benchmarks.seam_side", (str(models), bodies), added)
         yield running
 
 
-def _turned(names: list[str], start: int) -> list[str]:
+def begun(stack: ExitStack, module: str, arguments: Sequence[str], added: Mapping[str, str]) -> Running:
+    """Start a side's process on the first core.
+
+    Args:
+        stack: Ends it.
+        module: What runs.
+        arguments: What it is told.
+        added: What its environment has beside this one's.
+    """
+    process = subprocess.Popen(
+        on_core(cores()[0], [sys.executable, "-m", module, *arguments]),
+        cwd=ROOT,
+        env=os.environ | added,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    stack.callback(process.wait)
+    stack.callback(process.terminate)
+    return Running(stack.enter_context(process))
+
+
+def turned(names: list[str], start: int) -> list[str]:
+    """The names, with another one first."""
     first = start % len(names)
     return [*names[first:], *names[:first]]
 
 
-def _in_turns(running: Mapping[str, _Running], wire: str, rounds: int) -> list[dict[str, float]]:
+def _in_turns(running: Mapping[str, Running], wire: str, rounds: int) -> list[dict[str, float]]:
     """Rounds of all sides, each in another order."""
     some = next(iter(running.values())).microseconds(wire, 640)
     requests = max(64, round(ROUND_SECONDS * 1e6 / some / 64) * 64)
     return [
-        {name: running[name].microseconds(wire, requests) for name in _turned(list(running), number)}
+        {name: running[name].microseconds(wire, requests) for name in turned(list(running), number)}
         for number in range(rounds)
     ]
 

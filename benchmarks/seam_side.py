@@ -21,7 +21,7 @@ from headrace.engine import Engine
 from headrace.server import application
 
 IN_FLIGHT = 64
-_PATHS = {"grpc": "/inference.GRPCInferenceService/ModelInfer", "json": "/v1/models/ctr:predict"}
+PATHS = {"grpc": "/inference.GRPCInferenceService/ModelInfer", "json": "/v1/models/ctr:predict"}
 _TYPES = {"grpc": b"application/grpc", "json": b"application/json"}
 
 Event = Mapping[str, Any]
@@ -53,17 +53,18 @@ class _Call:
         return good and ("trailers" not in self.headers or (b"grpc-status", b"0") in self.trailers["headers"])
 
 
-class _Side:
+class Side:
     """The application and the requests that it gets."""
 
     def __init__(self, engine: Engine, bodies: Path) -> None:
+        """Read the requests."""
         self._answer: Any = application(engine).answer
         self._events = {
             wire: [
                 {"type": "http.request", "body": path.read_bytes(), "more_body": False}
                 for path in sorted(bodies.glob(f"{wire}-*"))
             ]
-            for wire in _PATHS
+            for wire in PATHS
         }
         self._next = count()
 
@@ -82,7 +83,7 @@ class _Side:
             scope = {
                 "type": "http",
                 "method": "POST",
-                "path": _PATHS[wire],
+                "path": PATHS[wire],
                 "headers": headers,
                 "query_string": b"",
                 "client": ("127.0.0.1", 50000),
@@ -101,8 +102,8 @@ async def main(models: str, bodies: str) -> None:
         bodies: Files `grpc-…` and `json-…` with a request's body each.
     """
     async with Engine(models) as engine:
-        side = _Side(engine, Path(bodies))
-        for wire in _PATHS:
+        side = Side(engine, Path(bodies))
+        for wire in PATHS:
             await side.run(wire, 2000)
         # As the server does it: see headrace.server.
         gc.collect()

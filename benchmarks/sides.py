@@ -43,10 +43,12 @@ class Side:
     Attributes:
         command: What starts it.
         wire: gRPC with raw contents, REST with JSON, or HTTP with raw bytes.
+        directory: Of its model; that with `ctr` as it is if None.
     """
 
     command: Command
     wire: Wire
+    directory: Path | None = None
 
     @property
     def name(self) -> str:
@@ -54,9 +56,9 @@ class Side:
         return self.command.name
 
 
-def model_path() -> str:
-    """The model's file, for servers that take one."""
-    return str(model_directory() / "ctr" / "1" / "model.onnx")
+def model_path(directory: Path | None = None) -> str:
+    """The model's file, for servers that take one; that of `ctr` as it is if no directory is given."""
+    return str((directory or model_directory()) / "ctr" / "1" / "model.onnx")
 
 
 def headrace(
@@ -73,30 +75,42 @@ def headrace(
     served = str(directory or model_directory())
     ports = ("--http-port", "0", "--grpc-port", "0")
     program = (str(Path(sys.executable).with_name("headrace")), "serve", served, *ports, *options)
-    announces = (("http", r"REST\s+http://\S+:(\d+)"), ("grpc", r"gRPC\s+\S+:(\d+)"))
+    announces = (("http", r"REST\s+https?://\S+:(\d+)"), ("grpc", r"gRPC\s+\S+:(\d+)"))
     return Side(Command(name, program, announces=announces), wire)
 
 
-def grpcio(threads: int = 10) -> Side:
+def grpcio(threads: int = 10, limit: int = 0, directory: Path | None = None) -> Side:
     """A plain grpcio server with a thread pool, unbatched.
 
     Args:
         threads: Of the pool.
+        limit: Calls at a time, more are refused; 0 for any number.
+        directory: As for headrace.
     """
-    options = ("--model", model_path(), "--port", "{port}", "--threads", str(threads))
+    options: tuple[str, ...] = (
+        "--model",
+        model_path(directory),
+        "--port",
+        "{port}",
+        "--threads",
+        str(threads),
+    )
+    options += ("--limit", str(limit)) if limit else ()
     program = (str(PEERS_PYTHON), "-m", "benchmarks.peers.grpcio_server", *options)
-    return Side(Command(f"grpcio, {threads} threads", program), "grpc")
+    limited = f", {limit} calls at most" if limit else ""
+    return Side(Command(f"grpcio, {threads} threads{limited}", program), "grpc", directory)
 
 
-def fastapi(handler: Literal["sync", "async"]) -> Side:
+def fastapi(handler: Literal["sync", "async"], directory: Path | None = None) -> Side:
     """FastAPI on uvicorn with pydantic, unbatched.
 
     Args:
         handler: Whether requests are handled in its thread pool or on the event loop.
+        directory: As for headrace.
     """
-    options = ("--model", model_path(), "--port", "{port}", "--handler", handler)
+    options = ("--model", model_path(directory), "--port", "{port}", "--handler", handler)
     program = (str(PEERS_PYTHON), "-m", "benchmarks.peers.fastapi_server", *options)
-    return Side(Command(f"FastAPI, {handler} def", program), "json")
+    return Side(Command(f"FastAPI, {handler} def", program), "json", directory)
 
 
 def mosec(batch: int, wait_milliseconds: int) -> Side:
@@ -165,7 +179,7 @@ class Contender:
                 return time.monotonic()
 
     def _check(self) -> None:
-        reference = Reference(Path(model_path()))
+        reference = Reference(Path(model_path(self.side.directory)))
         for number, request in enumerate(self.requests):
             answer, wanted = self.ask(number), reference.answer(request)
             if answer.shape != wanted.shape or not np.allclose(answer, wanted, rtol=0, atol=TOLERANCE):

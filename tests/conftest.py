@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,9 +24,22 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add options that make the drain tests longer."""
+    """Add options that make tests longer or larger."""
     parser.addoption("--drain-requests", type=int, default=3000, help="answers before SIGTERM")
+    parser.addoption("--idle-connections", type=int, default=10_000, help="connections that say nothing")
     parser.addoption("--drain-runs", type=int, default=1, help="servers stopped for each way to ask")
+
+
+@pytest.fixture
+def caplog(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    """What is logged, without what threads of Cassandra's driver log that a test before has left."""
+
+    def is_of_this_test(record: logging.LogRecord) -> bool:
+        return not record.name.startswith("cassandra")
+
+    caplog.handler.addFilter(is_of_this_test)
+    yield caplog
+    caplog.handler.removeFilter(is_of_this_test)
 
 
 @pytest.fixture(scope="session")

@@ -37,7 +37,6 @@ class HostileServer:
     Attributes:
         port: Where it listens, on 127.0.0.1.
         asked: The paths, in the order they came in.
-        most_at_once: How many connections it had at the same time.
         handlers: By path; others are not found.
         ended: Set when it is closed: what waits for it goes on.
     """
@@ -48,10 +47,7 @@ class HostileServer:
         self.asked: list[str] = []
         self.heads: list[str] = []
         self.ended = threading.Event()
-        self.most_at_once = 0
         self._tls = tls
-        self._now = 0
-        self._lock = threading.Lock()
         self._socket = socket.create_server(("127.0.0.1", 0), backlog=128)
         self.port = self._socket.getsockname()[1]
         self._threads = [threading.Thread(target=self._listen)]
@@ -72,9 +68,6 @@ class HostileServer:
             thread.start()
 
     def _serve(self, connection: socket.socket) -> None:
-        with self._lock:
-            self._now += 1
-            self.most_at_once = max(self.most_at_once, self._now)
         try:
             with suppress(OSError):
                 connection.settimeout(30)
@@ -82,8 +75,6 @@ class HostileServer:
                     connection = self._tls.wrap_socket(connection, server_side=True)
                 self._answer(connection)
         finally:
-            with self._lock:
-                self._now -= 1
             connection.close()
 
     def _answer(self, connection: socket.socket) -> None:

@@ -143,6 +143,7 @@ class World:
 
     async def _by_grpcio(self, ask: Ask) -> None:
         async with aio.insecure_channel(f"127.0.0.1:{self.port}") as channel:
+            await channel.channel_ready()  # of a call whose time is over before that the server never hears
             with suppress(grpc.RpcError):
                 await channel.unary_unary(_INFER)(_infer(ask), timeout=ask.seconds)
 

@@ -8,6 +8,7 @@ import os
 import queue
 import re
 import signal
+import ssl
 import subprocess
 import sys
 import threading
@@ -27,6 +28,7 @@ class RunningServer:
     Attributes:
         http_port: The port of REST.
         grpc_port: The port of gRPC.
+        tls: What it is asked with, if its connections are encrypted.
         output: What it printed on standard output so far.
         errors: What it wrote to standard error so far.
         common: Options that every server gets.
@@ -41,6 +43,7 @@ class RunningServer:
         prefix: tuple[str, ...] = (),
         environment: Mapping[str, str] | None = None,
         seconds: float = START_SECONDS,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         """Start a server; use it as a context manager.
 
@@ -50,6 +53,7 @@ class RunningServer:
             prefix: Words before the command, for example ``("taskset", "-c", "0")``.
             environment: Its environment; this process's if left out.
             seconds: How long it may take to be ready.
+            tls: What it is asked with, if its connections are encrypted.
         """
         command = [*prefix, sys.executable, "-m", "headrace", "serve", str(models)]
         command += ["--http-port", "0", "--grpc-port", "0", "--poll-seconds", "0.1", *self.common, *options]
@@ -57,6 +61,7 @@ class RunningServer:
         self.errors: list[str] = []
         self._ports: queue.Queue[int] = queue.Queue()
         self._seconds = seconds
+        self.tls = tls
         self.process = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
@@ -146,7 +151,11 @@ class RunningServer:
         self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None
     ) -> tuple[int, bytes]:
         """One HTTP request on a connection of its own; status and body."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.http_port, timeout=30)
+        connection = (
+            http.client.HTTPConnection("127.0.0.1", self.http_port, timeout=30)
+            if self.tls is None
+            else http.client.HTTPSConnection("127.0.0.1", self.http_port, timeout=30, context=self.tls)
+        )
         try:
             connection.request(method, path, body, headers or {})
             response = connection.getresponse()
@@ -164,6 +173,10 @@ class RunningServer:
             "POST", path, json.dumps(value).encode(), {"content-type": "application/json"}
         )
         return status, json.loads(body)
+
+    def count_in_log(self, text: str) -> int:
+        """How many lines of standard error hold a text."""
+        return sum(text in line for line in list(self.errors))
 
     def rss_bytes(self) -> int:
         """The memory that the process holds."""

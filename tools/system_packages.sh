@@ -4,7 +4,9 @@
 set -euo pipefail
 
 declare -A package_of=([h2load]=nghttp2-client [make]=make [curl]=curl [wrk]=wrk [git]=git [taskset]=util-linux
-    [java]=openjdk-17-jre-headless [mvn]=maven [redis-server]=redis-server)
+    [java]=openjdk-17-jre-headless [mvn]=maven [redis-server]=redis-server
+    [haproxy]=haproxy [nginx]=nginx-light [systemd-analyze]=systemd
+    [prometheus]=prometheus [promtool]=prometheus [faketime]=faketime)
 
 missing=()
 for command in "$@"; do

@@ -19,6 +19,7 @@ from headrace.frontends.calls import GrpcCall, GrpcMethod
 from headrace.frontends.transport.asgi import Application
 from headrace.frontends.transport.grpc_framing import PREFIX_BYTES
 from headrace.frontends.transport.h2corn import H2cornTransport
+from headrace.frontends.transport.listeners import Listeners
 
 
 def main() -> None:
@@ -58,7 +59,7 @@ async def by_headrace(port: int, answer: bytes) -> None:
     with socket.create_server(("127.0.0.1", port)) as listener:
         listener.setblocking(False)
         application = Application([], [GrpcMethod(METHOD, unary=handle)])
-        transport = H2cornTransport(application, [listener], ServerConfig())
+        transport = H2cornTransport(application, Listeners([[listener]], may_join=False), ServerConfig())
         await transport.start()
         gc.freeze()  # this and the thresholds as headrace.server has them
         gc.set_threshold(10_000, 1, 500)

@@ -47,8 +47,11 @@ def main() -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--threads", type=int, default=10)
+    parser.add_argument("--limit", type=int, help="calls at a time; more are refused")
     options = parser.parse_args()
-    server = grpc.server(ThreadPoolExecutor(max_workers=options.threads))
+    server = grpc.server(
+        ThreadPoolExecutor(max_workers=options.threads), maximum_concurrent_rpcs=options.limit
+    )
     services.add_GRPCInferenceServiceServicer_to_server(Inference(options.model), server)
     server.add_insecure_port(f"127.0.0.1:{options.port}")
     server.start()

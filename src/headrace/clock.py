@@ -17,6 +17,11 @@ def unix_milliseconds() -> int:
     return time.time_ns() // 1_000_000
 
 
+def unix_offset_nanoseconds() -> int:
+    """What added to the monotonic clock gives Unix time; it changes where the wall clock is set."""
+    return time.time_ns() - time.monotonic_ns()
+
+
 class Timer(Protocol):
     """A call that is due later and can be called off."""
 

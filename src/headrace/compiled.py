@@ -124,6 +124,29 @@ class _Place(caching.FunctionCache):
 
         self._impl_class = Implementation
         super().__init__(function)  # type: ignore[no-untyped-call]  # numba has no types
+        stamp = locator.get_source_stamp()
+        self._cache_file: Any = _Files(  # type: ignore[no-untyped-call]
+            self.cache_path, self._impl.filename_base, stamp
+        )
+
+
+class _Files(caching.IndexDataCacheFile):
+    """A function's files, of which each says itself what it is of.
+
+    Numba goes by an index that tells the files' numbers, and writes that first. Two processes that keep a
+    function at once may give one number to two different argument types; and for a moment a number stands for
+    machine code of the sources as they were. Who believed the index then would run what was made for other
+    types, and read and write where nothing of its own is.
+    """
+
+    def save(self, key: Any, data: Any) -> None:
+        """Keep machine code, with the sources and the types that it is of."""
+        super().save(key, (self._source_stamp, key, data))  # type: ignore[no-untyped-call]
+
+    def load(self, key: Any) -> Any:
+        """The machine code for a key; None if there is none."""
+        found: Any = super().load(key)  # type: ignore[no-untyped-call]
+        return found[2] if found is not None and found[:2] == (self._source_stamp, key) else None
 
 
 class _Given:

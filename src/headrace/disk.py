@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from headrace.errors import FailedPrecondition
 
@@ -34,6 +34,37 @@ _SORTS = (
     (stat.S_ISCHR, errno.EINVAL, "a device"),
     (stat.S_ISBLK, errno.EINVAL, "a device"),
 )
+
+
+class FileState(NamedTuple):
+    """Which file it is, and what changes when its content does: as coarse as the file system's clock.
+
+    Attributes:
+        device: Where it lies.
+        inode: Which it is there.
+        size_bytes: How large it is.
+        written_ns: When it was written last, or what somebody has set that to.
+        changed_ns: When it, or what the system knows of it, was changed last; nobody can set that.
+    """
+
+    device: int
+    inode: int
+    size_bytes: int
+    written_ns: int
+    changed_ns: int
+
+
+def state_of(status: os.stat_result) -> FileState:
+    """The state of a file, by what the system says of it."""
+    return FileState(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+def file_state(file: Path) -> FileState | None:
+    """The state of a file, or of what a link leads to; None where there is none to be had."""
+    try:
+        return state_of(os.stat(file))
+    except OSError:
+        return None
 
 
 @contextmanager

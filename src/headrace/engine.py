@@ -10,21 +10,13 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from headrace import crossing
-from headrace.batching.request import (
-    NO_DEADLINE,
-    Answer,
-    AwaitedRequest,
-    Request,
-    Settlement,
-    Waiter,
-    due,
-)
+from headrace.batching.request import NO_DEADLINE, Answer, AwaitedRequest, Request, Settlement, Waiter, due
 from headrace.batching.waiting import WaitingRequest
 from headrace.clock import LoopClock
 from headrace.config import BatchingPolicy, ModelConfig, ServerConfig
@@ -34,11 +26,13 @@ from headrace.lifecycle.background import LoaderThreads
 from headrace.lifecycle.manager import Manager
 from headrace.lifecycle.source import DirectorySource
 from headrace.lifecycle.state import State, VersionStatus
-from headrace.lifecycle.wanted import Wanted
-from headrace.loaded import LoadedVersion, VersionLoader
+from headrace.lifecycle.unsettled import Unsettled
+from headrace.lifecycle.wanted import Source, Want, Wanted
+from headrace.loaded import LoadedVersion, VersionLoader, verifier
 from headrace.outcomes import Call, Door, InProcessCall, Outcome, Outcomes, SubmittedRequest
 from headrace.servable import CheckedInputs, Servable, signature_named
 from headrace.tensors import Array
+from headrace.versions.trust import trusted_files
 
 if TYPE_CHECKING:
     from headrace.archive.archive import Archive
@@ -79,6 +73,7 @@ class Engine:
         totals: What each model's versions have done together.
         outcomes: Where calls end, and whoever wants to know of each observes.
         archive: What inputs of models come from, where their settings say so; None without one.
+        on_change: Told the name of a model when one of its versions has changed, in the serving thread.
         awaits_archive: Whether models with such inputs wait for ``use_archive``, and are not there before.
     """
 
@@ -90,6 +85,7 @@ class Engine:
         objects: Mapping[str, Servable] | None = None,
         batching: BatchingPolicy | None = None,
         archive: Archive | None = None,
+        source: Callable[[Want], Source] | None = None,
     ) -> None:
         """Describe an engine; ``start`` or ``async with`` brings it to life.
 
@@ -99,6 +95,7 @@ class Engine:
             objects: Servables by name, served as version 1 of models beside those of the directory.
             batching: The batching policy of ``objects``.
             archive: What inputs of models come from; the caller closes it, after the engine.
+            source: Makes what says which versions are wanted, where that is not a look at the directories.
 
         Raises:
             ConfigError: There is nothing to serve.
@@ -112,7 +109,9 @@ class Engine:
         self._objects = dict(objects or {})
         self._object_config = ModelConfig(batching=batching or BatchingPolicy())
         self.archive = archive
+        self._make_source = source
         self.awaits_archive = self._started = False
+        self.on_change: Callable[[str], object] | None = None
         self._forks = crossing.NOT_STARTED
         self._clock = LoopClock()
         self._threads = LoaderThreads(self._clock, self._serves)
@@ -123,7 +122,11 @@ class Engine:
             call=self.predict_blocking,
             find=self.loaded,
             objects={(name, 1): servable for name, servable in self._objects.items()},
+            verifier=verifier(self.config.signing_keys),
+            trusted=trusted_files(self._models, self.config),
             archive=lambda: self.archive,
+            fair=self.config.access.is_on,
+            isolate=self.config.isolate,
         )
         self.totals = loader.totals
         self.outcomes = Outcomes()
@@ -168,10 +171,14 @@ class Engine:
         self._serving_thread = threading.get_ident()
         self._clock.bind(self._loop)
         self._settled = asyncio.Event()
-        self._source: DirectorySource | None = None
+        self._unsettled = Unsettled(self.manager.models, self._is_settled)
+        self._source: Source | None = None
         self._wanted: tuple[Mapping[str, Wanted], Mapping[str, str]] | None = None
         self._started = True
-        if self._models is not None or self.config.models:
+        if self._make_source is not None:
+            self._source = self._make_source(self._want)
+            self._source.start()
+        elif self._models is not None or self.config.models:
             self._source = DirectorySource(
                 self._models, self._want, self._clock, self._threads, self.config, self._objects
             )
@@ -202,17 +209,25 @@ class Engine:
             self._want(*wanted)
 
     def _changed(self, model: str, status: VersionStatus) -> None:
-        fields = {"model": model, "version": status.version}
-        _log.info("version is %s", status.state.value, extra=fields)
+        _log.info("version is %s", status.state.value, extra={"model": model, "version": status.version})
         self._look_whether_settled()
+        if self.on_change is not None:
+            self.on_change(model)
 
     def _look_whether_settled(self) -> None:
-        if not self._settled.is_set() and all(map(self._is_settled, self.manager.models())):
+        if not self._settled.is_set() and self._unsettled.is_none():
             self._settled.set()
 
     def _is_settled(self, model: str) -> bool:
         """Whether each version of a model is ready, or has failed once; so labels point somewhere."""
+        if not self.manager.knows(model):
+            return True
         return all(status.state in _SETTLED or status.attempts > 1 for status in self.manager.status(model))
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether every model has been loaded, or has failed to, once."""
+        return self._settled.is_set()
 
     async def settle(self, timeout_seconds: float) -> bool:
         """Wait until every model has been loaded, or has failed to, once.
@@ -223,11 +238,9 @@ class Engine:
         Returns:
             Whether that came true.
         """
-        try:
+        with suppress(TimeoutError):
             await asyncio.wait_for(self._settled.wait(), timeout_seconds)
-        except TimeoutError:
-            return False
-        return True
+        return self.is_settled
 
     async def close(self) -> None:
         """Let every model answer what it has taken, and unload it."""
@@ -457,7 +470,7 @@ class Engine:
             if callers is None and loaded is not None and loaded.batcher.waits_for_itself:
                 raise self._refused(f"{loaded.name} asks itself while its only instance computes")
             return None
-        outcome = Outcome(Door.IN_PROCESS) if self.outcomes.observed else None
+        outcome = Outcome(Door.IN_PROCESS) if self.outcomes.all_observed else None
         try:
             found = signature_named(loaded.signatures, spec.signature)
             chosen = found.check_outputs(outputs)
@@ -483,4 +496,4 @@ class Engine:
         return error
 
     def _in_process_call(self) -> InProcessCall:
-        return InProcessCall(Outcome(Door.IN_PROCESS) if self.outcomes.observed else None)
+        return InProcessCall(Outcome(Door.IN_PROCESS) if self.outcomes.all_observed else None)

@@ -7,29 +7,36 @@ The tree, named for what the caller can do about it::
         + TooLarge              it is larger than this server takes
         + InvalidRows           some rows of a batch are wrong: a model says which, and only those fail
       x NotFound                no such model, version, label or signature here
+      x Unauthenticated         nobody knows who asks: come with a key that is known here
+      x PermissionDenied        it is known who asks, and he may not
       x FailedPrecondition      right request, wrong moment or mode: the operator must act first
       x Conflict                it is there already, or somebody else is changing it
       x Refused                 nothing was computed; the same request may succeed later
+        + OverLimit             the caller has had what he may have for now
         + Overloaded            the queue is full, or the wait would outlast the deadline
         + Unavailable           the model or the server is starting, draining or gone
       x DeadlineExceeded        the answer would have come too late
       x Cancelled               nobody waits for the answer any more
       x Unsupported             a feature of the protocol that this server does not have
       x ModelError              the model itself failed on this request
+        + ModelDied             its own process ended over it: sent again, it may well do that again
       x LoadError               a version could not be loaded; the old one goes on
         + NotLoadable           nor ever, from these files with these settings: it is not tried again
+          + NewerFormat         a newer headrace wrote it
       x ConfigError             a setting is wrong; the server does not start
       x StreamError             a row of a stream cannot be learnt from; what came before it was
 
 Protocol codes live at the edge, in ``headrace.status``: no class here knows HTTP or gRPC.
-Messages reach clients, so they hold what the client sent and what the model wants, never paths or tracebacks
-(``LoadError`` and ``ConfigError`` are for operators and may name files). They repeat texts from outside as
+Messages reach clients: they hold what the client sent and what the model wants, never paths or tracebacks.
+Where operators need more (what a model's code raised, where a store is), ``told`` is what callers get.
+``LoadError`` and ``ConfigError`` are for operators and may name files. Messages repeat texts from outside as
 they came, so every message is cut to ``LONGEST_MESSAGE`` characters here, and what is no Unicode text in it
 is escaped, once for all of them.
 """
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -46,18 +53,28 @@ class HeadraceError(Exception):
 
     retriable = False
 
-    def __init__(self, message: str | None = None) -> None:
+    _told = ""
+
+    def __init__(self, message: str | None = None, *, told: str = "") -> None:
         """Say what happened.
 
         Args:
             message: For people; cut to ``LONGEST_MESSAGE`` characters. The name of the class stands for None.
+            told: What callers are told, where the message is for operators only.
         """
         super().__init__(self.__class__.__name__ if message is None else _printable(message))
+        if told:
+            self._told = _printable(told)
 
     @property
     def message(self) -> str:
         """The text for people, without the class name."""
         return str(self.args[0])
+
+    @property
+    def told(self) -> str:
+        """The text for callers, who may be anybody: the message, or what was put in its place."""
+        return self._told or self.message
 
 
 def shown(text: str | bytes) -> str:
@@ -72,6 +89,15 @@ def listed(names: Iterable[object], most: int = 50) -> str:
     every = list(map(str, names))
     more = f" and {len(every) - most} more" if len(every) > most else ""
     return ", ".join(every[:most]) + more
+
+
+_PATH = re.compile(r"(?<![\w.:/~-])(?:~|file://)?/(?:[^\s/'\":,;()]+/)+")
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+|\b0x[0-9a-fA-F]{6,}\b")
+
+
+def without_paths(text: str) -> str:
+    """A text that may name files, without the directories that they lie in, and without memory addresses."""
+    return _ADDRESS.sub("", _PATH.sub("", text))
 
 
 def instead(name: str, there: Iterable[str]) -> str:
@@ -188,6 +214,32 @@ class InvalidRows(InvalidRequest):
 class NotFound(HeadraceError):
     """There is no model, version, label or signature of that name here."""
 
+    _alone = ""
+
+    def __init__(self, message: str | None = None, *, told: str = "", others: str = "") -> None:
+        """Say what is not there.
+
+        Args:
+            message: As for every error.
+            told: As for every error.
+            others: What there is instead, in words; ends the message, for who may know of all of them.
+        """
+        super().__init__(f"{message}; {others}" if others else message, told=told)
+        if others and message:
+            self._alone = message
+
+    def without_others(self) -> NotFound:
+        """The same error, for who may not know what else there is."""
+        return NotFound(self._alone) if self._alone else self
+
+
+class Unauthenticated(HeadraceError):
+    """It came without a key, or with one that is not known here."""
+
+
+class PermissionDenied(HeadraceError):
+    """The caller's key does not permit this."""
+
 
 class FailedPrecondition(HeadraceError):
     """The request is well formed but the server is not in a state, or not configured, to do it."""
@@ -195,6 +247,9 @@ class FailedPrecondition(HeadraceError):
 
 class Conflict(HeadraceError):
     """What should be made exists already, or something else is changing it now."""
+
+
+_LONGEST_RETRY_SECONDS = 86_400.0
 
 
 class Refused(HeadraceError):
@@ -206,15 +261,21 @@ class Refused(HeadraceError):
 
     retriable = True
 
-    def __init__(self, message: str, *, retry_after_seconds: float = 1.0) -> None:
+    def __init__(self, message: str, *, retry_after_seconds: float = 1.0, told: str = "") -> None:
         """Refuse, and say when to come back.
 
         Args:
             message: Why, with the numbers that decided it.
             retry_after_seconds: An estimate of when the refusal's reason is over.
+            told: What callers are told, where the message is for operators only.
         """
-        super().__init__(message)
-        self.retry_after_seconds = retry_after_seconds
+        super().__init__(message, told=told)
+        # A model's own code may say anything; what is no time, NaN included, becomes one.
+        self.retry_after_seconds = min(max(0.0, retry_after_seconds), _LONGEST_RETRY_SECONDS)
+
+
+class OverLimit(Refused):
+    """The caller has had what he may have for now; others are answered."""
 
 
 class Overloaded(Refused):
@@ -241,6 +302,19 @@ class ModelError(HeadraceError):
     """The model failed on this request, or answered with something that its signature forbids."""
 
 
+class ModelDied(ModelError):
+    """The process of an isolated model ended while it computed this request.
+
+    Where the request was computed alone, it may be what ended the process: so it is not to be sent again as
+    it is. Requests that were computed together with others are refused instead, as ``Unavailable``: hardly
+    any of them is to blame.
+    """
+
+    def shared(self, requests: int) -> Unavailable:
+        """What each of several requests is told that were computed together."""
+        return Unavailable(f"{self.message}, together with {requests - 1} others; try again")
+
+
 class LoadError(HeadraceError):
     """A version could not be loaded; versions that are loaded go on."""
 
@@ -253,8 +327,16 @@ class NotLoadable(LoadError):
     """
 
 
+class NewerFormat(NotLoadable):
+    """A newer headrace wrote this, in a format that is not known here; it is not damaged."""
+
+
 class ConfigError(HeadraceError):
     """A setting is wrong; the message names it, what it may be, and what it was."""
+
+
+class PlaceTaken(ConfigError):
+    """A port that is set is somebody else's now; it may be free later, without a change of the settings."""
 
 
 class StreamError(HeadraceError):

@@ -198,16 +198,18 @@ def refused(error: lmdb.Error) -> Unavailable:
     if isinstance(error, lmdb.MapResizedError):
         return Unavailable("another process has made the LMDB file larger: open it with its largest_bytes")
     if isinstance(error, lmdb.DiskError) or os.strerror(errno.ENOSPC) in str(error):
-        return NoRoom(f"the disk under the LMDB file is full: {error}")
+        return NoRoom(f"the disk under the LMDB file is full: {error}", told="the store is full")
     if os.strerror(errno.EIO) in str(error):  # what LMDB says of a write that came short, too
-        return NoRoom(f"the disk under the LMDB file is full, or fails: {error}")
+        said = f"the disk under the LMDB file is full, or fails: {error}"
+        return NoRoom(said, told="the store is full, or fails")
     if isinstance(error, lmdb.ReadersFullError):
         return Unavailable(f"the LMDB file has {_MOST_READERS} readers already: {error}")
     if isinstance(error, lmdb.PanicError):
         return Unavailable(
-            f"the LMDB file could not be written: {error}; it works again when it is opened anew"
+            f"the LMDB file could not be written: {error}; it works again when it is opened anew",
+            told="the store could not be written",
         )
-    return Unavailable(f"the LMDB file cannot be used: {error}")
+    return Unavailable(f"the LMDB file cannot be used: {error}", told="the store cannot be used")
 
 
 def open_lmdb(options: LmdbOptions, timeout_seconds: float) -> LmdbFile:

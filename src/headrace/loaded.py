@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
-from weakref import ref
+from typing import TYPE_CHECKING, cast
 
 from headrace import cpus
 from headrace.batching.at_once import AtOnce
 from headrace.batching.batcher import Batcher
 from headrace.batching.callers import Callers
+from headrace.batching.capacity import Fit, fit_of
 from headrace.batching.request import VERSION, WRITTEN, Origin
 from headrace.batching.statistics import VersionStatistics
+from headrace.batching.totals import ModelTotals
 from headrace.clock import Clock
 from headrace.config import MODEL_CONFIG_FILE, BatchingPolicy, ModelConfig
 from headrace.errors import NotLoadable
@@ -30,10 +32,13 @@ from headrace.runtimes import registry
 from headrace.servable import Servable, Signature
 from headrace.tensors import Tensors
 from headrace.versions.manifest import Manifest, check_manifest, published, space_versions
+from headrace.versions.trust import TrustedFiles
 from headrace.warmup import warm_up
 
 if TYPE_CHECKING:
     from headrace.archive.archive import Archive
+    from headrace.isolation.servable import IsolatedServable
+    from headrace.versions.signing import Verifier
 
 _log = logging.getLogger(__name__)
 
@@ -70,14 +75,16 @@ class LoadedVersion:
             process, too) wants one call at a time.
         cache: Repeats what it has answered; None where it has no prediction cache.
         codec_cache: What codecs have learnt about requests to this very version; dies with it.
+        warmed: What its batches cost when it was warmed up; None where it was not.
         published: When it was published, as its manifest says; None without one.
         origin: What its answers say who gave them.
+        isolated: What runs it, where that has a process of its own.
     """
 
     __slots__ = (
         "__weakref__", "_clock", "_leases", "_on_idle", "at_once", "batcher", "cache", "callers",
-        "codec_cache", "config", "name", "origin", "path", "platform", "predictor", "published",
-        "servable", "signatures", "version",
+        "codec_cache", "config", "isolated", "name", "origin", "path", "platform", "predictor", "published",
+        "servable", "signatures", "version", "warmed",
     )  # fmt: skip
 
     def __init__(
@@ -108,6 +115,7 @@ class LoadedVersion:
         self.path = path
         self.published = None if path is None else published(path)
         self.codec_cache: dict[object, object] = {}
+        self.warmed: Fit | None = None
         self.origin = Origin(name, version)
         policy = config.batching
         self.batcher = Batcher(
@@ -115,13 +123,14 @@ class LoadedVersion:
             policy,
             clock,
             instances=instances(policy),
-            inline_seconds=_inline_seconds(policy, servable),
+            inline_seconds=inline_seconds(policy, servable),
             origin=self.origin,
         )
         self.predictor: Predictor = self.batcher
         self.at_once: AtOnce | None = AtOnce(self.batcher, clock)
         self.callers: Callers | None = None
         self.cache: Cached | None = None
+        self.isolated: IsolatedServable | None = None
         # Of a model's own code, or an object given in process, one instance means one call at a time: then
         # there is one Batcher only.
         one_at_a_time = policy.instances == 1 and (path is None or getattr(servable, "may_block", False))
@@ -131,12 +140,20 @@ class LoadedVersion:
                 policy,
                 self.batcher.cost,
                 instances=instances(policy),
-                inline_seconds=_inline_seconds(policy, servable),
+                inline_seconds=inline_seconds(policy, servable),
                 origin=self.origin,
             )
+        self._count_objective(config.objective.latency_seconds)
         self._clock = clock
         self._leases = 0
         self._on_idle: Callable[[], object] | None = None
+
+    def _count_objective(self, seconds: float) -> None:
+        if not seconds:
+            return
+        self.batcher.statistics = VersionStatistics(seconds)
+        if self.callers is not None:
+            self.callers.statistics = VersionStatistics(seconds)
 
     @property
     def statistics(self) -> VersionStatistics:
@@ -150,6 +167,11 @@ class LoadedVersion:
         if self.callers is None:
             return (self.batcher.statistics,)
         return self.batcher.statistics, self.callers.statistics
+
+    @property
+    def trouble(self) -> str:
+        """Why it answers nobody just now, although it is loaded; "" while it does."""
+        return self.isolated.trouble if self.isolated is not None else ""
 
     @property
     def outstanding(self) -> int:
@@ -209,12 +231,20 @@ def _nothing_looked_up(config: ModelConfig) -> dict[str, object]:
     return {name + kind: 0 for name in names for kind in (WRITTEN, VERSION)}
 
 
+def _in_its_own_process(loaded: LoadedVersion, runs: Servable) -> LoadedVersion:
+    """Let a version know what runs it; a thread that calls could not be answered while that hangs."""
+    loaded.isolated = cast("IsolatedServable", runs)
+    loaded.callers = loaded.at_once = None
+    return loaded
+
+
 def instances(policy: BatchingPolicy) -> int:
     """How many batches run side by side: as configured, or one a core."""
     return policy.instances or cpus.available()
 
 
-def _inline_seconds(policy: BatchingPolicy, servable: Servable) -> float:
+def inline_seconds(policy: BatchingPolicy, servable: Servable) -> float:
+    """Batches that are predicted to take less run in the serving thread."""
     if getattr(
         servable, "may_block", False
     ):  # waiting in the serving thread would stop everything, itself too
@@ -224,43 +254,20 @@ def _inline_seconds(policy: BatchingPolicy, servable: Servable) -> float:
     return _INLINE_SECONDS_ON_ONE_CORE if cpus.available() == 1 else _INLINE_SECONDS
 
 
-class ModelTotals:
-    """What all versions of each model have done since the start, those that are gone included.
+def verifier(keys: Path | None) -> Verifier | None:
+    """What says who has signed a version; None where that does not matter.
 
-    Totals that a version takes with it when it is unloaded would look like a server that starts again.
+    Args:
+        keys: The public keys, in PEM.
+
+    Raises:
+        ConfigError: They cannot be read, or an extra is missing.
     """
+    if keys is None:
+        return None
+    from headrace.versions.signing import Verifier  # noqa: PLC0415 - an extra
 
-    def __init__(self) -> None:
-        """Start without models."""
-        self._gone: dict[str, VersionStatistics] = {}
-        self._there: dict[str, list[tuple[ref[LoadedVersion], tuple[VersionStatistics, ...]]]] = {}
-
-    def include(self, loaded: LoadedVersion) -> None:
-        """Count a version from now on."""
-        self._there.setdefault(loaded.name, []).append((ref(loaded), loaded.all_statistics()))
-        self._fold(loaded.name)
-
-    def of_models(self) -> dict[str, VersionStatistics]:
-        """The totals of each model."""
-        totals = {}
-        for name in self._there:
-            self._fold(name)
-            totals[name] = total = VersionStatistics()
-            for statistics in chain([self._gone[name]], *(parts for _, parts in self._there[name])):
-                total.add(statistics)
-        return totals
-
-    def _fold(self, name: str) -> None:
-        """Add up the versions that are gone, whose numbers cannot change any more: one for each model."""
-        gone = self._gone.setdefault(name, VersionStatistics())
-        there = []
-        for version, parts in self._there[name]:
-            if version() is None:
-                for statistics in parts:
-                    gone.add(statistics)
-            else:
-                there.append((version, parts))
-        self._there[name] = there
+    return Verifier(keys)
 
 
 @dataclass(frozen=True)
@@ -276,6 +283,10 @@ class VersionLoader:
         objects: Servables given in process, by model and version.
         totals: Counts what each model's versions do together.
         archive: Gives the archive that inputs of models come from, if there is one.
+        verifier: Says who has signed a version; None where any version is served.
+        trusted: Which files may be loaded.
+        fair: Whether callers take turns where several wait.
+        isolate: Whether versions have processes of their own whose models' settings do not say.
     """
 
     clock: Clock
@@ -286,12 +297,16 @@ class VersionLoader:
     objects: Mapping[tuple[str, int], Servable] = field(default_factory=dict)
     totals: ModelTotals = field(default_factory=ModelTotals)
     archive: Callable[[], Archive | None] = lambda: None
+    verifier: Verifier | None = None
+    trusted: TrustedFiles = field(default_factory=lambda: TrustedFiles((), follow_links=True))
+    fair: bool = False
+    isolate: bool = False
 
     def load(self, model: str, version: int, path: Path, config: ModelConfig) -> LoadedVersion:
         """Load one version, in a loader thread.
 
         Raises:
-            LoadError: It is not what its manifest says, or no runtime can load it.
+            LoadError: It is not what its manifest says, nobody vouches for that, or no runtime can load it.
             Unavailable: What its inputs come from is not known yet.
         """
         given = self.objects.get((model, version))
@@ -304,18 +319,73 @@ class VersionLoader:
             )
         if config.inputs and self.archive() is None:
             raise NotLoadable(_NO_ARCHIVE)
-        its_own = registry.checks_itself(path, config.runtime.kind)
-        manifest = self.threads.when_idle(lambda: check_manifest(path, its_own, stop_if_dropped))
+        runtime = registry.recognised(path, config.runtime.kind)
+        self.trusted.check(path, is_code=runtime is not None and runtime.is_code)
+        its_own = registry.checks_itself(path, runtime)
+        vouch = None if self.verifier is None else partial(self.verifier.check, path, model, version)
+        manifest = self.threads.when_idle(lambda: check_manifest(path, its_own, stop_if_dropped, vouch))
+        if runtime is None:
+            registry.expect(path, config.runtime.kind)
         files = None if manifest is None else {name: one.sha256 for name, one in manifest.files.items()}
-        options = replace(self._options(config), checksums=files)
-        if options.threads > 1:
-            # A runtime's threads have the priority of the one that loads it, for good: not the loader's.
-            servable = self.threads.at_serving_priority(registry.load, path, options)
+        # By its kind from now on: what is put there meanwhile must not be taken for something else.
+        options = replace(self._options(config), kind=runtime.kind, checksums=files)
+        run = partial(self._run, options=options)
+        isolates = self.isolate if config.isolate is None else config.isolate
+        if isolates:
+            check = partial(self.trusted.check_again, path, manifest, is_code=runtime.is_code)
+            run = partial(self._isolated, (model, version, path), config, options, check)
+        if vouch is None or manifest is None:
+            runs = servable = run(path)
         else:
-            servable = registry.load(path, options)
+            runs = servable = self._load_copy(path, manifest, run, runtime)
         if config.inputs:
             servable = self._featured(model, servable, config, manifest)
-        return self._surrounded(LoadedVersion(model, version, servable, config, self.clock, path))
+        loaded = self._surrounded(LoadedVersion(model, version, servable, config, self.clock, path))
+        return _in_its_own_process(loaded, runs) if isolates else loaded
+
+    def _isolated(
+        self,
+        of: tuple[str, int, Path],
+        config: ModelConfig,
+        options: registry.RuntimeOptions,
+        check: Callable[[], object],
+        path: Path,
+    ) -> Servable:
+        # Only models that ask for it need what a process of their own does.
+        from headrace.isolation.loading import Which, load  # noqa: PLC0415
+
+        model, version, recorded_in = of
+        # A signed version is loaded again from the copy that nobody else can write.
+        which = Which(model, version, path, check) if path == recorded_in else Which(model, version, path)
+        return load(which, recorded_in, options, config)
+
+    def _run(self, path: Path, options: registry.RuntimeOptions) -> Servable:
+        if options.threads > 1:
+            # A runtime's threads have the priority of the one that loads it, for good: not the loader's.
+            return self.threads.at_serving_priority(registry.load, path, options)
+        return registry.load(path, options)
+
+    def _load_copy(
+        self,
+        path: Path,
+        manifest: Manifest,
+        run: Callable[[Path], Servable],
+        runtime: registry.Runtime,
+    ) -> Servable:
+        """Load a signed version so that nobody can exchange a file after it was checked."""
+        if runtime.checks:  # it computes with what it has checked
+            return run(path)
+        # Only where versions are signed.
+        from headrace.versions.staging import StagedVersion  # noqa: PLC0415
+
+        staged = self.threads.when_idle(lambda: StagedVersion(path, manifest, stop_if_dropped))
+        try:
+            servable = run(staged.path)
+        except BaseException:
+            staged.close()
+            raise
+        weakref.finalize(servable, staged.close)  # a model's own code may read its files later
+        return servable
 
     def _featured(
         self, model: str, servable: Servable, config: ModelConfig, manifest: Manifest | None
@@ -336,6 +406,8 @@ class VersionLoader:
     def _surrounded(self, loaded: LoadedVersion) -> LoadedVersion:
         """Put around a version what its settings say: a cache, and around that what answers in its place."""
         policy = loaded.config.default
+        if self.fair:
+            loaded.batcher.share_fairly()
         if policy.values or policy.model or loaded.config.cache.size_bytes:
             loaded.callers = loaded.at_once = None
         if loaded.config.cache.size_bytes:
@@ -396,9 +468,16 @@ class VersionLoader:
             LoadError: A recorded request failed.
         """
         warm_up(loaded.servable, loaded.config, loaded.path, loaded.batcher.cost, self.threads.when_idle)
+        loaded.warmed = fit_of(loaded.batcher.cost) if loaded.batcher.cost.known else None
 
     def attach(self, loaded: LoadedVersion) -> None:
-        """Called in the serving thread just before the version serves: from now on it counts."""
+        """Called in the serving thread just before the version serves: from now on it counts.
+
+        Raises:
+            LoadError: Its own process has ended.
+        """
+        if loaded.isolated is not None:
+            loaded.isolated.serve()
         self.totals.include(loaded)
 
     def close(self, loaded: LoadedVersion) -> None:

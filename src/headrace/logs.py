@@ -4,12 +4,37 @@ from __future__ import annotations
 
 import json
 import logging
+import math
+import os
+import select
+import socket
+import stat
 import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Literal, Protocol
 
 # Events are texts in the code, so they are few; a library that builds its texts itself is bounded by this.
 _EVENTS_KEPT = 1000
+
+_STANDARD_ERROR = 2
+_WAIT_SECONDS, _NO_WAIT_SECONDS = 0.2, 10.0
+"""How long a line waits for its reader; and how long none waits after one has been lost."""
+
+
+class InCall(Protocol):
+    """What log lines that are written inside of a call say of it."""
+
+    @property
+    def log_fields(self) -> Mapping[str, str]:
+        """Fields beside those that a line has itself; nothing when the call is over."""
+
+
+CALL: ContextVar[InCall | None] = ContextVar("call", default=None)
+"""The call that the current task works for, where calls have names."""
 
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
@@ -125,14 +150,99 @@ class Sparing(logging.Filter):
         return event
 
 
-def set_up(style: Literal["text", "json"], level: str) -> None:
+def _name_call(record: logging.LogRecord) -> bool:
+    """Let a line that is written inside of a call say which one; after Sparing, which compares fields."""
+    call = CALL.get()
+    if call is not None:
+        for name, value in call.log_fields.items():
+            record.__dict__.setdefault(name, value)
+    return True
+
+
+class Unblocked(logging.Handler):
+    """Writes lines to a descriptor, and waits for nobody who does not read them.
+
+    A log that is collected through a pipe would otherwise stop a server as soon as its collector hangs. A
+    line that does not go out within a moment is lost; the next one that does says how many were, in the
+    field ``lines_lost``.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        """Get ready.
+
+        Args:
+            descriptor: Where to; it stays the caller's, and other processes may write there, too.
+        """
+        super().__init__()
+        self._descriptor = _never_waiting(descriptor)
+        self._socket: socket.socket | None = None
+        if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+            self._socket = socket.socket(fileno=os.dup(descriptor))
+        self._lost = 0
+        self._is_torn = False
+        self._may_wait_at = -math.inf
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line, or lose it."""
+        if self._lost:
+            record.lines_lost = self._lost
+        try:
+            line = self.format(record).encode("utf-8", "backslashreplace") + b"\n"
+        except Exception:  # noqa: BLE001 - the boundary to whoever logs: what cannot be told is told so
+            line = f"a line of {record.name} cannot be formatted: {record.msg!r}\n".encode(errors="replace")
+        self._lost = 0 if self._write(b"\n" + line if self._is_torn else line) else self._lost + 1
+
+    def _write(self, line: bytes) -> bool:
+        rest = memoryview(line)
+        while rest:
+            if not self._has_room():
+                return False
+            try:
+                written = self._write_some(rest[: select.PIPE_BUF])
+            except OSError:  # others have filled it, the disk is full, or nobody is there any more
+                return False
+            self._is_torn = rest[written - 1] != ord("\n")
+            rest = rest[written:]
+        return True
+
+    def _has_room(self) -> bool:
+        seconds = _WAIT_SECONDS if time.monotonic() >= self._may_wait_at else 0.0
+        poll = select.poll()
+        poll.register(self._descriptor, select.POLLOUT)
+        if poll.poll(seconds * 1000):
+            return True
+        self._may_wait_at = time.monotonic() + _NO_WAIT_SECONDS
+        return False
+
+    def _write_some(self, line: memoryview) -> int:
+        if self._socket is not None:
+            return self._socket.send(line, socket.MSG_DONTWAIT)
+        return os.write(self._descriptor, line)
+
+
+def _never_waiting(descriptor: int) -> int:
+    """The same pipe or terminal, opened anew: whether a descriptor waits is shared with who has it, too."""
+    kind = os.fstat(descriptor).st_mode
+    if stat.S_ISFIFO(kind) or stat.S_ISCHR(kind):
+        with suppress(OSError):  # another user's, or not Linux: it is looked at before it is written to
+            flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+            return os.open(f"/proc/self/fd/{descriptor}", flags)
+    return descriptor
+
+
+def set_up(style: Literal["text", "json"], level: str, *, serves: bool = False, **fields: object) -> None:
     """Log what headrace and its libraries say to standard error.
 
     Args:
         style: For people or for machines.
         level: The least that is logged: debug, info, warning or error.
+        serves: Whether this process has others wait for it: then it loses lines that nobody reads.
+        **fields: What each record says beside its own: which process it is of.
     """
-    handler = logging.StreamHandler(sys.stderr)
+    handler: logging.Handler = Unblocked(_STANDARD_ERROR) if serves else logging.StreamHandler(sys.stderr)
+    if fields:
+        handler.addFilter(lambda record: record.__dict__.update(fields) is None)
     handler.addFilter(Sparing())
+    handler.addFilter(_name_call)
     handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

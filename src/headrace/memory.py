@@ -1,4 +1,4 @@
-"""How much memory this process may still take: the machine's, or its cgroup's, whichever is less."""
+"""How much memory this process may have, and may still take: the least of machine and cgroups."""
 
 from __future__ import annotations
 
@@ -25,21 +25,62 @@ def available_bytes(proc: Path = _PROC, mount: Path = _MOUNT) -> int | None:
     Returns:
         Bytes; None if that cannot be told.
     """
-    found = [_of_machine(proc / "meminfo")]
-    try:
-        memberships = (proc / "self/cgroup").read_text()
-    except OSError:
-        memberships = ""
-    found += [_of_cgroup(mount / folder) for folder in cgroup_folders(memberships, "memory")]
+    found = [_of_machine(proc / "meminfo", "MemAvailable")]
+    found += [_of_cgroup(folder) for folder in _cgroups(proc, mount)]
     return min((one for one in found if one is not None), default=None)
 
 
-def _of_machine(meminfo: Path) -> int | None:
+def allowed_bytes(proc: Path = _PROC, mount: Path = _MOUNT) -> int | None:
+    """How much all processes of this one's cgroup may have together, or all of the machine's.
+
+    Args:
+        proc: Where the kernel tells about processes.
+        mount: Where the cgroup file systems are mounted.
+
+    Returns:
+        Bytes; None if that cannot be told.
+    """
+    found = [_of_machine(proc / "meminfo", "MemTotal")]
+    found += [_limit_of_cgroup(folder) for folder in _cgroups(proc, mount)]
+    return min((one for one in found if one is not None), default=None)
+
+
+def at_most(wanted: int, allowed: int | None, part: int, least: int) -> int:
+    """A budget that leaves room for the rest: what is wanted, but no more than a part of what is allowed.
+
+    Args:
+        wanted: What it is where there is memory enough, in bytes.
+        allowed: What ``allowed_bytes`` tells.
+        part: Of how many equal parts it may have one.
+        least: What it cannot do without, however little is allowed.
+    """
+    return wanted if allowed is None else max(least, min(wanted, allowed // part))
+
+
+def _cgroups(proc: Path, mount: Path) -> list[Path]:
     try:
-        told = re.search(r"^MemAvailable:\s+([0-9]+) kB$", meminfo.read_text(), re.MULTILINE)
+        memberships = (proc / "self/cgroup").read_text()
+    except OSError:
+        return []
+    return [mount / folder for folder in cgroup_folders(memberships, "memory")]
+
+
+def _of_machine(meminfo: Path, name: str) -> int | None:
+    try:
+        told = re.search(rf"^{name}:\s+([0-9]+) kB$", meminfo.read_text(), re.MULTILINE)
     except OSError:
         return None
     return int(told[1]) * 1024 if told else None
+
+
+def _limit_of_cgroup(folder: Path) -> int | None:
+    for limit_file, _, _ in _VERSIONS:
+        try:
+            limit = (folder / limit_file).read_text().strip()
+        except OSError:
+            continue
+        return int(limit) if limit.isdigit() else None  # "max"
+    return None
 
 
 def _of_cgroup(folder: Path) -> int | None:

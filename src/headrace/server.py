@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
-import os
-import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Coroutine
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace.config import ServerConfig
+from headrace.config.checks import wrong
 from headrace.engine import Engine
-from headrace.frontends import health, metrics_route, reflection
+from headrace.frontends import administration, health, metrics_route, reflection
 from headrace.frontends.calls import GrpcMethod, HttpRoute
 from headrace.frontends.oip import grpc as oip_grpc
 from headrace.frontends.oip import rest as oip_rest
@@ -25,21 +22,32 @@ from headrace.frontends.service import Service
 from headrace.frontends.tfserving import grpc as tfserving_grpc
 from headrace.frontends.tfserving import rest as tfserving_rest
 from headrace.frontends.transport.asgi import Application
-from headrace.frontends.transport.listening import listen, take_no_more, until_accepted
+from headrace.frontends.transport.listening import (
+    listen,
+    listen_together,
+    take_again,
+    until_first_answers,
+    until_none_waits,
+)
 from headrace.supervisor import Supervisor
 
 if TYPE_CHECKING:
     from headrace.archive.archive import Archive
+    from headrace.archive.running import Share
+    from headrace.audit import AuditLog
+    from headrace.frontends.access import Access
     from headrace.frontends.archive.serving import Serving
+    from headrace.frontends.disk_space import DiskSpace
+    from headrace.frontends.transport.admin import AdminPorts
+    from headrace.frontends.transport.h2corn import H2cornTransport
+    from headrace.frontends.transport.listeners import Listeners, Ports
+    from headrace.frontends.transport.reloading import ServedCertificate
+    from headrace.lifecycle.state import VersionStatus
+    from headrace.observing import Observing
 
 _log = logging.getLogger(__name__)
 
-# From the moment on at which no connection can be made any more: what is on its way arrives meanwhile.
-_SETTLE_SECONDS = 0.15
-_MOST_SETTLE_SECONDS = 1.0
 _LEAST_UNLOAD_SECONDS = 1.0
-# Less than a slice of the lane: see _hand_over_soon.
-_SWITCH_SECONDS = 0.0005
 
 
 class Transport(Protocol):
@@ -47,12 +55,20 @@ class Transport(Protocol):
 
     Attributes:
         serving: From ``start`` on, ends when it serves no more, with what ended it.
+        opened: The listening sockets that it has opened beside those given.
     """
 
     serving: asyncio.Future[None] | None
 
+    @property
+    def opened(self) -> Sequence[socket.socket]:
+        """See above."""
+
     async def start(self) -> None:
         """Start answering; returns when connections are accepted."""
+
+    def drain(self) -> None:
+        """From now on say in each answer over HTTP/1.1 that its connection ends with it, and let it end."""
 
     async def stop(self) -> None:
         """Accept nothing more, and return when what was accepted has been answered."""
@@ -94,23 +110,57 @@ class Server:
 
     Attributes:
         engine: The models.
+        counted_at: Where callers are counted: the descriptor of shared memory, -1 for none, and which of how
+            many processes this is.
         supervisor: Watches the front ends, once started.
         http_address: Host and port of REST, once started.
         grpc_address: Host and port of gRPC, once started.
+        administers: Whether it serves the ports of administration.
+        admin: What serves them, once started.
+        ports: Listening sockets that somebody else has opened; None where it opens its own.
+        by_h2corn: What serves REST, gRPC or both by h2corn, once started; None where others serve both.
     """
 
-    def __init__(self, models: Path | None, config: ServerConfig) -> None:
+    def __init__(
+        self,
+        models: Path | None,
+        config: ServerConfig,
+        engine: Engine | None = None,
+        sockets: Sequence[socket.socket] = (),
+        service: Callable[[Engine], Service] = Service,
+        share: Share | None = None,
+    ) -> None:
         """Describe a server.
 
         Args:
             models: The directory of models.
             config: The settings.
+            engine: What answers; one of its own if left out.
+            sockets: Where it listens, for REST and for gRPC; opened by the settings if left out.
+            service: Makes what codecs ask.
+            share: Which part of an archive is this process's; None for the whole.
         """
-        self._config = config
-        self.engine = Engine(models, config=config)
+        self._models, self._config = models, config
+        self.engine = engine or Engine(models, config=config)
         self._transports: list[Transport] = []
-        self._sockets: list[socket.socket] = []
+        self._applications: list[Application] = []
+        self._sockets = list(sockets)
+        self._may_join = self._is_followed = False
+        self.administers = config.has_admin_ports
+        self.admin: AdminPorts | None = None
+        self.ports: Ports | None = None
+        self.by_h2corn: H2cornTransport | None = None
+        self._administering: list[H2cornTransport] = []
+        self._make_service = service
+        self._archive_share = share
         self._archive: Serving | None = None
+        self._certificate: ServedCertificate | None = None
+        self._access: Access | None = None
+        self._audit: AuditLog | None = None
+        self.counted_at = -1, 0, 1
+        self._following: list[asyncio.Task[None]] = []
+        self._observing: Observing | None = None
+        self._disk_space: DiskSpace | None = None
 
     async def start(self) -> None:
         """Open the ports and begin to load; returns when connections are accepted, models loaded or not.
@@ -123,10 +173,46 @@ class Server:
             LoadError: An embedder of the archive cannot be loaded.
             Unavailable: The archive cannot be opened now.
         """
+        await self.prepare()
+        await self.serve()
+
+    async def prepare(self) -> None:
+        """Open the ports and the archive, and begin to load; ``serve`` accepts connections then.
+
+        Raises:
+            HeadraceError: As ``start``.
+        """
         config = self._config
-        http = listen(config.host, config.http_port, "http_port")
-        grpc = listen(config.host, config.grpc_port, "grpc_port")
-        self._sockets = [http, grpc]
+        if config.admin_metrics and not config.has_admin_ports:
+            expected = "admin_port or admin_socket beside it: metrics would be given nowhere"
+            raise wrong("admin_metrics", expected, config.admin_metrics)
+        if config.audit.file is not None:
+            from headrace.audit import AuditLog  # noqa: PLC0415 - only where it is wanted
+
+            self._audit = AuditLog(config.audit.file)
+        self._certificate = _certificate(config)
+        if self._certificate is not None and self._audit is not None:
+            self._certificate.tells = self._audit.note
+        if config.access.is_on:
+            from headrace.frontends.access import Access  # noqa: PLC0415 - only where there are keys
+
+            tells = None if self._audit is None else self._audit.note
+            self._access = Access(config.access, self.counted_at, tells)
+        if self.ports is not None:
+            self._sockets = self.ports.listeners.sets[0]
+        if not self._sockets:
+            moves = config.ends_connections or config.handover is not None
+            self._may_join = moves and sys.platform.startswith("linux")
+            opened = _listen_to_be_joined if self._may_join else listen
+            self._sockets = [
+                opened(config.host, config.http_port, "http_port"),
+                opened(config.host, config.grpc_port, "grpc_port"),
+            ]
+        if self.administers:
+            from headrace.frontends.transport.admin import AdminPorts  # noqa: PLC0415 - only where there are some
+
+            self.admin = AdminPorts(config, () if self.ports is None else self.ports.admin)
+        http, grpc = self._sockets
         self.http_address = http.getsockname()[:2]
         self.grpc_address = grpc.getsockname()[:2]
         self.supervisor = Supervisor()
@@ -135,42 +221,157 @@ class Server:
         if config.archive is not None:
             from headrace.frontends.archive.serving import Serving  # noqa: PLC0415 - only where it is served
 
-            self._archive = await Serving.open(config.archive, self.engine)
+            self._archive = await Serving.open(config.archive, self.engine, self._archive_share)
             self.engine.use_archive(self._archive.archive)
+
+    async def serve(self) -> None:
+        """Accept connections, once prepared; returns when they are.
+
+        Raises:
+            ConfigError: What should serve a port is not installed, or cannot have it.
+        """
         try:
-            await self._begin(config)
+            await self._begin(self._config)
         except BaseException:
             if self._archive is not None:
                 await self._archive.close()
+            if self._observing is not None:
+                await self._observing.close(time.monotonic())
             raise
 
     async def _begin(self, config: ServerConfig) -> None:
-        self._service = Service(self.engine)
+        self._service = self._make_service(self.engine)
+        if self._access is not None:
+            from headrace.frontends.guarded import guard  # noqa: PLC0415 - as above
+
+            guard(self._service, self._access.gate)
+            self._service.also_measures(self._access)
         routes, methods = list[HttpRoute](), list[GrpcMethod]()
         if self._archive is not None:
-            routes, methods = self._archive.attach(self._service, is_admin=config.admin)
+            is_admin = config.admin or config.has_admin_ports
+            routes, methods = self._archive.attach(self._service, is_admin=is_admin)
         routes += http_routes(self._service)
         methods += grpc_methods(self._service)
-        self._application = Application(
-            routes, methods, config.limits, self.engine.outcomes, self._service.lane
-        )
-        self._transports = _transports(self._application, methods, self._sockets, config)
+        self._observe(routes, methods)
+        self._measure_disks()
+        if self._audit is not None:
+            from headrace.frontends.audited import audited  # noqa: PLC0415 - only where it is told
+
+            routes, methods = audited(routes, methods, self._audit, self.engine.outcomes)
+        if self._access is not None:
+            self._following.append(asyncio.create_task(self._access.follow()))
+            self.supervisor.needs("following the file of keys", self._following[-1])
+        if self._certificate is not None:
+            self._follow(self._certificate)
+        if config.has_admin_ports:
+            self._transports = self._administration(routes, methods)
+            metrics = not config.admin_metrics
+            routes, methods = administration.public(routes, methods, metrics=metrics)
+        origins = config.cors.origins
+        self._applications.append(self._answering(routes, methods, origins))
+        self._transports += self._made_transports(self._applications[-1], methods)
         for transport in self._transports:
             await transport.start()
             if transport.serving is not None:
                 self.supervisor.needs(f"the front end {type(transport).__name__}", transport.serving)
+
+    def _answering(
+        self, routes: list[HttpRoute], methods: list[GrpcMethod], origins: Sequence[str] = ()
+    ) -> Application:
+        parts = routes, methods, self._config.limits, self.engine.outcomes, self._service.lane
+        if origins:
+            from headrace.frontends.transport.shared import shared  # noqa: PLC0415 - only for web pages
+
+            return shared(origins, None if self._access is None else self._access.gate, parts)
+        if self._access is None:
+            return Application(*parts)
+        from headrace.frontends.transport.guarded import GuardedApplication  # noqa: PLC0415 - only behind a gate
+
+        return GuardedApplication(*parts, gate=self._access.gate)
+
+    def _administration(self, routes: list[HttpRoute], methods: list[GrpcMethod]) -> list[Transport]:
+        if self.admin is None:
+            return []
+        self._applications.append(self._answering(*administration.administrative(routes, methods)))
+        self._administering = self.admin.transports(self._applications[-1], self._certificate)
+        return [*self._administering]
+
+    def _made_transports(self, application: Application, methods: list[GrpcMethod]) -> list[Transport]:
+        config, certificate = self._config, self._certificate
+        http, grpc = self._sockets
+        by_h2corn = []
+        transports: list[Transport] = []
+        if config.http_server == "uvicorn":
+            from headrace.frontends.transport.uvicorn import UvicornTransport  # noqa: PLC0415 - an extra
+
+            transports.append(UvicornTransport(application, http, config, certificate))
+        else:
+            by_h2corn.append(http)
+        if config.grpc_server == "grpcio":
+            from headrace.frontends.transport.grpcio import GrpcioTransport  # noqa: PLC0415 - an extra
+
+            transports.append(GrpcioTransport(application, methods, grpc, config, certificate))
+        else:
+            by_h2corn.append(grpc)
+        if by_h2corn:
+            from headrace.frontends.transport.h2corn import H2cornTransport  # noqa: PLC0415 - not needed by others
+
+            self.by_h2corn = H2cornTransport(application, self._listeners(by_h2corn), config, certificate)
+            transports.append(self.by_h2corn)
+        return transports
+
+    def _listeners(self, sockets: list[socket.socket]) -> Listeners:
+        from headrace.frontends.transport.listeners import Listeners  # noqa: PLC0415 - not needed by others
+
+        return Listeners([sockets], may_join=self._may_join) if self.ports is None else self.ports.listeners
+
+    def _observe(self, routes: list[HttpRoute], methods: list[GrpcMethod]) -> None:
+        if self._config.tracing.is_on or self._config.access_log.path is not None:
+            from headrace.observing import Observing  # noqa: PLC0415 - only where it is wanted
+
+            self._observing = Observing(self._config, self._service, routes, methods)
+
+    def _measure_disks(self) -> None:
+        from headrace.frontends.disk_space import DiskSpace, watched  # noqa: PLC0415 - not in process
+
+        archive = None if self._archive is None else self._archive.archive.config
+        parts = {} if archive is None else {"store": archive.store, "queue": archive.queue}
+        self._disk_space = DiskSpace(watched(self._models, self._config, parts))
+        self._service.also_measures(self._disk_space)
+
+    def _follow(self, certificate: ServedCertificate) -> None:
+        from headrace.frontends.transport.reloading import TlsMetrics  # noqa: PLC0415 - as above
+
+        self._service.also_measures(TlsMetrics(certificate))
+        self._following.append(asyncio.create_task(certificate.follow()))
+        self.supervisor.allows("looking for new certificates", self._following[-1])
+
+    def look_again(self) -> None:
+        """Read what is read again when it changes: now."""
+        if self._certificate is not None:
+            self._certificate.look()
+        if self._observing is not None:
+            self._observing.reopen()
 
     @property
     def archive(self) -> Archive | None:
         """The archive that is served, once started."""
         return None if self._archive is None else self._archive.archive
 
+    @property
+    def statuses(self) -> dict[str, list[VersionStatus]] | None:
+        """What can be told about the versions of all models; None as long as they have not been tried."""
+        manager = self.engine.manager
+        tried = self.engine.is_settled
+        return {model: manager.status(model) for model in manager.models()} if tried else None
+
     async def stop(self, *, lead: bool = True) -> bool:
         """Say that it is going, and later go: answer what was accepted, close the ports, unload.
 
         Nobody is cut off who keeps to what he was told. First each answer says that its connection ends with
         it, while new connections are still taken: a caller that keeps one learns it with its next answer.
-        Then none is taken any more, and those that wait are accepted. Only then the transports stop.
+        Then none is taken any more, and those that wait are accepted, and have a moment to ask. Only then the
+        transports stop.
 
         Args:
             lead: Whether to take connections for ``drain_lead_seconds`` more.
@@ -179,21 +380,101 @@ class Server:
             Whether nothing is at work any more; not if a model was when the drain time was over, or hangs.
         """
         until = time.monotonic() + self._config.drain_seconds
-        self.supervisor.stop()
-        self._service.drain()
-        self._application.drain()
+        self.drain()
         if lead:
             await asyncio.sleep(self._config.lead_seconds)
-        for one in self._sockets:
-            take_no_more(one)
-        await asyncio.sleep(_SETTLE_SECONDS)
-        await asyncio.gather(*(until_accepted(one, _MOST_SETTLE_SECONDS) for one in self._sockets))
-        stops = (transport.stop() for transport in self._transports)
-        for ended in await asyncio.gather(*stops, return_exceptions=True):
+        await until_none_waits([*self._calling_sockets, *self._admin_sockets])
+        await self.until_first_answers(self._config.first_answer_seconds if lead else 0.0)
+        is_lent = self.ports is not None and self.ports.is_lent
+        return await self.finish(until, self._calling_sockets if is_lent else (), frees_ports=not is_lent)
+
+    async def leave(self) -> bool:
+        """Go, as ``stop`` does, while another server listens at the same sockets, and takes new connections.
+
+        Returns:
+            As ``stop``.
+        """
+        until = time.monotonic() + self._config.drain_seconds
+        self.drain(is_followed=True)
+        await asyncio.sleep(self._config.lead_seconds)
+        shared = [one for one in self._admin_sockets if one.family != socket.AF_UNIX]
+        listeners = None if self.by_h2corn is None else self.by_h2corn.listeners
+        if listeners is not None and listeners.has_many:
+            await listeners.until_accepted(*listeners.used)
+        else:
+            shared += self._calling_sockets
+        await until_none_waits(shared)
+        await self.until_first_answers(self._config.first_answer_seconds)
+        return await self.finish(until, shared)
+
+    async def until_first_answers(self, seconds: float) -> None:
+        """Wait until all who have connected have got something, for so long at the most."""
+        await until_first_answers([*self._calling_sockets, *self._admin_sockets], seconds)
+
+    @property
+    def _calling_sockets(self) -> list[socket.socket]:
+        return [*self._sockets, *(one for transport in self._transports for one in transport.opened)]
+
+    @property
+    def _admin_sockets(self) -> list[socket.socket]:
+        return [] if self.admin is None else self.admin.sockets
+
+    async def _until_none_accepts(self, stops: asyncio.Future[list[BaseException | None]]) -> None:
+        """Wait until all that is served by h2corn has stopped to accept connections, or has ended."""
+        accepting = [*self._administering, *([] if self.by_h2corn is None else [self.by_h2corn])]
+        waits = asyncio.gather(*(one.accepts_no_more.wait() for one in accepting))
+        both: tuple[asyncio.Future[Any], ...] = (stops, waits)
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        waits.cancel()
+
+    def drain(self, *, is_followed: bool = False) -> None:
+        """Say in each answer that its connection ends with it; new ones are still taken, until ``finish``.
+
+        Args:
+            is_followed: Whether another server takes new connections: then it says that it is ready, still.
+        """
+        self.supervisor.stop()
+        self._is_followed = is_followed
+        if not is_followed:
+            self._service.drain()
+        for application in self._applications:
+            application.drain()
+        for transport in self._transports:
+            transport.drain()
+        for following in self._following:
+            following.cancel()
+
+    async def finish(
+        self, until: float, shared: Sequence[socket.socket] = (), *, frees_ports: bool = False
+    ) -> bool:
+        """Answer what was accepted, and unload; no new connection comes any more.
+
+        Args:
+            until: When the drain time is over, on the monotonic clock.
+            shared: The sockets at which somebody else takes connections once this server does not any more.
+            frees_ports: Whether nobody else has the others: the next server may have the ports at once.
+
+        Returns:
+            As ``stop``.
+        """
+        self._service.go()
+        stops = asyncio.gather(*(one.stop() for one in self._transports), return_exceptions=True)
+        await self._until_none_accepts(stops)
+        for one in shared:
+            take_again(one)
+        if frees_ports and self.by_h2corn is not None:
+            self.by_h2corn.listeners.listen_no_more()
+        for ended in await stops:
             if isinstance(ended, Exception):  # the others, and the models, are stopped all the same
                 _log.error("what served requests has failed", exc_info=ended)
         for one in self._sockets:
             one.close()
+        if self.admin is not None:
+            self.admin.close(leaves_path=self._is_followed)
+        if self._disk_space is not None:
+            self._disk_space.close()
+        if self._observing is not None:
+            await self._observing.close(until)
         try:
             async with asyncio.timeout(max(_LEAST_UNLOAD_SECONDS, until - time.monotonic())):
                 if self._archive is not None:  # first: what fills it may ask the models
@@ -204,104 +485,13 @@ class Server:
         return not self.engine.manager.hanging
 
 
-def _transports(
-    application: Application,
-    methods: list[GrpcMethod],
-    sockets: list[socket.socket],
-    config: ServerConfig,
-) -> list[Transport]:
-    http, grpc = sockets
-    by_h2corn = []
-    transports: list[Transport] = []
-    if config.http_server == "uvicorn":
-        from headrace.frontends.transport.uvicorn import UvicornTransport  # noqa: PLC0415 - an extra
+def _certificate(config: ServerConfig) -> ServedCertificate | None:
+    if not config.tls.wanted:
+        return None
+    from headrace.frontends.transport.reloading import ServedCertificate  # noqa: PLC0415 - only where it is used
 
-        transports.append(UvicornTransport(application, http, config))
-    else:
-        by_h2corn.append(http)
-    if config.grpc_server == "grpcio":
-        from headrace.frontends.transport.grpcio import GrpcioTransport  # noqa: PLC0415 - an extra
-
-        transports.append(GrpcioTransport(application, methods, grpc, config))
-    else:
-        by_h2corn.append(grpc)
-    if by_h2corn:
-        from headrace.frontends.transport.h2corn import H2cornTransport  # noqa: PLC0415 - not needed by the others
-
-        transports.append(H2cornTransport(application, by_h2corn, config))
-    return transports
+    return ServedCertificate(config.tls)
 
 
-async def run(
-    models: Path | None, config: ServerConfig, announce: Callable[[Server], Coroutine[object, object, None]]
-) -> int:
-    """Serve until SIGTERM or SIGINT, then drain; a second signal ends the process at once.
-
-    A server that can take no more requests ends, so that whoever watches processes starts it again.
-
-    SIGINT is somebody at a terminal, who does not want to wait for callers to learn that the server goes.
-
-    Args:
-        models: The directory of models.
-        config: The settings.
-        announce: Run once the ports are open.
-
-    Returns:
-        The exit code: 0, or 1 when no more requests could be taken.
-    """
-    server = Server(models, config)
-    stopping: asyncio.Future[signal.Signals] = asyncio.get_running_loop().create_future()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, _stop_or_end, stopping, number)
-    await server.start()
-    _calm_garbage_collector()
-    _hand_over_soon()
-    announced = loop.create_task(announce(server))
-    server.supervisor.allows("printing what is served", announced)
-    failed = server.supervisor.failed
-    await asyncio.wait((stopping, failed), return_when=asyncio.FIRST_COMPLETED)
-    announced.cancel()
-    code = int(failed.done())
-    _log.info("draining", extra={"seconds": config.drain_seconds})
-    if await server.stop(lead=stopping.done() and stopping.result() is signal.SIGTERM):
-        _log.info("stopped")
-        return code
-    _log.warning("stopped while a model was still at work", extra={"seconds": config.drain_seconds})
-    end_at_once(code)  # its thread cannot be ended, and would keep the process
-
-
-def end_at_once(code: int) -> NoReturn:
-    """End the process without waiting for any thread; what cannot be written out is lost."""
-    logging.shutdown()
-    with suppress(OSError):  # a full disk
-        sys.stdout.flush()
-    os._exit(code)
-
-
-def _calm_garbage_collector() -> None:
-    """Collect less often, and never what is there for good.
-
-    Python looks for cycles after every 700 new objects, which is every few dozen requests, and serving makes
-    none: that was 5 to 8 % of a small request's time. What is looked at in one go is small: a large body is
-    hundreds of thousands of objects, and everybody waits meanwhile (0.2 µs an object).
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(10_000, 1, 500)
-
-
-def _hand_over_soon() -> None:
-    """Let the thread that reads the sockets have Python's lock after half a millisecond, not after five.
-
-    Who waits for the lock insists on it only if nobody has let go of it for that long. The serving thread
-    lets go after each turn and has it back before the other one is awake: so beside turns of one to four
-    milliseconds, one after another, requests that had come lay there for up to half a second.
-    """
-    sys.setswitchinterval(_SWITCH_SECONDS)
-
-
-def _stop_or_end(stopping: asyncio.Future[signal.Signals], number: signal.Signals) -> None:
-    if stopping.done():
-        os._exit(128 + number)
-    stopping.set_result(number)
+def _listen_to_be_joined(host: str, port: int, setting: str) -> socket.socket:
+    return listen_together(host, port, setting, 1)[0]

@@ -15,8 +15,11 @@ from headrace.errors import (
     LoadError,
     ModelError,
     NotFound,
+    OverLimit,
+    PermissionDenied,
     Refused,
     TooLarge,
+    Unauthenticated,
     Unsupported,
 )
 
@@ -45,6 +48,9 @@ CODES: dict[type[HeadraceError], Codes] = {
     InvalidRequest: Codes(400, 3, "INVALID_ARGUMENT"),
     TooLarge: Codes(413, 8, "RESOURCE_EXHAUSTED"),
     NotFound: Codes(404, 5, "NOT_FOUND"),
+    Unauthenticated: Codes(401, 16, "UNAUTHENTICATED"),
+    PermissionDenied: Codes(403, 7, "PERMISSION_DENIED"),
+    OverLimit: Codes(429, 8, "RESOURCE_EXHAUSTED"),
     FailedPrecondition: Codes(400, 9, "FAILED_PRECONDITION"),
     Conflict: Codes(409, 6, "ALREADY_EXISTS"),
     Refused: Codes(503, 14, "UNAVAILABLE"),

@@ -56,6 +56,8 @@ DATATYPES: tuple[Datatype, ...] = (
 )
 
 BY_DTYPE: dict[np.dtype[Any], Datatype] = {datatype.dtype: datatype for datatype in DATATYPES}
+BY_NUMPY: dict[str, np.dtype[Any]] = {dtype.str: dtype for dtype in BY_DTYPE}
+"""By NumPy's own name: for names from elsewhere, since ``np.dtype`` takes them for Python to be parsed."""
 BY_OIP: dict[str, Datatype] = {datatype.oip: datatype for datatype in DATATYPES}
 BY_TENSORFLOW: dict[int, Datatype] = {datatype.tensorflow: datatype for datatype in DATATYPES}
 

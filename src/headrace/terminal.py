@@ -102,3 +102,29 @@ def _width(text: str) -> int:
         return len(text)
     wide = sum(unicodedata.east_asian_width(one) in "WF" for one in text)
     return len(text) + wide - sum(unicodedata.combining(one) > 0 for one in text)
+
+
+def fitted(text: str, columns: int, lines: int) -> list[str]:
+    """Cut a text to a screen.
+
+    Args:
+        text: Lines; what would move the cursor is shown as `�`.
+        columns: How wide the screen is.
+        lines: How high it is.
+
+    Returns:
+        At least one line, none wider than the screen; the last one says how many are left out, if any.
+    """
+    shown = [_cut(_printable(line), columns) for line in text.split("\n")]
+    if len(shown) > lines:
+        left_out = len(shown) - lines + 1
+        shown = [*shown[: lines - 1], _cut(f"… and {left_out:,} lines more", columns)]
+    return shown
+
+
+def _cut(line: str, columns: int) -> str:
+    if _width(line) <= columns:
+        return line
+    while line and _width(line) >= columns:
+        line = line[:-1]
+    return line + "…"

@@ -116,7 +116,9 @@ def test_each_way_to_end_is_one_outcome(how: str, name: str, cache: CachePolicy 
         assert way.asked in {outcome.asked, ...}
         assert outcome.source == way.source
         assert bool(outcome.error) == (way.error is not None)
-        assert (outcome.timings is not None) == (way.error is None)
+        # Of a batch that failed, too; not through a cache, which asks for several callers at once.
+        has_times = way.error is None or (name == "the model fails" and cache is None)
+        assert (outcome.timings is not None) == has_times
         assert began <= outcome.arrived <= outcome.ended <= time.monotonic()
         host = outcome.caller.rpartition(":")[0]
         assert host == {"grpcio": "127.0.0.1"}.get(how, CLIENT[0] if how in ASGI_DOORS else "")

@@ -280,7 +280,7 @@ def test_a_port_that_is_taken_is_named_with_the_way_out(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         for option, other in (("--http-port", "--grpc-port"), ("--grpc-port", "--http-port")):
             ran = headrace("serve", tmp_path, option, str(port), other, "0")
-            assert ran.returncode == 2
+            assert ran.returncode == 1  # it may be free later: a service manager tries again
             assert f"port {port} of 127.0.0.1 is taken" in ran.stderr
             assert f"{option} N" in ran.stderr
             assert "Traceback" not in ran.stderr

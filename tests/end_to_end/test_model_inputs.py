@@ -22,7 +22,7 @@ from headrace.archive.archive import Archive
 from headrace.archive.joining import Join, JoinSettings
 from headrace.archive.opening import open_archive_file
 from headrace.batching.request import Answer
-from headrace.config import parse_model_config
+from headrace.config import ServerConfig, parse_model_config
 from headrace.crossing import run_in
 from headrace.engine import Engine, ModelSpec
 from headrace.errors import FailedPrecondition, InvalidRequest
@@ -160,12 +160,17 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-@pytest.fixture(scope="module")
-def opened(place: Path) -> Iterator[tuple[Engine, Archive]]:
+@pytest.fixture(scope="module", params=[False, True], ids=["in process", "isolated"])
+def opened(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Engine, Archive]]:
+    place, config = tmp_path_factory.mktemp("opened"), ServerConfig(isolate=request.param)
+    models = write(place)
     with (
         open_archive_file(place / "archive.toml") as archive,
-        Engine.in_thread(place / "models", archive=archive) as engine,
+        Engine.in_thread(models, config=config, archive=archive) as engine,
     ):
+        assert (engine.manager.all_loaded()[0].isolated is not None) == request.param
         yield engine, archive
 
 
@@ -234,14 +239,14 @@ def test_all_rows_get_their_own_vectors_under_concurrent_batching(opened: tuple[
 
 
 def test_a_click_model_answers_as_if_the_request_had_the_vectors(
-    place: Path, opened: tuple[Engine, Archive]
+    tmp_path: Path, opened: tuple[Engine, Archive]
 ) -> None:
     engine, _ = opened
     inputs = dict(ctr_models.field_inputs(20))
     inputs["image"] = vectors(1)[:20]
-    (place / "plain" / "ctr" / "1").mkdir(parents=True)
-    ctr_models.write(place / "plain" / "ctr" / "1", "deepfm")
-    with Engine.in_thread(place / "plain") as plain:
+    (tmp_path / "ctr" / "1").mkdir(parents=True)
+    ctr_models.write(tmp_path / "ctr" / "1", "deepfm")
+    with Engine.in_thread(tmp_path) as plain:
         wanted = plain.predict_blocking("ctr", inputs)["probability"]
     del inputs["image"]
     given = engine.predict_blocking("ctr", {**inputs, "url": KEYS[:20]})["probability"]

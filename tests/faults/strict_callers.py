@@ -77,6 +77,12 @@ class Callers:
             thread.start()
         return self.tally
 
+    def end(self) -> None:
+        """Have them send no more; returns when none does, so that what ends then takes nothing from them."""
+        self.tally.ended.set()
+        for thread in self._threads:
+            thread.join(_SECONDS)
+
     def __exit__(self, kind: object, *_: object) -> None:
         if kind is not None:
             self.tally.ended.set()

@@ -31,6 +31,11 @@ WAYS = {
     "REST over HTTP/1.1": (http1, ()),
     "REST over HTTP/2": (http2, ()),
     "gRPC": (grpc_unary, ()),
+    "REST over HTTP/1.1, two workers": (http1, ("--workers", "2")),
+    "REST over HTTP/2, two workers": (http2, ("--workers", "2")),
+    "gRPC, two workers": (grpc_unary, ("--workers", "2")),
+    "REST over HTTP/1.1 by uvicorn, two workers": (http1, ("--workers", "2", "--http-server", "uvicorn")),
+    "gRPC by grpcio, two workers": (grpc_unary, ("--workers", "2", "--grpc-server", "grpcio")),
     "REST over HTTP/1.1 by uvicorn": (http1, ("--http-server", "uvicorn")),
     "gRPC by grpcio": (grpc_unary, ("--grpc-server", "grpcio")),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import time
 from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -103,6 +104,42 @@ def test_deadlines_that_pass_under_load_are_told_in_time_and_never_computed(mode
         assert first.result()[0] == 200
         assert ask(server, 0.0)[0] == 200
         assert counted(server, "batch_rows_sum") == 2, "what had expired was computed all the same"
+        does_it_still_serve(server)
+
+
+def status_of_what_nobody_can_read(server: RunningServer, path: str) -> int:
+    connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=60)
+    try:
+        limit = {"x-request-timeout-ms": str(1000 * DEADLINE_SECONDS)}
+        connection.request("POST", path, b"no JSON at all", limit)
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+@pytest.mark.exact
+@pytest.mark.parametrize("path", ["/v1/models/slow:predict", "/v2/models/slow/infer"])
+def test_what_would_come_too_late_is_refused_before_its_body_is_read(models: Path, path: str) -> None:
+    """Or refusing would cost about as much as answering, and there would be no time left to answer.
+
+    The server learns from one request that a batch takes half a second at least; ten batches are ahead of
+    what it refuses.
+    """
+    write(models, "slow", 1, held_until(gate := models.parent / "gate"), ROW_BY_ROW)
+    with ThreadPoolExecutor(20) as threads, RunningServer(models, "--allow-code") as server:
+        first = threads.submit(ask, server, HELD)
+        server.wait_for(lambda: computing(server), "the model to be busy")
+        time.sleep(DEADLINE_SECONDS / 2)
+        gate.touch()
+        assert first.result()[0] == 200
+        assert status_of_what_nobody_can_read(server, path) == 400
+        gate.unlink()
+        answers = [threads.submit(ask, server, HELD) for _ in range(20)]
+        server.wait_for(lambda: counted(server, "outstanding_requests") == 20, "all to wait")
+        assert status_of_what_nobody_can_read(server, path) == 503
+        gate.touch()
+        assert {answer.result()[0] for answer in answers} == {200}
+        assert status_of_what_nobody_can_read(server, path) == 400
         does_it_still_serve(server)
 
 

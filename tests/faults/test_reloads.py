@@ -1,4 +1,7 @@
-"""Versions come and go: nothing holds those that are gone, and memory stays bounded."""
+"""Versions come and go: nothing holds those that are gone, and memory stays bounded.
+
+A thousand of them, under requests, are in `benchmarks/tests/test_reloads.py`.
+"""
 
 from __future__ import annotations
 
@@ -65,16 +68,22 @@ def test_nothing_holds_a_version_that_is_gone(models: Path, tmp_path: Path) -> N
 @pytest.mark.timing
 def test_fifty_reloads_leave_memory_as_it_was(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(models, "m", 1, affine(0.0, 1.0, BALLAST_BYTES))
-    held = []
+    held, files, threads = [], [], []
     with RunningServer(models, "--poll-seconds", "0.05") as server:
         for number in range(2, 2 + RELOADS):
             write(models, "m", number, affine(0.0, float(number), BALLAST_BYTES))
             reload(server, number)
             held.append(server.rss_bytes())
+            process = Path(f"/proc/{server.process.pid}")
+            files.append(len(list((process / "fd").iterdir())))
+            threads.append(len(list((process / "task").iterdir())))
         does_it_still_serve(server)
     # What the allocator keeps of unloaded versions goes up and down by several; the lowest of ten tells
     before, after = min(held[:STRETCH]), min(held[-STRETCH:])
     with capsys.disabled():
         print(f"\n[{before / 2**20:.0f} MB in the first ten, {after / 2**20:.0f} MB in the last] ", end="")
+    # A connection or two may be open at the moment, and a loader thread at work; forty reloads more are not.
+    assert max(files[-STRETCH:]) - max(files[:STRETCH]) < 5, files
+    assert max(threads[-STRETCH:]) - max(threads[:STRETCH]) < 5, threads
     # Forty more reloads of 8 MB each; were half of each kept, this would fail.
     assert after - before < 0.5 * (RELOADS - STRETCH) * BALLAST_BYTES

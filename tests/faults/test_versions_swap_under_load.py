@@ -165,7 +165,7 @@ def test_old_versions_are_unloaded_once_nobody_uses_them(models: Path) -> None:
             "the old version to go",
         )
         until = time.monotonic() + 40
-        while b'model="m",version="1",state="ready"' in server.get("/monitoring/prometheus/metrics")[1]:
+        while b'model="m",state="ready",version="1"' in server.get("/monitoring/prometheus/metrics")[1]:
             assert time.monotonic() < until
             time.sleep(0.02)
         does_it_still_serve(server)

@@ -20,6 +20,7 @@ from headrace.ctr.files.writing import write_model
 from headrace.errors import ConfigError, LoadError
 from headrace.lifecycle.deduce import deduce
 from headrace.lifecycle.listing import list_models, look
+from headrace.runtimes.onnx_external import external_names
 from headrace.stream.schema import parse_schema
 from headrace.versions.control import read_control
 from headrace.versions.layout import CONTROL_FILE, CONTROL_LOCK, MANIFEST_FILE, PIN_FILE
@@ -96,6 +97,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "click model": (MODEL_FILE, read_model),
     "array": ("dense.bias.npy", read_model),
     "table": ("table.linear.npy", read_model),
+    "external data of ONNX": ("model.onnx", lambda directory: external_names(directory / "model.onnx")),
 }
 
 

@@ -25,6 +25,7 @@ from headrace.frontends.wire.steps import run
 from headrace.frontends.wire.tensors import WireTensor, as_array
 from headrace.frontends.wire.texts import join_strings, splitting
 from headrace.tensors import BY_OIP, DATATYPES, STRING, Array
+from tests.examples import examples
 from tests.unit.frontends.decoding import decode_body, infer
 from tests.unit.frontends.oip.doubles import LoadedDouble, ServiceDouble, ctr, echo
 from tests.unit.frontends.oip.test_rest import call
@@ -108,7 +109,7 @@ def mutations(draw: st.DrawFn, size: int) -> Callable[[bytes], bytes]:
 
 @pytest.mark.rest
 @pytest.mark.parametrize("request_id", ["", "abc"])
-@settings(max_examples=1500)
+@settings(max_examples=examples(1500))
 @given(mutate=mutations(340), fill=st.integers(0, 255))
 def test_a_mutated_message_gives_the_same_the_fast_way_and_the_slow_way(
     request_id: str, mutate: Callable[[bytes], bytes], fill: int
@@ -125,7 +126,7 @@ def test_a_mutated_message_gives_the_same_the_fast_way_and_the_slow_way(
 
 @pytest.mark.rest
 @pytest.mark.parametrize("request_id", ["", "abc"])
-@settings(max_examples=1000)
+@settings(max_examples=examples(1000))
 @given(mutate=mutations(180), user=st.binary(max_size=20), word=st.binary(max_size=20))
 def test_a_mutated_message_of_texts_gives_the_same_the_fast_way_and_the_slow_way(
     request_id: str, mutate: Callable[[bytes], bytes], user: bytes, word: bytes
@@ -154,7 +155,7 @@ def test_any_single_bit_may_flip() -> None:
 
 
 @pytest.mark.rest
-@settings(max_examples=1000)
+@settings(max_examples=examples(1000))
 @given(mutate=mutations(380), fill=st.integers(0, 255), shift=st.integers(-2, 2))
 def test_a_mutated_binary_body_gives_the_same_the_fast_way_and_the_slow_way(
     mutate: Callable[[bytes], bytes], fill: int, shift: int
@@ -174,7 +175,7 @@ def test_a_mutated_binary_body_gives_the_same_the_fast_way_and_the_slow_way(
 
 
 @pytest.mark.rest
-@settings(max_examples=1000)
+@settings(max_examples=examples(1000))
 @given(
     data=st.binary(max_size=200) | mutations(400).map(lambda mutate: mutate(JSON_BODY)),
     length=st.none() | st.binary(),
@@ -184,14 +185,14 @@ def test_any_body_decodes_or_is_refused(data: bytes, length: bytes | None) -> No
     outcome(lambda: decode_body(ctr(), data, length))
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(data=st.binary(max_size=200))
 def test_any_message_decodes_or_is_refused(data: bytes) -> None:
     outcome(lambda: infer(InferDecoder(ServiceDouble(ctr()).loaded), data))
 
 
 @pytest.mark.rest
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(
     datatype=st.sampled_from([*BY_OIP, "BF16", "", "FP8"]),
     shape=st.lists(st.integers(-2, 4) | st.integers(), max_size=5).map(tuple),
@@ -240,7 +241,7 @@ def raw(array: Array) -> bytes:
 
 
 @pytest.mark.parametrize("datatype", [one.oip for one in DATATYPES])
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(data=st.data())
 def test_every_datatype_and_shape_comes_back_over_grpc(datatype: str, data: st.DataObject) -> None:
     array = data.draw(arrays(datatype))
@@ -254,7 +255,7 @@ def test_every_datatype_and_shape_comes_back_over_grpc(datatype: str, data: st.D
 
 
 @pytest.mark.parametrize("datatype", [one.oip for one in DATATYPES])
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(data=st.data(), nested=st.booleans())
 def test_every_datatype_and_shape_comes_back_over_rest(
     datatype: str, data: st.DataObject, nested: bool
@@ -316,7 +317,7 @@ INPUT = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     st.sampled_from(MODELS) | st.sampled_from(LEFT_OUT),
     st.fixed_dictionaries({"inputs": st.lists(INPUT, max_size=2)}, optional={"id": st.just("1")}),

@@ -17,6 +17,7 @@ from headrace.stream.hashing import hash_texts
 from headrace.stream.lines import WholeRows
 from headrace.stream.parser import StreamParser
 from headrace.stream.reader import BackgroundReader, Reader, ReadSettings
+from tests.examples import examples
 from tests.streams import CLICKS, clicks, stream_of
 
 STREAMS = [
@@ -79,7 +80,7 @@ def damaged(draw: st.DrawFn) -> bytes:
 
 
 @given(damaged())
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=examples(600), deadline=None)
 def test_a_damaged_stream_gives_blocks_or_a_stream_error(data: bytes) -> None:
     blocks, error = outcome(data)
     assert len(blocks) < 1000
@@ -119,7 +120,7 @@ def test_hashes_are_xxh64(values: list[bytes], seed: int) -> None:
 
 
 @given(st.text(alphabet='a,"\n', max_size=60))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 def test_rows_of_a_csv_that_is_cut_between_whole_ones_are_those_of_the_whole(text: str) -> None:
     content = text.encode()
     cut = WholeRows(",")(bytearray(content))

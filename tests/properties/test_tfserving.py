@@ -30,6 +30,7 @@ from headrace.frontends.wire.steps import run
 from headrace.frontends.wire.tensors import as_array
 from headrace.servable import CheckedInputs, Signature
 from headrace.tensors import DATATYPES, STRING, Array
+from tests.examples import examples
 from tests.unit.frontends.decoding import parsed, predict
 from tests.unit.frontends.oip.doubles import LoadedDouble, ctr, echo, spec
 from tests.unit.frontends.tfserving.doubles import ServiceDouble, http_bytes, rows_model
@@ -82,7 +83,7 @@ LEARNT = predict_request([b"a user's name"], [b"long", b"words", b"and", b"more"
 OF_TEXTS = predict_request([b"another"], [b"", b"short", b"ones", b"x" * 20])
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(st.data())
 def test_a_message_of_texts_means_the_same_with_templates_and_without(data: st.DataObject) -> None:
     changed = bytearray(data.draw(st.sampled_from([LEARNT, OF_TEXTS])))

@@ -263,7 +263,7 @@ def test_closing_answers_who_waits_and_refuses_who_comes() -> None:
     waiting: list[Asking] = []
 
     def open_when_closing() -> None:
-        wait_for(lambda: engine.manager._closing)
+        wait_for(lambda: engine.manager.ready_now("m") is None)
         late.append(Asking(engine, 9.0))
         late[0].join(PATIENCE_SECONDS)
         model.open()

@@ -51,6 +51,27 @@ def in_a_new_process() -> None:
     compiled._imported.cache_clear()
 
 
+def test_of_two_processes_that_keep_a_kernel_at_once_none_takes_the_others_machine_code(
+    tmp_path: Path,
+) -> None:
+    """Each finds nothing, and keeps its own as the first: one's file, with the index of the other."""
+    file = tmp_path / "kept_kernel.py"
+    file.write_text(SOURCE)
+    kept = tmp_path / "__pycache__"
+    wholes, halves = imported(file).twice, imported(file).twice
+    assert wholes(4) == 8
+    (index,) = kept.glob("*.nbi")
+    of_wholes = index.read_bytes()
+    index.unlink()
+    assert halves(0.5) == 1.0
+    index.write_bytes(of_wholes)
+    for number, wanted in ((4, "8"), (0.5, "1.0")):
+        assert repr(imported(file).twice(number)) == wanted
+        again = imported(file).twice
+        assert repr(again(number)) == wanted
+        assert sum(again.stats.cache_hits.values()) == 1
+
+
 @pytest.mark.parametrize(
     "said",
     [

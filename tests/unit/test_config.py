@@ -10,14 +10,21 @@ import msgspec
 import pytest
 
 from headrace.config import (
+    AccessLog,
+    Audit,
     BatchingPolicy,
     CachePolicy,
+    Cors,
     InputSource,
+    IsolationPolicy,
     Limits,
     ModelConfig,
+    ObjectivePolicy,
     RuntimeConfig,
     ServerConfig,
     SignatureConfig,
+    Tls,
+    Tracing,
     VersionPolicy,
     WarmUpPolicy,
     parse_model_config,
@@ -25,11 +32,14 @@ from headrace.config import (
     read_server_config,
     with_flags,
 )
+from headrace.config.access import Jwt
 from headrace.errors import ConfigError
 
 BASE = Path("/srv/headrace")
 
 FULL_MODEL = """
+isolate = true
+
 [versions]
 policy = "specific"
 numbers = [3, 5]
@@ -78,10 +88,36 @@ max_age_seconds = 3600
 default = 0.5
 answer = true
 
+[objective]
+latency_seconds = 0.02
+target = 0.99
+window_seconds = 600.0
+
 [cache]
 size_bytes = 1000000
 seconds = 60
+
+[isolation]
+timeout_seconds = 5
+memory_bytes = 1000000000
+shared_bytes = 1000000000
 """
+
+
+@pytest.mark.parametrize(
+    ("policy", "key"),
+    [
+        ({"latency_seconds": -1.0}, "latency_seconds"),
+        ({"latency_seconds": 1e9}, "latency_seconds"),
+        ({"target": 1.0}, "target"),
+        ({"target": 0.0}, "target"),
+        ({"target": float("nan")}, "target"),
+        ({"window_seconds": 0.0}, "window_seconds"),
+    ],
+)
+def test_an_objective_that_cannot_be_is_an_error(policy: dict[str, float], key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"objective\.{key}: expected "):
+        ObjectivePolicy(**policy)
 
 
 def test_an_empty_file_is_the_defaults() -> None:
@@ -100,6 +136,7 @@ def test_every_setting_of_a_model_can_be_set() -> None:
     assert config.inputs["image"].default == 0.5
     sections = {name: getattr(config, name) for name in config.__struct_fields__}
     sections["inputs"] = config.inputs["image"]
+    assert sections.pop("isolate") is True
     for section, settings in sections.items():
         fields = settings.__struct_fields__
         assert [name for name in fields if not re.search(rf"(?m)^{name} = ", FULL_MODEL)] in (
@@ -120,7 +157,7 @@ WRONG_MODELS = {
     "[batch]": "headrace.toml: batch: unknown setting; did you mean batching?",
     "[zzz]": (
         "headrace.toml: zzz: unknown setting; known: versions, batching, warm_up, runtime, signature, "
-        "default, inputs, cache"
+        "default, inputs, cache, objective, isolate, isolation"
     ),
     '[default]\nmodel = "m"\nvalues = { y = 1 }': (
         "headrace.toml: default.model: expected either values or a model's name, got 'both'"
@@ -206,6 +243,8 @@ WRONG_SERVERS = {
     "poll_seconds = -1": "poll_seconds: expected seconds, 0 or more, got -1",
     "log_level = 'loud'": "log_level: expected one of 'debug', 'info', 'warning', 'error', got 'loud'",
     "[limits]\nmax_inflight_bytes = 5": "limits.max_inflight_bytes: expected at least max_message_bytes = 67",
+    "[tls]\ncertificate = 3": "tls.certificate: expected `str`, got `int`",
+    "[tls]\ncert = 'a.pem'": "tls.cert: unknown setting; known: certificate, key, client_ca",
     "[limit]": "limit: unknown setting; did you mean limits?",
     "models = 3": "models: expected one table a model, got 3",
     "[models]\nctr = 3": "models.ctr: expected a table, got 3",
@@ -235,6 +274,25 @@ def test_models_can_lie_elsewhere_and_be_set_from_the_servers_file(tmp_path: Pat
     assert parse_model_config("", config.model("ctr").overrides).batching.instances == 2
     assert config.model("other").path is None
     assert config.model("other").overrides == {}
+
+
+def test_files_of_tls_lie_beside_the_servers_file_and_options_win_one_by_one(tmp_path: Path) -> None:
+    file = tmp_path / "server.toml"
+    file.write_text("[tls]\ncertificate = 'a.pem'\nkey = 'a.key'\n")
+    config = with_flags(read_server_config(file), **{"tls.key": Path("b.key")})
+    assert config.tls == Tls(certificate=tmp_path / "a.pem", key=Path("b.key"))
+    assert config.tls.wanted
+    assert not ServerConfig().tls.wanted
+
+
+@pytest.mark.parametrize(
+    ("given", "missing"),
+    [(("certificate",), "key"), (("key",), "certificate"), (("client_ca",), "certificate")],
+)
+def test_half_of_what_tls_needs_is_an_error_that_says_what_else(given: tuple[str, ...], missing: str) -> None:
+    tls = Tls(**dict.fromkeys(given, Path("a.pem")))
+    with pytest.raises(ConfigError, match=rf"^tls\.{missing}: expected a file.*set --tls-{missing} FILE"):
+        assert tls.wanted
 
 
 def test_a_file_that_cannot_be_read_is_a_wrong_setting(tmp_path: Path) -> None:
@@ -317,6 +375,51 @@ def test_what_is_too_much_is_told_with_the_most_that_may_be() -> None:
         VersionPolicy(load_attempts=2_000_000)
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('[tracing]\nendpoint = "collector:4317"', "tracing.endpoint: expected an address such as http"),
+        ('[tracing]\nendpoint = "http://"', "tracing.endpoint: expected an address"),
+        ('[tracing]\nendpoint = "http://x:99999"', "tracing.endpoint: expected an address"),
+        ("[tracing]\nsample_rate = 1.5", "tracing.sample_rate: expected a number from 0 to 1, got 1.5"),
+        ("[tracing]\nmax_traces_per_second = 0", "max_traces_per_second: expected a whole number, 1 or more"),
+        ('[tracing]\nservice_name = ""', "tracing.service_name: expected a name"),
+        ('[tracing]\nprotocol = "zipkin"', "tracing.protocol: expected one of 'grpc', 'http'"),
+        ('[cors]\norigins = ["https://a.example/"]', "cors.origins: expected origins as"),
+        ('[cors]\norigins = ["https://A.example"]', "cors.origins: expected origins as"),
+        (
+            '[cors]\norigins = ["https://a.example:443"]',
+            "cors.origins: expected origins as browsers send them",
+        ),
+        ('[cors]\norigins = ["https://a.example:99999"]', "cors.origins: expected origins as"),
+        (
+            '[cors]\norigins = ["*", "https://a.example"]',
+            "cors.origins: expected origins as browsers send them",
+        ),
+        ('[cors]\norigins = ["null"]', "cors.origins: expected origins as"),
+        ('[audit]\nfile = "."', "audit.file: expected a file"),
+        ("[access_log]\nsample = -0.1", "access_log.sample: expected a number from 0 to 1"),
+        ("[access_log]\nslow_seconds = -1", "access_log.slow_seconds: expected seconds, 0 or more"),
+        ('[access_log]\npath = "."', "access_log.path: expected a file"),
+        ('[access_log]\nfile = "x"', "access_log.file: unknown setting"),
+    ],
+)
+def test_what_is_told_of_calls_is_checked(text: str, told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_server_config(text, "server.toml", BASE)
+    assert told in caught.value.message
+
+
+def test_an_access_log_lies_beside_the_settings_or_is_standard_output() -> None:
+    found = parse_server_config('[access_log]\npath = "a/b.log"', "x", BASE).access_log.path
+    assert found == BASE / "a/b.log"
+    assert parse_server_config('[access_log]\npath = "-"', "x", BASE).access_log.path == Path("-")
+    assert parse_server_config('[audit]\nfile = "b.log"', "x", BASE).audit.file == BASE / "b.log"
+    flagged = with_flags(ServerConfig(), **{"access_log.path": Path("c.log"), "tracing.enabled": True})
+    assert flagged.access_log.path == Path("c.log")
+    assert flagged.tracing.is_on
+
+
 # ---- The documentation ----
 
 SECTIONS = {
@@ -326,8 +429,15 @@ SECTIONS = {
     "[runtime]": RuntimeConfig,
     "[signature]": SignatureConfig,
     "[inputs.NAME]": InputSource,
+    "[isolation]": IsolationPolicy,
     "Top level": ServerConfig,
     "[limits]": Limits,
+    "[tls]": Tls,
+    "[access.jwt]": Jwt,
+    "[cors]": Cors,
+    "[tracing]": Tracing,
+    "[access_log]": AccessLog,
+    "[audit]": Audit,
 }
 
 
@@ -344,3 +454,14 @@ def test_the_documentation_lists_every_setting_with_its_default(section: str) ->
         if not isinstance(value := getattr(defaults, name), msgspec.Struct) and name != "models"
     }
     assert listed == expected
+
+
+@pytest.mark.parametrize(
+    ("drain", "lead", "first_answer", "answer"),
+    [(30, 2, 2, 26), (30, 0, 0, 30), (8, 6, 1, 3), (100, 10, 5, 85), (0, 2, 0, 0)],
+)
+def test_the_drain_is_for_the_lead_and_for_who_has_asked_nothing_and_the_rest_for_answers(
+    drain: float, lead: float, first_answer: float, answer: float
+) -> None:
+    config = ServerConfig(drain_seconds=drain, drain_lead_seconds=lead)
+    assert (config.first_answer_seconds, config.answer_seconds) == (first_answer, answer)

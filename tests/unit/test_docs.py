@@ -12,10 +12,15 @@ from headrace import errors
 from headrace.cli.main import main
 from headrace.config import MODEL_CONFIG_FILE, parse_model_config
 from headrace.errors import HeadraceError, StreamError
+from headrace.frontends.access import METRICS as ACCESS_METRICS
 from headrace.frontends.archive.feed_metrics import METRICS as FEED_METRICS
 from headrace.frontends.archive.metrics import METRICS as ARCHIVE_METRICS
+from headrace.frontends.disk_space import METRICS as DISK_METRICS
 from headrace.frontends.metrics import METRICS
+from headrace.frontends.observing_metrics import METRICS as OBSERVER_METRICS
+from headrace.frontends.transport.reloading import METRICS as TLS_METRICS
 from headrace.status import codes
+from headrace.workers.scraping import METRICS as WORKER_METRICS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -147,7 +152,10 @@ def test_the_guide_to_metrics_lists_them_all_with_their_meaning() -> None:
     )
     assert listed == [
         (metric.name + SUFFIXES[metric.kind], metric.kind, ", ".join(metric.labels) or "–", metric.help)
-        for metric in (*METRICS, *ARCHIVE_METRICS, *FEED_METRICS)
+        for metric in (
+            *(*METRICS, *WORKER_METRICS, *DISK_METRICS, *TLS_METRICS, *ACCESS_METRICS),
+            *(*ARCHIVE_METRICS, *FEED_METRICS, *OBSERVER_METRICS),
+        )
     ]
 
 

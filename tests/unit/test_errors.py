@@ -7,7 +7,7 @@ import tracemalloc
 import pytest
 
 from headrace import errors
-from headrace.errors import LONGEST_MESSAGE, HeadraceError, InvalidRequest, instead, listed, shown
+from headrace.errors import LONGEST_MESSAGE, HeadraceError, InvalidRequest, NotFound, instead, listed, shown
 
 KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, HeadraceError)]
 
@@ -70,3 +70,17 @@ def test_a_name_that_is_not_there_is_told_with_what_it_may_be_meant_to_be() -> N
     assert instead("x", []) == "there are none"
     many = instead("x", (f"column {number}" for number in range(1000)))
     assert many.endswith("column 48, column 49 and 950 more")
+
+
+@pytest.mark.parametrize(
+    ("said", "told"), [(2.5, 2.5), (-1.0, 0.0), (float("nan"), 0.0), (float("inf"), 86_400.0)]
+)
+def test_when_to_come_back_is_a_time_whatever_a_model_says(said: float, told: float) -> None:
+    assert errors.Overloaded("full", retry_after_seconds=said).retry_after_seconds == told
+
+
+def test_what_is_there_instead_can_be_left_out_by_whoever_may_not_know_it() -> None:
+    told = NotFound("no space 'x'", others="did you mean 'y'? There are y, z")
+    assert told.message == "no space 'x'; did you mean 'y'? There are y, z"
+    assert told.without_others().message == "no space 'x'"
+    assert (plain := NotFound("no; there is none")).without_others() is plain

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import logging
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+import headrace
 from headrace.logs import JsonFormatter, Sparing, TextFormatter
 
 
@@ -87,3 +90,19 @@ def test_texts_that_are_never_the_same_are_bounded_in_number_and_in_memory() -> 
         sparing.filter(record(created=200.0, msg=f"built by a library: {index}", args=()))
     assert len(sparing._events) <= 1000
     assert sum(len(event.texts) for event in sparing._events.values()) <= 1100
+
+
+def test_no_field_has_a_name_that_a_record_has_already() -> None:
+    """Python's logging raises KeyError for those, but only where the line is logged at all."""
+    taken = {*record().__dict__, "message", "asctime"}
+    wrong = [
+        f"{file}:{one.lineno}: {key.value}"
+        for file in Path(headrace.__file__).parent.rglob("*.py")
+        for one in ast.walk(ast.parse(file.read_bytes()))
+        if isinstance(one, ast.keyword) and one.arg == "extra"
+        for fields in ast.walk(one.value)
+        if isinstance(fields, ast.Dict)
+        for key in fields.keys
+        if isinstance(key, ast.Constant) and key.value in taken
+    ]
+    assert wrong == []

@@ -46,11 +46,52 @@ def test_the_tightest_limit_counts_and_cached_files_do_not(
     assert memory.available_bytes(tmp_path / "proc", tmp_path / "groups") == expected
 
 
+@pytest.mark.parametrize(
+    ("groups", "files", "expected"),
+    [
+        ("", {}, 102_400),
+        ("0::/a\n", {"a/memory.max": "500"}, 500),
+        ("0::/a\n", {"a/memory.max": "max"}, 102_400),
+        ("0::/a/b\n", {"a/b/memory.max": "max", "a/memory.max": "700"}, 700),
+        ("4:memory:/x\n", {"memory/memory.limit_in_bytes": "300"}, 300),
+        ("4:memory:/\n", {"memory/memory.limit_in_bytes": str(2**63 - 4096)}, 102_400),
+    ],
+    ids=["no group", "version 2", "no limit", "of the group above", "version 1", "no limit of version 1"],
+)
+def test_the_tightest_limit_is_what_is_allowed(
+    tmp_path: Path, groups: str, files: dict[str, str], expected: int
+) -> None:
+    write(tmp_path / "proc", {"meminfo": MACHINE, "self/cgroup": groups})
+    write(tmp_path / "groups", files)
+    assert memory.allowed_bytes(tmp_path / "proc", tmp_path / "groups") == expected
+
+
+@pytest.mark.parametrize(
+    ("wanted", "allowed", "part", "least", "expected"),
+    [
+        (512, None, 4, 64, 512),
+        (512, 8000, 4, 64, 512),
+        (512, 2048, 4, 64, 512),
+        (512, 1000, 4, 64, 250),
+        (512, 1000, 8, 64, 125),
+        (512, 100, 4, 64, 64),
+        (512, 0, 4, 64, 64),
+    ],
+    ids=["nobody knows", "plenty", "just enough", "a quarter", "an eighth", "the least", "nothing"],
+)
+def test_a_budget_is_a_part_of_what_is_allowed_at_the_most(
+    wanted: int, allowed: int | None, part: int, least: int, expected: int
+) -> None:
+    assert memory.at_most(wanted, allowed, part, least) == expected
+
+
 def test_where_nothing_is_told_nothing_is_known(tmp_path: Path) -> None:
     assert memory.available_bytes(tmp_path, tmp_path) is None
+    assert memory.allowed_bytes(tmp_path, tmp_path) is None
 
 
 def test_this_machine_tells() -> None:
-    found = memory.available_bytes()
+    found, allowed = memory.available_bytes(), memory.allowed_bytes()
     assert found is not None
-    assert found > 2**20
+    assert allowed is not None
+    assert 2**20 < found <= allowed

@@ -22,6 +22,8 @@ TEXTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "pyproject.toml"
 TEXTS += [path for path in CODE if not path.is_relative_to(ROOT / "tests")]  # those make files up
 OTHER_FILES = (".toml", ".pin", ".md", ".png")
 KEYS = {"headrace.encoder"}  # in an ONNX file's metadata
+SPANS = (ROOT / "src/headrace/tracing/spans.py").read_text("utf-8")
+ATTRIBUTES = set(re.findall(r'"(headrace(?:\.[a-z_]+)+)"', SPANS))
 
 
 def names_in_protos() -> set[str]:
@@ -37,7 +39,7 @@ def names_in_protos() -> set[str]:
     return found
 
 
-NO_MODULES = KEYS | names_in_protos()
+NO_MODULES = KEYS | ATTRIBUTES | names_in_protos()
 
 
 def module_exists(dotted: str) -> bool:

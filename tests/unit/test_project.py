@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -55,6 +56,18 @@ def test_what_is_released_as_source_imports_nothing_that_it_lacks() -> None:
             imported |= {(file.relative_to(ROOT).as_posix(), name) for name in names}
     assert "benchmarks" in lacking
     assert [(file, name) for file, name in imported if name.partition(".")[0] in lacking] == []
+
+
+def test_the_page_of_the_architecture_has_the_layers_that_are_checked() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"][
+        "contracts"
+    ]
+    checked = [set(re.findall(r"\w+", layer)) for layer in contracts[0]["layers"]]
+    page = (ROOT / "docs/architecture.md").read_text("utf-8")
+    drawn = page.partition("## Layers")[2].split("```")[1].strip().splitlines()
+    *layers, lowest = [line for line in drawn if not line.startswith(" ")]
+    told = [set(line.partition("  ")[0].split(" | ")) for line in layers]
+    assert [{"__main__"}, *told, set(lowest.split())] == checked
 
 
 def test_every_ignored_rule_has_its_reason_beside_it() -> None:

@@ -104,6 +104,15 @@ class Process:
             except ProcessLookupError:  # it ended between the two lines
                 return
 
+    def stopped(self) -> bool:
+        """Say whether all of its threads stand still, which takes a moment after SIGSTOP."""
+        try:
+            tasks = list(Path(f"/proc/{self.pid}/task").iterdir())
+            threads = [task.joinpath("stat").read_text("ascii", "replace") for task in tasks]
+        except (FileNotFoundError, ProcessLookupError):  # one has ended meanwhile
+            return False
+        return all(text.rpartition(")")[2].split()[0] in "Tt" for text in threads)
+
     def wait(self, seconds: float) -> bool:
         """Wait until it has ended; False if it has not within so many seconds."""
         until = time.monotonic() + seconds

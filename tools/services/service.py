@@ -232,6 +232,11 @@ class Service(ABC):
             ServiceError: It does not run.
         """
         self._signal_running(signal.SIGSTOP)
+        deadline = time.monotonic() + STOP_SECONDS
+        while self._process is not None and self._process.alive() and not self._process.stopped():
+            if time.monotonic() > deadline:
+                raise ServiceError(f"{self.title} goes on although it was stopped")
+            time.sleep(0.01)
 
     def thaw(self) -> None:
         """Let a frozen one go on.

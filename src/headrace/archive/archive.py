@@ -33,7 +33,7 @@ from headrace.archive.reports import Reporter
 from headrace.archive.spaces import OpenEmbedder, Shared, Spaces
 from headrace.archive.writing import Writes
 from headrace.clock import unix_milliseconds
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, Refused
 from headrace.queues.queue import Queue
 from headrace.stores.store import Store
 from headrace.tensors import Array
@@ -435,11 +435,23 @@ class Archive:
             self._tell()
             for space in self.config.spaces:
                 try:
-                    self._spaces.look(space)
-                except HeadraceError as error:
-                    _log.debug("the record of the space %s cannot be read: %s", space, error.message)
+                    self._look(space)
                 except Exception:  # noqa: BLE001 - the boundary of the thread: the next look may succeed
                     _log.exception("the record of the space %s cannot be followed", space)
+
+    def _look(self, space: str) -> None:
+        """See what others have decided about a space; a record that cannot be used is said once."""
+        here = f"record {space}"
+        try:
+            self._spaces.look(space)
+        except Refused as error:  # which lookups tell of
+            _log.debug("the record of the space %s cannot be read: %s", space, error.message)
+        except HeadraceError as error:
+            if self.troubles.get(here) != error.message:
+                _log.warning("%s; what was known of the space stays", error.message)
+            self.troubles[here] = error.message
+        else:
+            self.troubles.pop(here, None)
 
     def _tell(self, *, is_over: bool = False) -> None:
         """Tell others how this process fares."""

@@ -16,8 +16,13 @@ from headrace.archive.columns import Column, row_dtype
 from headrace.archive.config import LARGEST_DIMENSION
 from headrace.archive.records import DTYPES, ROW, Form
 from headrace.errors import ConfigError, Conflict, FailedPrecondition, HeadraceError, NotFound, listed
+from headrace.formats import check_format
 from headrace.stores.store import Store
 from headrace.tensors import Array
+
+FORMAT = 1
+"""The format of a space's record, and with it of all that the store keeps of the space: its vectors or rows,
+their past, dead letters; newer ones are not read."""
 
 _MOST_TRIES = 50
 _MOST_VERSIONS = 1000
@@ -81,6 +86,7 @@ class SpaceRecord(msgspec.Struct, frozen=True, kw_only=True):
         dropped: Versions that are there no more, of which not all is removed yet.
         moves: Since when which version has been the default, in seconds of Unix time, ascending; the newest
             thousand.
+        format: The version of this format.
     """
 
     versions: tuple[SpaceVersion, ...] = ()
@@ -89,6 +95,7 @@ class SpaceRecord(msgspec.Struct, frozen=True, kw_only=True):
     generation: int = 0
     dropped: tuple[int, ...] = ()
     moves: tuple[tuple[float, int], ...] = ()
+    format: int = FORMAT
 
     def defaults_at(self, times: Array) -> Array:
         """Which versions were the default at some times.
@@ -224,6 +231,7 @@ class Catalog:
 
         Raises:
             Unavailable: The store does not answer.
+            FailedPrecondition: A newer headrace wrote it.
             HeadraceError: What stands there is no such record.
         """
         return self._decoded(space, self._store.read(_name(space)))
@@ -240,6 +248,7 @@ class Catalog:
 
         Raises:
             Conflict: Others change it all the time.
+            FailedPrecondition: A newer headrace wrote it.
             Unavailable: The store does not answer.
         """
         for _ in range(_MOST_TRIES):
@@ -268,6 +277,7 @@ class Catalog:
     def _decoded(self, space: str, content: bytes | None) -> SpaceRecord:
         if content is None:
             return NO_RECORD
+        check_format(content, FORMAT, f"the store's record of the space {space!r}", FailedPrecondition)
         try:
             return msgspec.json.decode(content, type=SpaceRecord)
         except (msgspec.MsgspecError, UnicodeDecodeError, ConfigError) as error:

@@ -9,6 +9,7 @@ from typing import Literal, TypeVar
 
 import msgspec
 
+from headrace import memory
 from headrace.archive.columns import TEXT, Column, ColumnSettings, columns_of
 from headrace.archive.contents import TableColumn, check_template, table_column
 from headrace.archive.windows.window import FeedSettings, Window, check_windows
@@ -30,7 +31,9 @@ LARGEST_DIMENSION = 65_536
 ZEROS, MEAN = "zeros", "mean"
 """What a space's ``oov`` may be; anything else is a file."""
 
+_LEAST_CACHE_BYTES = 2**16
 _LARGEST_CACHE_BYTES = 2**44
+_PART_OF_CACHE = 8
 _MOST_KEYS = 1_000_000
 _LARGEST_KEY_BYTES = 128 * 1024  # a message of a queue has room for it
 
@@ -52,7 +55,7 @@ class CacheSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        whole("cache.size_bytes", self.size_bytes, least=2**16, most=_LARGEST_CACHE_BYTES)
+        whole("cache.size_bytes", self.size_bytes, least=_LEAST_CACHE_BYTES, most=_LARGEST_CACHE_BYTES)
         seconds("cache.absent_seconds", self.absent_seconds, most=DAY)
         seconds("cache.poll_seconds", self.poll_seconds, most=DAY, above_zero=True)
 
@@ -221,10 +224,20 @@ class ArchiveConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 def read_archive_config(file: Path) -> ArchiveConfig:
     """Read an archive's settings; relative paths start from where the file lies.
 
+    Where it does not say how much the cache may take, that is no more than a part of the memory there is.
+
     Raises:
         ConfigError: It cannot be read, or a setting is unknown or wrong.
     """
-    return archive_config(read_table(file, str(file)), str(file), file.absolute().parent)
+    table = read_table(file, str(file))
+    config = archive_config(table, str(file), file.absolute().parent)
+    said = table.get("cache")
+    if isinstance(said, dict) and "size_bytes" in said:
+        return config
+    size = memory.at_most(
+        config.cache.size_bytes, memory.allowed_bytes(), _PART_OF_CACHE, least=_LEAST_CACHE_BYTES
+    )
+    return msgspec.structs.replace(config, cache=msgspec.structs.replace(config.cache, size_bytes=size))
 
 
 def archive_config(table: Table, where: str, base: Path) -> ArchiveConfig:

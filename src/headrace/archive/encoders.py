@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -86,6 +86,15 @@ class Asking:
         """
         self._filled, self._stop = filled, stop
         self._calls: dict[Where, Call] = {}  # those that were not waited for
+        self._awaited: set[Call] = set()  # those of them whose messages are held until they are over
+
+    def come(self, calls: Collection[Call | None]) -> None:
+        """Messages come that were held until these calls were over."""
+        self._awaited.difference_update(calls)
+
+    def nobody_waits(self) -> None:
+        """No message is held for a call any more."""
+        self._awaited.clear()
 
     def ask(self, encoder: Encoder, where: Where, contents: Sequence[bytes], patience: float) -> Embedded:
         """What an embedder makes of contents, or made of them when it was not waited for.
@@ -97,7 +106,8 @@ class Asking:
             patience: For how many seconds to wait where others are to be asked, too.
 
         Raises:
-            Away: It cannot be asked, or has not answered by then.
+            Away: It cannot be asked, or has not answered by then; or messages that are held come first, which
+                want what it has made.
             Stopped: The filler is to end.
             Exception: What else the embedder has raised.
         """
@@ -109,7 +119,8 @@ class Asking:
             return self._answer(supplier.begin(encoder.embedder, where, contents), patience)
         known = {content: place for place, content in enumerate(before.contents)}
         rest = [content for content in contents if content not in known]
-        if not before.ended.is_set():
+        is_others = len(rest) == len(contents) and before in self._awaited
+        if is_others or not before.ended.is_set():
             raise Away(supplier, None if rest else before)
         del self._calls[where]
         if len(rest) == len(contents):  # nobody wants any more what was asked
@@ -131,6 +142,7 @@ class Asking:
                 raise Stopped
             if not is_only and not self._stop.event.is_set() and time.monotonic() >= until:
                 self._calls[call.where] = call
+                self._awaited.add(call)
                 raise Away(call.supplier, call)
         return call.result()
 

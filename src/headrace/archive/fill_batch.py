@@ -117,6 +117,7 @@ class BatchFiller:
         Raises:
             Stopped: Not all was done.
         """
+        self._asking.come([task.call for task in tasks])
         wanted = list(self._wanted(tasks))
         forgotten = self._persist(lambda: self._forgotten(wanted))
         later: set[tuple[str, str]] = set()
@@ -138,6 +139,10 @@ class BatchFiller:
             for one, task in wanted
             if (one.space, one.key) in away or (one.space, one.key) in later
         ]
+
+    def begin_anew(self) -> None:
+        """All messages that it has given back to be held are received again, if at all."""
+        self._asking.nobody_waits()
 
     def put_back(self, tasks: Sequence[Task]) -> None:
         """Put messages back to the queue's end; when it returns, they may be acknowledged.

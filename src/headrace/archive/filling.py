@@ -194,6 +194,7 @@ class Filler:
 
     def _receive(self, filler: BatchFiller) -> None:
         """Fill batch after batch, as long as nothing fails."""
+        filler.begin_anew()
         receiver = self._archive.queue.receiver()
         held = Held(self._ways(), self._batch)
         try:

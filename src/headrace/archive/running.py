@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
-from headrace.archive.config import read_archive_config
+from headrace.archive.config import ArchiveConfig, read_archive_config
 from headrace.archive.embedders.models.served import LocalModels
 from headrace.archive.filling import Filler
 from headrace.archive.opening import open_archive, open_suppliers, suppliers_of
+
+Share = Callable[[ArchiveConfig], ArchiveConfig]
+"""From an archive's settings to those of one process, of several that serve it together."""
 
 
 class Running:
@@ -17,7 +21,7 @@ class Running:
         archive: The archive.
     """
 
-    def __init__(self, file: Path, models: LocalModels | None = None) -> None:
+    def __init__(self, file: Path, models: LocalModels | None = None, share: Share | None = None) -> None:
         """Open what an ``archive.toml`` describes; this takes as long as loading its embedders.
 
         A store that is down keeps nothing from starting, nor does an embedder that is asked elsewhere: what
@@ -27,6 +31,7 @@ class Running:
         Args:
             file: Where that is.
             models: Those that this process serves; None where it serves none.
+            share: Makes this process's part of the settings, where several share the archive.
 
         Raises:
             ConfigError: The settings are wrong, or something that they name cannot be opened.
@@ -34,6 +39,7 @@ class Running:
             Unavailable: A store or a queue of this machine cannot be opened now.
         """
         config, base = read_archive_config(file), file.absolute().parent
+        config = config if share is None else share(config)
         self._suppliers = suppliers_of(config, base, models) if config.fill else {}
         self._filler: Filler | None = None
         try:

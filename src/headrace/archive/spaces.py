@@ -186,7 +186,7 @@ class Spaces:
         """
         settings = self._config.spaces.get(space)
         if settings is None:
-            raise NotFound(f"no space {shown(space)}; {instead(space, self._config.spaces)}")
+            raise NotFound(f"no space {shown(space)}", others=instead(space, self._config.spaces))
         return settings
 
     def versions(self, space: str) -> Iterable[SpaceVersion]:

@@ -7,6 +7,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING, cast
 
 from headrace.batching.cost import BatchCost
 from headrace.batching.joining import FilledRoom, padded_size
@@ -18,6 +19,9 @@ from headrace.config import BatchingPolicy
 from headrace.errors import HeadraceError, ModelError
 from headrace.servable import Signature
 from headrace.tensors import Tensors, describe
+
+if TYPE_CHECKING:
+    from headrace.batching.fair_queue import FairQueue
 
 _log = logging.getLogger(__name__)
 
@@ -85,6 +89,14 @@ class Lane:
     def waits_since(self) -> float:
         """Since when the queue waits for its turn: its head came then, or a part followed another."""
         return max(self.queue[0].enqueued, self._turn)
+
+    def rows_before(self, request: Request) -> int:
+        """Where callers take turns: how many rows come before a request's; see ``FairQueue``."""
+        return cast("FairQueue", self.queue).rows_before(request)
+
+    def give_way(self, request: Request, rows: int) -> list[Request]:
+        """Where callers take turns: who leaves the queue for a request; see ``FairQueue``."""
+        return cast("FairQueue", self.queue).give_way(request, rows)
 
     def weigh(self, request: Request) -> bool:
         """Let a request know how many bytes of text it has.
@@ -228,9 +240,16 @@ def declared_outputs(signature: Signature, outputs: Tensors, rows: int) -> Tenso
     return declared
 
 
+def note_failure(request: Request, timings: Timings) -> None:
+    """Let the call that a failed request came from know the times of its batch."""
+    if request.call is not None:
+        request.call.failed_in(timings)
+
+
 def headrace_error(error: BaseException) -> HeadraceError:
     """What a request is answered with after the model raised something; what is unexpected is logged."""
     if isinstance(error, HeadraceError):
         return error
     _log.error("a model raised an unexpected error", exc_info=error)
-    return ModelError(f"the model failed with {type(error).__name__}; the server's log says more")
+    said = f"the model failed with {type(error).__name__}; the server's log says more"
+    return ModelError(said, told="the model failed; the server's log says more")

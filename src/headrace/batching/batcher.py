@@ -3,7 +3,8 @@
 Its laws:
 
 1. An item is answered exactly once.
-2. Nothing overtakes an item that did not fit.
+2. Nothing overtakes an item that did not fit. Where callers take turns (``share_fairly``), the queue is in
+   the order of turns rather than of arrival; a newcomer's place in it is found when he comes.
 3. An item nobody waits for is never run.
 4. One item's failure or departure never touches its neighbours: a batch that fails is retried without the
    requests whose rows the model named (``InvalidRows``), or else request by request.
@@ -21,7 +22,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 
-from headrace.batching.batch import Batch, Lane
+from headrace.batching.admission import Caution, never_fits, queue_full, too_late
+from headrace.batching.batch import Batch, Lane, note_failure
 from headrace.batching.computing import EXPIRED, Computing
 from headrace.batching.cost import BatchCost
 from headrace.batching.instances import Instances
@@ -41,13 +43,7 @@ from headrace.batching.statistics import VersionStatistics
 from headrace.batching.texts import has_long_texts
 from headrace.clock import Clock, Timer
 from headrace.config import BatchingPolicy
-from headrace.errors import (
-    DeadlineExceeded,
-    HeadraceError,
-    Overloaded,
-    TooLarge,
-    Unavailable,
-)
+from headrace.errors import DeadlineExceeded, HeadraceError, Overloaded, Unavailable
 from headrace.servable import RowLayout, Servable
 
 _LANES_KEPT = 64
@@ -118,7 +114,16 @@ class Batcher:
         self._expiry_at = math.inf
         self._expiry_slack = _EXPIRY_SLACK_SECONDS
         self._closed = False
+        self._fair = False
+        self._new_lane = Lane
+        self._caution = Caution()
         self._most_rows = policy.max_queue_rows  # that may wait; -1 once it is closed
+
+    def share_fairly(self) -> None:
+        """Let callers take turns where several wait; before the first request."""
+        from headrace.batching.fair_queue import FairLane  # noqa: PLC0415 - only where there are callers
+
+        self._fair, self._new_lane = True, FairLane
 
     @property
     def waits_for_itself(self) -> bool:
@@ -169,32 +174,47 @@ class Batcher:
             return DeadlineExceeded(EXPIRED)
         limit = self._policy.max_queue_rows
         if request.rows > limit:
-            return TooLarge(
-                f"the request has {request.rows} rows, and at most max_queue_rows = {limit} may wait; "
-                "send fewer rows at once, or raise it in the model's [batching] settings"
-            )
+            return never_fits(request.rows, limit)
         # Parts of large requests that follow others are ahead of nobody yet: they hold up large requests, so
         # that there is an end to them, but no small one.
         lane = self._lane(request.layout)
         in_queues = self.queued_rows - self._following_rows
         waiting = self.queued_rows if request.rows > lane.max_rows else in_queues
         ahead = in_queues + self._running_rows
+        if self._fair:
+            ahead = lane.rows_before(request) + self._running_rows
+            too_many = waiting + request.rows - limit
+            if too_many > 0 and self._make_room(lane, request, too_many):
+                waiting -= too_many
         if waiting + request.rows > limit:
-            return Overloaded(
-                f"the queue is full: {waiting} rows wait, "
-                f"{request.rows} more would pass max_queue_rows = {limit}",
-                retry_after_seconds=self._wait_seconds(waiting + self._running_rows, request.layout),
-            )
+            wait = self._wait_seconds(waiting + self._running_rows, request.layout)
+            return queue_full(waiting, request.rows, limit, wait)
         if ahead and request.deadline != NO_DEADLINE:
-            wait = self._wait_seconds(ahead, request.layout) + self.cost.seconds(request.rows)
-            left = request.deadline - now
-            if wait > left:
-                return Overloaded(
-                    f"the answer would take about {wait * 1000:.1f} ms, "
-                    f"and the deadline leaves {left * 1000:.1f} ms",
-                    retry_after_seconds=wait - left,
-                )
+            wait = self._caution.factor * self._wait_seconds(ahead, request.layout)
+            return too_late(wait + self.cost.seconds(request.rows), request.deadline - now)
         return None
+
+    def refusal_unread(self, deadline: float) -> HeadraceError | None:
+        """Why every request of this deadline is refused now, and counted so; None where one may be taken."""
+        ahead = self.queued_rows - self._following_rows + self._running_rows
+        if not ahead or self._fair or self._closed:
+            return None
+        wait = self.cost.wait_seconds(ahead, self._policy.max_batch_rows, self._instance_count)
+        refusal = too_late(self._caution.factor * wait + self.cost.seconds(1), deadline - self._now())
+        self.statistics.refused += refusal is not None
+        return refusal
+
+    def _make_room(self, lane: Lane, request: Request, rows: int) -> bool:
+        """Refuse those who come after a request in turn, so that it finds room; say whether it does."""
+        refused = lane.give_way(request, rows)
+        if not refused:
+            return False
+        self.queued_rows -= sum(one.rows for one in refused)
+        self.statistics.refused += len(refused)
+        for one in refused:
+            one.settle(Overloaded("the queue is full, and others who have asked for less come first"))
+        self._let_go(len(refused))
+        return True
 
     def _wait_seconds(self, rows_ahead: int, layout: RowLayout) -> float:
         """How long rows wait behind others, if those make batches as large as the ones of this layout."""
@@ -208,7 +228,7 @@ class Batcher:
         if len(self._lanes) >= self._most_lanes:  # as many shapes as clients care to send
             self._lanes = {key: lane for key, lane in self._lanes.items() if lane.queue}
             self._most_lanes = max(_LANES_KEPT, 2 * len(self._lanes))
-        lane = Lane(self._signatures[layout.signature], self._policy)
+        lane = self._new_lane(self._signatures[layout.signature], self._policy)
         self._lanes[layout.signature if self._pads else layout] = lane
         return lane
 
@@ -305,13 +325,13 @@ class Batcher:
 
     def _answer_alone(self, lane: Lane, request: Request, now: float) -> None:
         """Compute one request where it stands: like a batch, without what only several need."""
-        rows = request.rows
-        timings = Timings(now, rows, 1)
+        timings = Timings(now, rows := request.rows, 1)
         settlement = self._computing.compute_one(lane.signature, request, timings)
         finished = timings.finished
         if type(settlement) is not Answer:
             if request.settle(settlement):
                 self.statistics.count_failed(request, finished)
+                note_failure(request, timings)
             else:
                 self._count_unanswered(request, finished)
             return
@@ -326,6 +346,7 @@ class Batcher:
     def _drop(self, lane: Lane, dropped: list[Request], now: float) -> None:
         if not dropped:
             return
+        self._caution.learn(dropped, now, now)
         if lane.following:
             self._following_rows -= lane.follow(dropped, now)
         for request in dropped:
@@ -358,8 +379,9 @@ class Batcher:
         self._running.discard(batch)
         self._running_rows -= batch.rows
         lane, timings = batch.lane, batch.timings
+        self.statistics.aside_seconds += (seconds := timings.finished - timings.started)
         # Where rows of any size share batches, how long one took says nothing about the next.
-        if not self._pads and timings.finished - timings.started < self._inline_seconds:
+        if not self._pads and seconds < self._inline_seconds:
             lane.proven_rows = max(lane.proven_rows, batch.padded_rows)
         if self.queued_rows and not self._scheduled:
             self._dispatch()
@@ -367,6 +389,8 @@ class Batcher:
 
     def _finish(self, batch: Batch) -> None:
         timings, settlements, now = batch.timings, batch.settlements, self._now()
+        if self._expiry_at != math.inf:
+            self._caution.learn(batch.requests, timings.started, now)
         if isinstance(settlements, BatchOutputs):
             self._count_call(batch.padded_rows, timings, batch.release)
             answered, start = [], 0
@@ -396,6 +420,7 @@ class Batcher:
                 answered.append(request)
             else:
                 self.statistics.count_failed(request, now)
+                note_failure(request, batch.timings)
         return answered
 
     def _count_call(self, padded_rows: int, timings: Timings, release: Release) -> None:

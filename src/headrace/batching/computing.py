@@ -8,13 +8,15 @@ a Batcher: what came of a batch is written into it, and read when it is finished
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextvars import Token
 from itertools import accumulate
 
+from headrace import logs
 from headrace.batching.batch import Batch, declared_outputs, headrace_error
 from headrace.batching.joining import join, join_one, join_padding_rows, padded_size
 from headrace.batching.request import Answer, BatchOutputs, Origin, Request, Settlement, Timings
 from headrace.config import BatchingPolicy
-from headrace.errors import DeadlineExceeded, InvalidRows
+from headrace.errors import DeadlineExceeded, InvalidRows, ModelDied
 from headrace.servable import Servable, Signature, takes_packed
 
 EXPIRED = "the deadline passed before the model had answered"
@@ -56,12 +58,16 @@ class Computing:
         """Call the Servable; if the batch fails, its requests answer for themselves."""
         timings = batch.timings
         timings.started = self._now()
+        token = _name_in_log(batch.requests[0] if len(batch.requests) == 1 else None)
         try:
             batch.settlements = self._call(batch, range(len(batch.requests)), batch.rows)
         except BaseException as error:
             if self._is_the_callers(error):
                 raise
             batch.settlements = self._rest(batch, error)
+        finally:
+            if token is not None:
+                logs.CALL.reset(token)
         timings.finished = self._now()
 
     def compute_one(self, signature: Signature, request: Request, timings: Timings) -> Settlement:
@@ -74,6 +80,7 @@ class Computing:
         """
         layout, rows = request.layout, request.rows
         timings.started = self._now()
+        token = _name_in_log(request)
         settlement: Settlement
         try:
             outputs = self._servable.predict(join_one(layout, request.columns, rows), layout.signature)
@@ -83,6 +90,9 @@ class Computing:
             if self._is_the_callers(error):
                 raise
             settlement = headrace_error(error)
+        finally:
+            if token is not None:
+                logs.CALL.reset(token)
         timings.finished = self._now()
         return settlement
 
@@ -90,6 +100,8 @@ class Computing:
         """After a batch failed: leave out the requests that are to blame, or call for each request alone."""
         if len(batch.requests) == 1:
             return [headrace_error(error)]
+        if isinstance(error, ModelDied):  # it is gone: nobody could compute them one by one now
+            return [error.shared(len(batch.requests)) for _ in batch.requests]
         if not isinstance(error, InvalidRows):
             return [self._alone(batch, index) for index in range(len(batch.requests))]
         guilty, good, start = {}, [], 0
@@ -132,12 +144,16 @@ class Computing:
         timings.started = self._now()
         if not request.wanted or request.deadline <= timings.started:
             return DeadlineExceeded(EXPIRED)
+        token = _name_in_log(request)
         try:
             outputs = self._call(batch, [index], rows)
         except BaseException as error:
             if self._is_the_callers(error):
                 raise
             return headrace_error(error)
+        finally:
+            if token is not None:
+                logs.CALL.reset(token)
         timings.finished = self._now()
         return Answer(outputs, 0, rows, timings)
 
@@ -164,3 +180,15 @@ class Computing:
         else:
             outputs = self._servable.predict(inputs, layout.signature)
         return BatchOutputs(self._declared(batch.signature, outputs, padded_rows), self._origin)
+
+
+def _name_in_log(request: Request | None) -> Token[logs.InCall | None] | None:
+    """Have what is logged say for which request a model is called; until it is reset, if it must be.
+
+    Args:
+        request: The only one; None for several, which have no name together. In the serving thread, the name
+            in force is that of whoever came first.
+    """
+    call = None if request is None else getattr(request, "whole", request).call
+    outcome = None if call is None else call.outcome
+    return None if logs.CALL.get() is outcome else logs.CALL.set(outcome)

@@ -6,13 +6,17 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 import numpy as np
 
 from headrace.errors import HeadraceError, InvalidRequest
+from headrace.logs import InCall
 from headrace.servable import CheckedInputs, RowLayout
 from headrace.tensors import Array, Buffer, Tensors
+
+if TYPE_CHECKING:
+    from headrace.batching.fair_queue import Turn
 
 _log = logging.getLogger(__name__)
 
@@ -184,6 +188,10 @@ class Waiter(Protocol):
 class Call(Protocol):
     """What a request came with, as far as it concerns who answers it."""
 
+    @property
+    def outcome(self) -> InCall | None:
+        """Its record, which log lines name; None where there is none."""
+
     def header(self, name: bytes) -> bytes | None:
         """The first value of an HTTP header, or of a key in gRPC's metadata.
 
@@ -193,6 +201,9 @@ class Call(Protocol):
 
     def answered_by(self, origin: Origin) -> None:
         """Say with the answer who gave it: called when that is not the model that was asked."""
+
+    def failed_in(self, timings: Timings) -> None:
+        """Told the times of the batch that failed, in the turn in which the request is settled."""
 
 
 class Request:
@@ -207,11 +218,17 @@ class Request:
         settled: Whether it has been answered, or abandoned.
         text_bytes: How many bytes of text it has, once it is in a queue.
         call: What it came with; None in process.
+        asker: Who asks, by name; only where callers take turns.
+        turn: Its place among them, once it waits; only where callers take turns.
     """
+
+    asker: str
+    turn: Turn
 
     __slots__ = (
         "_respond",
         "_waiter",
+        "asker",
         "call",
         "columns",
         "deadline",
@@ -220,6 +237,7 @@ class Request:
         "rows",
         "settled",
         "text_bytes",
+        "turn",
     )
 
     def __init__(

@@ -5,13 +5,31 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
+from headrace.batching.latencies import Latencies
 from headrace.batching.plan import Release
 from headrace.batching.request import Request, Timings
 
-LATENCY_BUCKETS_SECONDS = (
-    0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0,
-)  # fmt: skip
+
+class ObjectiveCounts(NamedTuple):
+    """How the requests to models with a latency objective ended.
+
+    Attributes:
+        kept: Answered within the objective.
+        late: Answered later than that.
+        failed: Ended in an error of the model, or too late for their own deadline.
+        refused: Refused at once.
+    """
+
+    kept: int = 0
+    late: int = 0
+    failed: int = 0
+    refused: int = 0
+
+    def plus(self, other: ObjectiveCounts) -> ObjectiveCounts:
+        """Both together."""
+        return ObjectiveCounts(*(mine + its for mine, its in zip(self, other, strict=True)))
 
 
 class VersionStatistics:
@@ -30,31 +48,39 @@ class VersionStatistics:
         cache_misses: Requests that went to the model although it has a cache.
         queue_seconds: Time from a request's arrival to its batch's start, over all answered requests.
         compute_seconds: Time in the Servable.
+        aside_seconds: The part of it that another thread spent than the one this belongs to.
         request_seconds: Time from arrival to answer, over all answered requests.
         failure_seconds: Time from arrival to error, over all failed requests.
         last_request_unix_seconds: When the last batch was answered, by the wall clock; 0 for never.
         batch_rows: For each number of rows computed: how many batches, and their seconds.
         releases: How many batches were released for which reason.
-        latency_counts: Answered requests by latency, one more entry than ``LATENCY_BUCKETS_SECONDS``.
+        latencies: Answered requests by latency, and how many of them kept the objective.
     """
 
     __slots__ = (
-        "batch_rows", "batches", "cache_hits", "cache_joined", "cache_misses", "cancelled",
+        "_has_objective", "_others_objective", "aside_seconds", "batch_rows", "batches",
+        "cache_hits", "cache_joined", "cache_misses", "cancelled",
         "compute_seconds", "defaults", "failure_seconds", "failures", "last_request_unix_seconds",
-        "latency_counts", "queue_seconds", "refused", "releases", "request_seconds", "requests", "rows",
+        "latencies", "queue_seconds", "refused", "releases", "request_seconds", "requests", "rows",
     )  # fmt: skip
 
-    def __init__(self) -> None:
-        """Start at nothing."""
+    def __init__(self, objective_seconds: float = 0.0) -> None:
+        """Start at nothing.
+
+        Args:
+            objective_seconds: The latency objective of the model; 0 for none.
+        """
         self.requests = self.rows = self.batches = 0
         self.failures = self.refused = self.cancelled = self.defaults = 0
         self.cache_hits = self.cache_joined = self.cache_misses = 0
-        self.queue_seconds = self.compute_seconds = 0.0
+        self.queue_seconds = self.compute_seconds = self.aside_seconds = 0.0
         self.request_seconds = self.failure_seconds = 0.0
         self.last_request_unix_seconds = 0.0
         self.batch_rows: dict[int, list[float]] = {}
         self.releases = dict.fromkeys(Release, 0)
-        self.latency_counts = [0] * (len(LATENCY_BUCKETS_SECONDS) + 1)
+        self.latencies = Latencies(objective_seconds)
+        self._has_objective = objective_seconds > 0
+        self._others_objective = ObjectiveCounts()
 
     def count_batch(self, rows: int, seconds: float, release: Release) -> None:
         """Count one call of the Servable.
@@ -85,12 +111,7 @@ class VersionStatistics:
         arrivals = [request.enqueued for request in requests]
         arrived = sum(arrivals)
         rows = timings.rows if answered == timings.requests else sum([request.rows for request in requests])
-        slowest = bisect_left(LATENCY_BUCKETS_SECONDS, now - min(arrivals))
-        if slowest == bisect_left(LATENCY_BUCKETS_SECONDS, now - max(arrivals)):
-            self.latency_counts[slowest] += answered  # most batches lie in one bucket
-        else:
-            for enqueued in arrivals:
-                self.latency_counts[bisect_left(LATENCY_BUCKETS_SECONDS, now - enqueued)] += 1
+        self.latencies.add_arrivals(arrivals, now)
         self.requests += answered
         self.rows += rows
         self.queue_seconds += answered * timings.started - arrived
@@ -101,7 +122,8 @@ class VersionStatistics:
         """Count a batch of one request that was answered, as the other two would."""
         started, finished, arrived = timings.started, timings.finished, request.enqueued
         self.count_batch(request.rows, finished - started, release)
-        self.latency_counts[bisect_left(LATENCY_BUCKETS_SECONDS, finished - arrived)] += 1
+        latencies = self.latencies
+        latencies.counts[bisect_left(latencies.bounds, finished - arrived)] += 1
         self.requests += 1
         self.rows += request.rows
         self.queue_seconds += started - arrived
@@ -111,7 +133,7 @@ class VersionStatistics:
     def count_repeated(self, request: Request, now: float) -> None:
         """Count a request that was answered without being computed itself."""
         seconds = now - request.enqueued
-        self.latency_counts[bisect_left(LATENCY_BUCKETS_SECONDS, seconds)] += 1
+        self.latencies.add(seconds)
         self.requests += 1
         self.rows += request.rows
         self.queue_seconds += seconds
@@ -153,12 +175,23 @@ class VersionStatistics:
         self.cache_misses += other.cache_misses
         self.queue_seconds += other.queue_seconds
         self.compute_seconds += other.compute_seconds
+        self.aside_seconds += other.aside_seconds
         self.request_seconds += other.request_seconds
         self.failure_seconds += other.failure_seconds
         self.last_request_unix_seconds = max(self.last_request_unix_seconds, other.last_request_unix_seconds)
-        self.latency_counts = [
-            mine + its for mine, its in zip(self.latency_counts, other.latency_counts, strict=True)
-        ]
+        self.latencies.add_all(other.latencies)
+        if other.objective is not None:
+            self._others_objective = self._others_objective.plus(other.objective)
+
+    @property
+    def objective(self) -> ObjectiveCounts | None:
+        """How requests ended as the latency objective sees it; None where there never was one."""
+        others = self._others_objective
+        if not self._has_objective:
+            return others if any(others) else None
+        kept = self.latencies.within_objective
+        own = ObjectiveCounts(kept, max(0, self.requests - kept), self.failures, self.refused)
+        return own.plus(others)
 
     def count_failed(self, request: Request, now: float) -> None:
         """Count a request that ended in an error after it was admitted."""

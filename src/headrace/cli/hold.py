@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from headrace.cli import models, verbs
+from headrace.cli import auditing, models, verbs
 from headrace.disk import saying
 from headrace.errors import InvalidRequest
 from headrace.terminal import table
@@ -45,6 +45,7 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         action="store_true",
         help="let it go; the version need not be there any more, but the hold must",
     )
+    auditing.add_option(parser)
     parser.add_argument("--why", metavar="TEXT", default="", help="the reason, kept with the decision")
 
 
@@ -57,7 +58,9 @@ def run(options: argparse.Namespace) -> int:
                 "expected the number of a version, as in DIR/NAME/17", field=models.NUMBERED_VERSION
             )
         decide = let_go if options.release else hold
-        record = decide(model, number, options.holder, why=options.why)
+        action = "release-hold" if options.release else "hold"
+        with auditing.told(options, action, f"{model / str(number)} for {options.holder}"):
+            record = decide(model, number, options.holder, why=options.why)
     name = models.name_of(model)
     holders = sorted(record.holders(number))
     if options.json:

@@ -17,14 +17,20 @@ _VERBS = (
     "train",
     "stream",
     "example",
+    "publish",
     "versions",
     "rollback",
     "hold",
+    "sign",
+    "signing-key",
     "export",
     "profile",
     "compile",
     "compare",
     "archive",
+    "key",
+    "status",
+    "top",
 )
 """As the help lists them; each is the module of its name."""
 
@@ -34,14 +40,21 @@ _EXAMPLES = """examples:
   headrace stream generate --out rows  draw rows to learn from
   headrace train rows --publish models/ctr
                                        learn from them
+  headrace publish models/m m.onnx     make a version of a model's files
   headrace versions models/ctr         show which versions there are
   headrace rollback models/ctr/3       serve version 3 until released
   headrace hold models/ctr/3           keep version 3 until released
+  headrace sign models/ctr/3 --key k   sign version 3 with a private key
   headrace export models/ctr/3 m.onnx  write a click model as ONNX
   headrace profile models/ctr          show where its time goes
   headrace compare skops onnx rows.csv check a converted model against the original
   headrace compile models              compile click models' kernels ahead
   headrace archive lookup titles Heat  look an embedding up
+  headrace key new ranking --models '*'
+                                       make a key for a caller
+  headrace status http://127.0.0.1:8501
+                                       show what a running server does
+  headrace top http://127.0.0.1:8501   watch it
 """
 
 
@@ -91,7 +104,7 @@ def build_parser(names: Sequence[str] = _VERBS) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"headrace {__version__}")
     words = groups.add_words(parser, "verbs", "VERB")
     for name in names:
-        import_module(f"headrace.cli.{name}").add_to(words)
+        import_module(f"headrace.cli.{name.replace('-', '_')}").add_to(words)
     for made in verbs.all_verbs(parser):
         made.set_defaults(settings=settings.Settings(made, made.get_default("own_keys")))
     return parser

@@ -41,6 +41,25 @@ def whole(option: str, *, least: int | None = None, most: int | None = None) -> 
     return read
 
 
+def whole_or_auto(option: str) -> Callable[[str], int | str]:
+    """A type for argparse: whole numbers, or the word ``auto``.
+
+    Args:
+        option: Its name, without dashes in front.
+
+    Returns:
+        What reads a word.
+    """
+
+    def read(word: str) -> int | str:
+        try:
+            return word if word == "auto" else int(word)
+        except ValueError:
+            raise checks.wrong(option, "a whole number, or auto", cut(word)) from None
+
+    return read
+
+
 def seconds(option: str, *, most: float) -> Callable[[str], float]:
     """A type for argparse: times.
 
@@ -55,6 +74,24 @@ def seconds(option: str, *, most: float) -> Callable[[str], float]:
     def read(word: str) -> float:
         number = _float(option, word, "seconds, 0 or more")
         checks.seconds(option, number, most=most)
+        return number
+
+    return read
+
+
+def fraction(option: str) -> Callable[[str], float]:
+    """A type for argparse: numbers from 0 to 1.
+
+    Args:
+        option: Its name, without dashes in front.
+
+    Returns:
+        What reads a word.
+    """
+
+    def read(word: str) -> float:
+        number = _float(option, word, "a number from 0 to 1")
+        checks.fraction(option, number)
         return number
 
     return read

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from headrace.cli import models, verbs
+from headrace.cli import auditing, models, verbs
 from headrace.disk import saying
 from headrace.errors import InvalidRequest
 from headrace.versions.control import pin, read_control, unpin
@@ -41,6 +41,7 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "--release", action="store_true", help="remove the pin: the version policy decides again"
     )
+    auditing.add_option(parser)
     parser.add_argument("--why", metavar="TEXT", default="", help="the reason, kept with the decision")
 
 
@@ -51,10 +52,12 @@ def run(options: argparse.Namespace) -> int:
         if options.release and number is not None:
             raise InvalidRequest(f"it is the model's pin that goes; leave /{number} out", field="--release")
         if options.release:
-            unpin(model, why=options.why)
+            with auditing.told(options, "unpin", model):
+                unpin(model, why=options.why)
         else:
             number = _previous(model) if number is None else number
-            pin(model, number, why=options.why)
+            with auditing.told(options, "pin", model / str(number)):
+                pin(model, number, why=options.why)
     name = models.name_of(model)
     if options.json:
         verbs.print_json({"model": name, "pinned": number})

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import functools
 import json
+import logging
 import os
 import resource
 import sys
@@ -14,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrace import logs
+from headrace import cpus, logs, memory
 from headrace.cli import models, numbers, verbs
 from headrace.config import ServerConfig, server_config, with_flags
 from headrace.config.checks import DAY
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from headrace.servable import Signature
     from headrace.server import Server
 
+_log = logging.getLogger(__name__)
+
 _EXAMPLES = """examples:
   headrace serve models
   headrace serve models --http-port 0 --grpc-port 0    any free ports, printed
@@ -33,10 +37,13 @@ _EXAMPLES = """examples:
   HEADRACE_SERVE_LOG_FORMAT=json headrace serve models
 """
 _Kind = str | tuple[str, ...]
-_TYPES: dict[str, Callable[[str], Callable[[str], float | Path]]] = {
+_TYPES: dict[str, Callable[[str], Callable[[str], float | str | Path | tuple[str, ...]]]] = {
     "N": numbers.whole,
     "S": functools.partial(numbers.seconds, most=DAY),
+    "P": numbers.fraction,
     "FILE": lambda _: Path,
+    "NAMES": lambda _: verbs.names,
+    "N|auto": numbers.whole_or_auto,
 }
 SETTINGS: dict[str, tuple[_Kind, str]] = {
     "host": ("HOST", "the address to listen on"),
@@ -47,21 +54,57 @@ SETTINGS: dict[str, tuple[_Kind, str]] = {
     "poll_seconds": ("S", "how often to look for new versions; 0 = once, at the start"),
     "load_threads": ("N", "how many models load at the same time"),
     "allow_code": ("switch", "load models that are Python code (model.py)"),
-    "admin": ("switch", "let clients load and unload models (repository API)"),
+    "isolate": ("switch", "load each version in a process of its own"),
+    "admin": ("switch", "let clients load and unload models, and forget keys of an archive"),
+    "admin_port": ("N", "a port for administration, which the others refuse then; 0 = any free one"),
+    "admin_socket": ("FILE", "the same at a path of this machine, for the server's own user only"),
+    "admin_metrics": ("switch", "give metrics at the port or path of administration only"),
+    "handover": ("FILE", "take the ports of the server that waits at this path, and wait there"),
+    "handover_seconds": ("S", "with --handover: how long models may take to be ready; then it gives up"),
     "drain_seconds": ("S", "how long a stopping server may take to answer what it has accepted"),
     "drain_lead_seconds": (
         "S",
-        "how long to accept requests after SIGTERM; each answer says that it stops",
+        "how much of that to go on accepting requests, while each answer says that it stops",
+    ),
+    "max_connection_age_seconds": (
+        "S",
+        "how old a connection may become before its client has to make a new one; 0 = any age",
     ),
     "log_format": (("text", "json"), "logs for people or for machines"),
     "log_level": (("debug", "info", "warning", "error"), "the least severe level"),
     "tensorflow_metrics": ("switch", "give metrics by TensorFlow Serving's names, too"),
     "triton_metrics": ("switch", "give metrics by Triton's names, too"),
+    "tls.certificate": ("FILE", "encrypt all connections: the server's certificate (PEM), its own first"),
+    "tls.key": ("FILE", "the private key of the certificate (PEM)"),
+    "tls.client_ca": (
+        "FILE",
+        "let in only clients with a certificate signed by one of these authorities (PEM)",
+    ),
+    "follow_links": ("switch", "let links in the model directories lead out of them"),
+    "trusted_owners": ("NAMES", "load only files of these users, with commas between"),
+    "signing_keys": ("FILE", "serve only versions that one of these public keys (PEM) has signed"),
+    "tracing.enabled": ("switch", "record calls as spans of OpenTelemetry (extra tracing)"),
+    "tracing.endpoint": ("URL", "where spans are sent, which enables it: http://HOST:4317"),
+    "tracing.protocol": (("grpc", "http"), "the OTLP protocol of the collector"),
+    "tracing.sample_rate": ("P", "the fraction of the traces that begin here which is recorded"),
+    "tracing.max_traces_per_second": ("N", "the most calls a second that are recorded"),
+    "tracing.service_name": ("NAME", "what this server is called in traces"),
+    "access_log.path": ("FILE", "write a line for each call; - = to standard output"),
+    "access_log.sample": (
+        "P",
+        "the fraction of answered calls to log; slow ones and errors always are",
+    ),
+    "access_log.slow_seconds": ("S", "an answered call that takes this long is slow"),
+    "audit.file": ("FILE", "record in this file who loads, unloads and forgets over the network"),
     "archive": ("FILE", "serve an archive of embeddings, too: its archive.toml"),
+    "workers": ("N|auto", "how many processes serve, on the same ports; auto = one a processor"),
+    "worker_timeout_seconds": ("S", "how long a worker may be silent before it is ended and replaced"),
+    "access.file": ("FILE", "who may ask what: a file of keys, as headrace key new makes it"),
+    "cors.origins": ("NAMES", "answer web pages of these origins (CORS), with commas between; * = of all"),
     "limits.max_message_bytes": ("N", "the largest request, decompressed"),
-    "limits.max_inflight_bytes": ("N", "what all requests may hold together"),
+    "limits.max_inflight_bytes": ("N", "what all requests may hold in memory together"),
     "limits.body_timeout_seconds": ("S", "how long a request's body may take to arrive"),
-    "limits.max_connections": ("N", "how many connections may be open; 0 = by the process's file limit"),
+    "limits.max_connections": ("N", "how many connections may be open; 0 = as many as ulimit -n allows"),
     "limits.max_json_depth": ("N", "how deep JSON may nest"),
     "limits.max_values": ("N", "how many values of a request may be decoded one by one"),
     "limits.max_expanded_bytes": ("N", "what a request may take once that is repeated or spread"),
@@ -70,8 +113,14 @@ SETTINGS: dict[str, tuple[_Kind, str]] = {
 }
 """By the names of ``ServerConfig``: what stands for a value in the help, and what is told there."""
 
+_OTHERWISE = {"tracing.protocol": "grpc", "tracing.sample_rate": "1", "tracing.service_name": "headrace"}
+"""What holds where these are left out, unless OpenTelemetry's own variables say something else."""
+
 _LEAST_FILES = 96
+_STANDARD_ERROR = 2
 _SETTLE_SECONDS = 10.0
+_PART_OF_REQUESTS = 4
+"""Requests hold a quarter of the memory at the most, unless it is set; answers have half as much beside."""
 
 
 def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -86,7 +135,8 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
             failure="it cannot go on",
             run=run,
             own_keys=ServerConfig.__struct_fields__,
-            own_help=", and [limits] and [models.NAME]",
+            own_help=", and [limits], [tls], [access], [cors], [tracing], [access_log], [audit] and "
+            "[models.NAME]",
         ),
     )
     parser.add_argument(
@@ -113,7 +163,8 @@ def _add_setting(parser: argparse.ArgumentParser, key: str, kind: _Kind, told: s
     if kind == "switch":
         parser.add_argument(f"--{name}", dest=key, action="store_true", default=None, help=told)
         return
-    shown = "none" if default is None else f"{default:g}" if isinstance(default, float) else default
+    shown = f"{default:g}" if isinstance(default, float) else default
+    shown = _OTHERWISE.get(key, "none") if default in (None, ()) else shown
     how: dict[str, Any] = {"metavar": kind}
     if isinstance(kind, tuple):
         how = {"choices": kind}
@@ -137,26 +188,78 @@ def serve(options: argparse.Namespace, config: ServerConfig) -> int:
     started = time.monotonic()
     _expect_open_files()
     _ask_for_huge_pages()
-    logs.set_up(config.log_format, config.log_level)
+    logs.set_up(config.log_format, config.log_level, serves=True)
+    faulthandler.enable(_STANDARD_ERROR)  # a crash in a model's native code says where
     _schedule_as_batch()
+    config = within_memory(options, config, memory.allowed_bytes())
+    workers = cpus.available() if config.workers == "auto" else config.workers
+    if workers > 1:
+        return _serve_with(workers, options, config, started)
     # Imported here: the other verbs start without the engine, the codecs and the event loop.
     import uvloop  # noqa: PLC0415
 
-    from headrace import server  # noqa: PLC0415
+    from headrace import server_process  # noqa: PLC0415
 
-    async def announce(serving: Server) -> None:
-        seconds = time.monotonic() - started
-        if not options.json:
-            _print_addresses(serving, options.models, seconds)
-        await serving.engine.settle(_SETTLE_SECONDS)
-        if options.json:
-            said = {**_addresses(serving), "start_seconds": round(seconds, 3), **_models(serving)}
-            verbs.print_json(said if serving.archive is None else {**said, **_spaces(serving.archive)})
-            sys.stdout.flush()
-        else:
-            _print_models(serving)
+    async def tell(serving: Server) -> None:
+        await announce(serving, options.models, time.monotonic() - started, as_json=options.json)
 
-    return uvloop.run(server.run(options.models, config, announce))
+    return uvloop.run(server_process.ends_in_time(server_process.run(options.models, config, tell)))
+
+
+def within_memory(options: argparse.Namespace, config: ServerConfig, allowed: int | None) -> ServerConfig:
+    """Have all requests hold no more than a part of the memory, where nobody has said how much they may.
+
+    Args:
+        options: What the settings were made of: ``origins`` and ``own_settings``.
+        config: The settings.
+        allowed: How much memory there is for all of the server, in bytes; None if that is not known.
+    """
+    limits = config.limits
+    if "limits.max_inflight_bytes" in options.origins:
+        return config
+    if "max_inflight_bytes" in options.own_settings.get("limits", {}):
+        return config
+    most = memory.at_most(
+        limits.max_inflight_bytes, allowed, _PART_OF_REQUESTS, least=limits.max_message_bytes
+    )
+    if most == limits.max_inflight_bytes:
+        return config
+    _log.info(
+        "requests may hold less than by default, for the memory that there is",
+        extra={"max_inflight_bytes": most, "memory_bytes": allowed},
+    )
+    return with_flags(config, **{"limits.max_inflight_bytes": most})
+
+
+def _serve_with(workers: int, options: argparse.Namespace, config: ServerConfig, started: float) -> int:
+    import asyncio  # noqa: PLC0415 - as above
+
+    from headrace.server_process import ends_in_time  # noqa: PLC0415 - as above
+    from headrace.workers import pool  # noqa: PLC0415 - only where there are some
+
+    command = (sys.executable, "-m", "headrace.cli.worker")
+    start = pool.Start(options.models, config, options.json, started, command)
+    return asyncio.run(ends_in_time(pool.run(start, workers)))
+
+
+async def announce(serving: Server, directory: Path | None, seconds: float, *, as_json: bool) -> None:
+    """Print where a server listens, and what it serves once that is known.
+
+    Args:
+        serving: The server, started.
+        directory: Its models.
+        seconds: How long the start took.
+        as_json: Whether as one JSON object.
+    """
+    if not as_json:
+        _print_addresses(serving, directory, seconds)
+    await serving.engine.settle(_SETTLE_SECONDS)
+    if as_json:
+        said = {**_addresses(serving), "start_seconds": round(seconds, 3), **_models(serving)}
+        verbs.print_json(said if serving.archive is None else {**said, **_spaces(serving.archive)})
+        sys.stdout.flush()
+    else:
+        _print_models(serving)
 
 
 def _config(options: argparse.Namespace) -> ServerConfig:
@@ -217,15 +320,30 @@ def _print_addresses(serving: Server, directory: Path | None, seconds: float) ->
     grpc_host, grpc_port = serving.grpc_address
     what = directory or ("the configured models" if serving.archive is None else "an archive")
     print(f"headrace serves {what}, {seconds:.2f} s after its start")
-    print(f"  REST  http://{_bracketed(host)}:{port}")
-    print(f"  gRPC  {_bracketed(grpc_host)}:{grpc_port}", flush=True)
+    print(f"  REST  {_scheme(serving)}://{_bracketed(host)}:{port}")
+    print(f"  gRPC  {_bracketed(grpc_host)}:{grpc_port}")
+    if serving.admin is not None:
+        for address in _admin_addresses(serving):
+            print(f"  administration  {address}")
+    sys.stdout.flush()
 
 
 def _addresses(serving: Server) -> dict[str, object]:
     def of(address: tuple[str, int]) -> dict[str, object]:
         return {"host": address[0], "port": address[1]}
 
-    return {"http": of(serving.http_address), "grpc": of(serving.grpc_address)}
+    said: dict[str, object] = {"http": of(serving.http_address), "grpc": of(serving.grpc_address)}
+    return said if serving.admin is None else {**said, "administration": _admin_addresses(serving)}
+
+
+def _admin_addresses(serving: Server) -> list[str]:
+    config, found = serving.engine.config, []
+    if serving.admin is not None and serving.admin.address is not None:
+        host, port = serving.admin.address
+        found.append(f"{_scheme(serving)}://{_bracketed(host)}:{port}")
+    if config.admin_socket is not None:
+        found.append(f"unix:{config.admin_socket}")
+    return found
 
 
 def _models(serving: Server) -> dict[str, object]:
@@ -294,7 +412,8 @@ def _print_spaces(serving: Server, archive: Archive) -> None:
     print(table(rows, indent="  "))
     host, port = serving.http_address
     body = json.dumps({"keys": ["a key"]})
-    print(f"look up:\n  curl -d '{body}' http://{_bracketed(host)}:{port}/v1/archive/{rows[1][0]}:lookup")
+    address = f"{_scheme(serving)}://{_bracketed(host)}:{port}/v1/archive/{rows[1][0]}:lookup"
+    print(f"look up:\n  {_curl_command(serving)} -d '{body}' {address}")
 
 
 def _shape(signatures: object) -> str:
@@ -312,7 +431,20 @@ def _curl(serving: Server, model: str, signature: Signature) -> str:
     row: object = values if len(values) > 1 else next(iter(values.values()))
     host, port = serving.http_address
     body = json.dumps({"instances": [row]})
-    return f"curl -d '{body}' http://{_bracketed(host)}:{port}/v1/models/{model}:predict"
+    address = f"{_scheme(serving)}://{_bracketed(host)}:{port}/v1/models/{model}:predict"
+    return f"{_curl_command(serving)} -d '{body}' {address}"
+
+
+def _scheme(serving: Server) -> str:
+    return "https" if serving.engine.config.tls.wanted else "http"
+
+
+def _curl_command(serving: Server) -> str:
+    """The beginning of a line of curl, with what the certificates need."""
+    tls = serving.engine.config.tls
+    if not tls.wanted:
+        return "curl"
+    return "curl --cacert CA.pem" + (" --cert CLIENT.pem --key CLIENT.key" if tls.client_ca else "")
 
 
 def _sample(shape: tuple[int, ...], kind: str) -> object:

@@ -170,7 +170,7 @@ def _add_encode(tools: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
             name="encode",
             help="make a stream of CSV, Parquet, VW's text or an Arrow file",
             description="Make a stream of a file. What its columns are is said by a schema, or guessed from "
-            "the first rows: print the guess, mend it, and give it back.",
+            "the first rows: print the guess, correct it, and give it back.",
             examples=_ENCODE_EXAMPLES,
             failure="a row cannot be read, or the rows cannot be written",
             run=run_encode,
@@ -201,10 +201,10 @@ def _add_encode(tools: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     )
     add(
         "--delimiter",
-        type=_delimiter,
+        type=verbs.delimiter,
         default=",",
         metavar="C",
-        help="between a CSV's columns; tab is a word (default ,)",
+        help="what separates columns of CSV: a character, or the word tab (default ,)",
     )
     add("--columns", **names, help="a CSV's columns, if no first line names them; may be repeated")
     add("--out", type=Path, metavar="FILE", help="where to write (default standard output)")
@@ -302,10 +302,6 @@ def _read_schema(path: Path) -> Schema:
         return parse_schema(path.read_bytes(), str(path))
     except OSError as error:
         raise ConfigError(f"--schema: {path}: {error.strerror}") from error
-
-
-def _delimiter(text: str) -> str:
-    return "\t" if text in ("tab", "\\t") else text
 
 
 def _paced_rows(rows_per_second: float) -> int:

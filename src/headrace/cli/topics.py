@@ -54,7 +54,7 @@ def add_publish(tools: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     )
     add = parser.add_argument
     add("input", metavar="FILE", type=Path, help="the stream; - for standard input")
-    add("topic", metavar="NAME", help="where to: kafka://HOST:PORT[,HOST:PORT]/TOPIC")
+    add("topic", metavar="URL", help="the topic: kafka://HOST:PORT[,HOST:PORT]/TOPIC")
     add("--schema", type=Path, metavar="FILE", help="what the columns are, for a stream that does not say it")
     add_kafka_config(parser)
     add(

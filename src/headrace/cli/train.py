@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.cli import models, numbers, verbs
+from headrace.cli import auditing, models, numbers, verbs
 from headrace.cli.scraped import add_metrics
 from headrace.cli.topics import add_kafka_config
 from headrace.config import checks
@@ -33,7 +33,7 @@ _ADAM_RATE = 0.001
 _HIGHEST_RATE = 1e6
 _MOST_MEBIBYTES = 2**30
 _MOST_VERSIONS = 1_000_000
-_OF_VERSIONS = ("quantize", "patch", "replace", "server_config")
+_OF_VERSIONS = ("quantize", "patch", "replace", "server_config", "signing_key", "audit_file")
 _MODELS = (*KINDS, "keras")
 
 
@@ -122,7 +122,9 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
 
 def _add_stream(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("the stream")
-    group.add_argument("--schema", metavar="FILE", type=Path, help="what the columns are, if it does not say")
+    group.add_argument(
+        "--schema", metavar="FILE", type=Path, help="what the columns are, for a stream without"
+    )
     add_kafka_config(group)
     group.add_argument(
         "--skip-message",
@@ -194,6 +196,9 @@ def _add_publication(parser: argparse.ArgumentParser) -> None:
         help="a server's --config: the versions that its labels and numbers name stay, too; may be repeated",
     )
     group.add_argument(
+        "--signing-key", metavar="FILE", type=Path, help="sign versions with this private key (default none)"
+    )
+    group.add_argument(
         "--quantize", type=int, choices=(16, 8), help="store tables in so many bits (default 32)"
     )
     group.add_argument(
@@ -202,6 +207,7 @@ def _add_publication(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--replace", action="store_true", help="publish though the versions there are of another model"
     )
+    auditing.add_option(group)
     _add_checkpoints(group)
 
 
@@ -260,7 +266,13 @@ def run(options: argparse.Namespace) -> int:
         from headrace.training.searching.session import search  # noqa: PLC0415 - as above
 
         return search(asked, options.search, sys.stdout, sys.stderr)
-    return session.train(asked, sys.stdout, sys.stderr)
+    if asked.publish is None:
+        return session.train(asked, sys.stdout, sys.stderr)
+    with auditing.told(options, "train", asked.publish.absolute()) as ending:
+        code = session.train(asked, sys.stdout, sys.stderr)
+        if code:
+            ending.result = f"failed: exit code {code}"
+    return code
 
 
 def _asked(options: argparse.Namespace) -> TrainOptions:
@@ -282,6 +294,7 @@ def _asked(options: argparse.Namespace) -> TrainOptions:
         publish_every=Every(options.every_rows, options.every_seconds),
         keep=options.keep,
         server_configs=tuple(options.server_config),
+        signing_key=options.signing_key,
         quantize=options.quantize,
         patch=options.patch,
         replace=options.replace,
@@ -430,7 +443,8 @@ def _check_keras(options: argparse.Namespace) -> None:
 def _check_search(options: argparse.Namespace) -> None:
     """Refuse what a search, which only learns and scores, would silently leave out."""
     defaults: dict[str, object] = {
-        **dict.fromkeys(("publish", "checkpoint", "plot", "metrics_port", "keras")),
+        **dict.fromkeys(("publish", "signing_key", "audit_file", "checkpoint")),
+        **dict.fromkeys(("plot", "metrics_port", "keras")),
         **{"resume": False, "patch": False, "replace": False, "label_delay_seconds": 0.0, "slice": []},
         "server_config": [],
     }

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from headrace.errors import ConfigError, HeadraceError, InvalidRequest, NotFound
+from headrace.errors import ConfigError, HeadraceError, InvalidRequest, NotFound, PlaceTaken
 
 DONE, FAILED, WRONG, INTERRUPTED = 0, 1, 2, 128 + signal.SIGINT
 """The exit codes of all verbs; docs/command-line.md is the table."""
@@ -134,12 +134,17 @@ def all_verbs(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentPars
 
 def exit_code(error: HeadraceError) -> int:
     """The exit code for an error: whether the command is to be changed, or was right and the work failed."""
-    return WRONG if isinstance(error, _WRONG) else FAILED
+    return WRONG if isinstance(error, _WRONG) and not isinstance(error, PlaceTaken) else FAILED
 
 
 def names(text: str) -> tuple[str, ...]:
     """The names in an option's text, with commas between them; a type for argparse."""
     return tuple(name for name in text.split(",") if name)
+
+
+def delimiter(text: str) -> str:
+    """What separates columns of CSV, where a shell makes a tab hard to type; a type for argparse."""
+    return "\t" if text in ("tab", "\\t") else text
 
 
 def print_json(said: Mapping[str, object]) -> None:

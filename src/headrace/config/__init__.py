@@ -4,6 +4,8 @@ Every setting is a field here, with its default and its check; ``docs/configurat
 prose. The same ``BatchingPolicy`` serves models in process and over the network.
 """
 
+from headrace.config.access import AccessConfig
+from headrace.config.cors import Cors
 from headrace.config.model import (
     LABEL_NAME,
     LARGEST_VERSION,
@@ -13,7 +15,9 @@ from headrace.config.model import (
     CachePolicy,
     DefaultPolicy,
     InputSource,
+    IsolationPolicy,
     ModelConfig,
+    ObjectivePolicy,
     Option,
     RuntimeConfig,
     SignatureConfig,
@@ -22,6 +26,7 @@ from headrace.config.model import (
     parse_model_config,
     read_model_config,
 )
+from headrace.config.observing import AccessLog, Audit, Tracing
 from headrace.config.reading import Table
 from headrace.config.server import (
     Limits,
@@ -32,10 +37,16 @@ from headrace.config.server import (
     server_config,
     with_flags,
 )
+from headrace.config.tls import Tls
 
 __all__ = [
+    "AccessConfig",
+    "AccessLog",
+    "Audit",
     "BatchingPolicy",
+    "Cors",
     "InputSource",
+    "IsolationPolicy",
     "LABEL_NAME",
     "LARGEST_VERSION",
     "Limits",
@@ -43,6 +54,7 @@ __all__ = [
     "MODEL_NAME",
     "ModelConfig",
     "ModelEntry",
+    "ObjectivePolicy",
     "Option",
     "RuntimeConfig",
     "ServerConfig",
@@ -50,6 +62,8 @@ __all__ = [
     "DefaultPolicy",
     "SignatureConfig",
     "Table",
+    "Tls",
+    "Tracing",
     "VersionPolicy",
     "WarmUpPolicy",
     "parse_model_config",

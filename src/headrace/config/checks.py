@@ -14,6 +14,9 @@ MINUTE, DAY, YEAR = 60.0, 86_400.0, 366 * 86_400.0
 MOST_THREADS = 1024
 """The most threads of any kind that can be asked for."""
 
+LARGEST_RATE = 1e9
+"""The most of anything that can be meant a second."""
+
 MOST_ROWS = 2**31 - 1
 """The most rows that can be meant."""
 
@@ -50,6 +53,12 @@ def seconds(key: str, value: object, *, most: float, above_zero: bool = False) -
         least = "more than 0" if above_zero else "0 or more"
         is_more = isinstance(value, int | float) and value > most
         raise wrong(key, f"seconds, {least}{f', at most {most:.0f}' if is_more else ''}", value)
+
+
+def fraction(key: str, value: object) -> None:
+    """Refuse what is no number from 0 to 1."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise wrong(key, "a number from 0 to 1", value)
 
 
 def one_of(key: str, value: object, allowed: tuple[str, ...]) -> None:

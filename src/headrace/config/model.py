@@ -38,6 +38,8 @@ It is read while all models' directories are looked at, and TOML takes up to 2 s
 _MOST_COUNTED = 1_000_000
 
 _LEAST_CACHE_BYTES, _MOST_CACHE_BYTES = 2**16, 2**42
+_LEAST_ISOLATED_BYTES, _MOST_ISOLATED_BYTES = 2**24, 2**48
+_LEAST_SHARED_BYTES = 2**20
 
 Option = str | int | float | bool
 
@@ -284,6 +286,51 @@ class CachePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise wrong("cache.size_bytes", "bytes beside seconds", self.size_bytes)
 
 
+class ObjectivePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The latency objective: which share of requests is to be answered how fast.
+
+    Attributes:
+        latency_seconds: Within which time of its arrival a request is to be answered; 0 for no objective.
+        target: Which share of requests is to be answered within it; the rest is the error budget.
+        window_seconds: Over how long the server itself says what is left of the error budget.
+    """
+
+    latency_seconds: float = 0.0
+    target: float = 0.999
+    window_seconds: float = 3600.0
+
+    def __post_init__(self) -> None:
+        """Check each setting."""
+        seconds("objective.latency_seconds", self.latency_seconds, most=DAY)
+        seconds("objective.window_seconds", self.window_seconds, above_zero=True, most=30 * DAY)
+        if not 0.0 < self.target < 1.0:
+            raise wrong("objective.target", "a share above 0 and below 1, such as 0.999", self.target)
+
+
+class IsolationPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the process of an isolated model may take.
+
+    Attributes:
+        timeout_seconds: How long one batch may take; then the process is ended, and another one started.
+        memory_bytes: What the process may hold of memory of its own. Above it another process takes its
+            place; at one and a half times as much it is ended at once. 0 for any.
+        shared_bytes: How much memory one batch may take on its way to the process and back.
+    """
+
+    timeout_seconds: float = 30.0
+    memory_bytes: int = 0
+    shared_bytes: int = 1024 * 1024 * 1024
+
+    def __post_init__(self) -> None:
+        """Check each setting."""
+        seconds("isolation.timeout_seconds", self.timeout_seconds, above_zero=True, most=DAY)
+        if self.memory_bytes != 0:
+            least, most = _LEAST_ISOLATED_BYTES, _MOST_ISOLATED_BYTES
+            whole("isolation.memory_bytes", self.memory_bytes, least=least, most=most)
+        most = _MOST_ISOLATED_BYTES
+        whole("isolation.shared_bytes", self.shared_bytes, least=_LEAST_SHARED_BYTES, most=most)
+
+
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that can be set for one model: one field a section of ``headrace.toml``.
 
@@ -296,6 +343,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         default: What is answered in its place when it does not answer in time.
         inputs: Which of its inputs come from the archive, by their names.
         cache: Which answers are repeated.
+        objective: How fast requests are to be answered.
+        isolate: Whether each version has a process of its own; None for what the server's settings say.
+        isolation: What that process may take.
     """
 
     versions: VersionPolicy = msgspec.field(default_factory=VersionPolicy)
@@ -306,6 +356,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     default: DefaultPolicy = msgspec.field(default_factory=DefaultPolicy)
     inputs: dict[str, InputSource] = {}
     cache: CachePolicy = msgspec.field(default_factory=CachePolicy)
+    objective: ObjectivePolicy = msgspec.field(default_factory=ObjectivePolicy)
+    isolate: bool | None = None
+    isolation: IsolationPolicy = msgspec.field(default_factory=IsolationPolicy)
 
     def __post_init__(self) -> None:
         """Check that they fit together."""

@@ -7,6 +7,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
+from types import UnionType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -129,7 +130,10 @@ def explained(error: msgspec.ValidationError, kind: type[msgspec.Struct]) -> str
         hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
         return f"{f'{path}.' if path else ''}{key}: unknown setting; {hint}"
     if literal := _LITERAL.fullmatch(said):
-        allowed = ", ".join(dict.fromkeys(repr(value) for value in _literals(_at(kind, path)) if value))
+        told = (
+            "a whole number" if value is int else repr(value) for value in _literals(_at(kind, path)) if value
+        )
+        allowed = ", ".join(dict.fromkeys(told))
         return f"{path}: expected one of {allowed}, got {literal[1]}"
     said = said.replace("`object`", "a table").replace("`array`", "a list")
     return f"{path}: {said[:1].lower()}{said[1:]}" if path else said
@@ -156,6 +160,9 @@ def _inside(kind: object) -> object:
 
 
 def _fields(kind: object) -> dict[str, object]:
+    """The settings of a struct by name; of a union of some, those of all."""
+    if get_origin(kind) is UnionType:
+        return {name: one for inner in get_args(kind) for name, one in _fields(inner).items()}
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         hints = get_type_hints(kind)
         return {name: hints[name] for name in kind.__struct_fields__}

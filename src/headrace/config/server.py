@@ -7,15 +7,23 @@ from typing import Literal
 
 import msgspec
 
-from headrace.config.checks import DAY, MOST_THREADS, one_of, seconds, whole, wrong
+from headrace.config.access import AccessConfig
+from headrace.config.checks import DAY, MINUTE, MOST_THREADS, one_of, seconds, whole, wrong
+from headrace.config.cors import Cors
 from headrace.config.model import A_MODEL_NAME, MODEL_NAME, model_config
+from headrace.config.observing import AccessLog, Audit, Tracing
 from headrace.config.reading import Table, convert, parse, read_table
+from headrace.config.tls import Tls
 from headrace.errors import ConfigError
 
 _MOST_PORTS = 65535
 _MOST_CONNECTIONS = 2**20
 _MOST_MESSAGE_BYTES = 2**31 - 1  # what protobuf can hold
 _MOST_BYTES = 2**48  # more than processors can address
+_MOST_WORKERS = 256
+_SHORTEST_WORKER_TIMEOUT_SECONDS = 1.0
+_MOST_FIRST_ANSWER_SECONDS = 5.0
+_SHORTEST_AGE_SECONDS = 1.0
 _MOST_JSON_DEPTH = 512  # deeper, and decoders that call themselves give up
 
 
@@ -93,15 +101,38 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         poll_seconds: How often the model directories are looked at; 0 for once, at the start.
         load_threads: How many models load at the same time; those that have taken ten seconds do not count.
         allow_code: Whether models that are Python code may be loaded.
+        isolate: Whether each version has a process of its own, unless its model's settings say otherwise.
         admin: Whether clients may load and unload models (the repository API).
+        admin_port: A port for that alone, where it is not allowed at the others; 0 for any free one, None for
+            none.
+        admin_socket: The same at a path of this machine, for the server's own user only.
+        admin_metrics: Whether metrics are given there only.
+        handover: The path at which a server hands its ports over to one that starts with the same path; None
+            for none.
+        handover_seconds: How long the models of one that starts may take to be ready.
         limits: What clients may take.
+        tls: What connections are encrypted with, if they are.
         drain_seconds: How long a stopping server may take to answer the requests that it has accepted.
         drain_lead_seconds: How much of that it goes on to accept, while it says in each answer that it goes.
+        max_connection_age_seconds: How old a connection may become before its client is told to make a new
+            one; 0 for any age.
         log_format: ``text`` for people, ``json`` for machines.
         log_level: The least severe level that is logged.
         tensorflow_metrics: Whether metrics also go by TensorFlow Serving's names.
         triton_metrics: Whether metrics also go by Triton's names.
+        follow_links: Whether links in the model directories may lead out of them.
+        trusted_owners: The users, by name or number, whose files may be loaded. None named: models that are
+            code from root and the server's own user only, others from anybody.
+        signing_keys: A PEM file of public keys: only versions that one of them has signed are served. None
+            for any version.
+        access: Who may ask what.
+        cors: Which web pages may.
+        tracing: Which calls become spans of OpenTelemetry, and where those go.
+        access_log: Where a line for each call goes.
+        audit: Where it is told who changed what is served.
         archive: The settings of the archive that is served, too (``archive.toml``); None for none.
+        workers: How many processes serve, on the same ports; ``auto`` for one a processor.
+        worker_timeout_seconds: How long a worker may be silent before it is ended and replaced.
         models: What is set per model, by name.
     """
 
@@ -113,15 +144,33 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     poll_seconds: float = 1.0
     load_threads: int = 1
     allow_code: bool = False
+    isolate: bool = False
     admin: bool = False
+    admin_port: int | None = None
+    admin_socket: Path | None = None
+    admin_metrics: bool = False
+    handover: Path | None = None
+    handover_seconds: float = 600.0
     limits: Limits = msgspec.field(default_factory=Limits)
+    tls: Tls = msgspec.field(default_factory=Tls)
     drain_seconds: float = 30.0
     drain_lead_seconds: float = 2.0
+    max_connection_age_seconds: float = 0.0
     log_format: Literal["text", "json"] = "text"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     tensorflow_metrics: bool = False
     triton_metrics: bool = False
+    follow_links: bool = False
+    trusted_owners: tuple[str, ...] = ()
+    signing_keys: Path | None = None
+    access: AccessConfig = msgspec.field(default_factory=AccessConfig)
+    cors: Cors = msgspec.field(default_factory=Cors)
+    tracing: Tracing = msgspec.field(default_factory=Tracing)
+    access_log: AccessLog = msgspec.field(default_factory=AccessLog)
+    audit: Audit = msgspec.field(default_factory=Audit)
     archive: Path | None = None
+    workers: int | Literal["auto"] = 1
+    worker_timeout_seconds: float = 30.0
     models: dict[str, ModelEntry] = {}
 
     def __post_init__(self) -> None:
@@ -130,19 +179,65 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise wrong("host", "an address or a host name", self.host)
         whole("http_port", self.http_port, most=_MOST_PORTS)
         whole("grpc_port", self.grpc_port, most=_MOST_PORTS)
+        if self.admin_port is not None:
+            whole("admin_port", self.admin_port, most=_MOST_PORTS)
         one_of("http_server", self.http_server, ("h2corn", "uvicorn"))
         one_of("grpc_server", self.grpc_server, ("h2corn", "grpcio"))
+        if self.handover is not None and (self.http_server, self.grpc_server) != ("h2corn", "h2corn"):
+            expected = (
+                "nothing beside http_server = uvicorn or grpc_server = grpcio: only h2corn hands ports over"
+            )
+            raise wrong("handover", expected, str(self.handover))
+        if self.handover is not None and self.workers != 1 and self.has_admin_ports:
+            expected = "no admin_port or admin_socket beside workers > 1: those are not handed over"
+            raise wrong("handover", expected, str(self.handover))
+        seconds("handover_seconds", self.handover_seconds, most=60 * MINUTE)
         seconds("poll_seconds", self.poll_seconds, most=DAY)
         whole("load_threads", self.load_threads, least=1, most=MOST_THREADS)
         seconds("drain_seconds", self.drain_seconds, most=DAY)
         seconds("drain_lead_seconds", self.drain_lead_seconds, most=DAY)
+        if self.workers != "auto":
+            whole("workers", self.workers, least=1, most=_MOST_WORKERS)
+        seconds("worker_timeout_seconds", self.worker_timeout_seconds, most=DAY)
+        if self.worker_timeout_seconds < _SHORTEST_WORKER_TIMEOUT_SECONDS:
+            expected = f"at least {_SHORTEST_WORKER_TIMEOUT_SECONDS:g}"
+            raise wrong("worker_timeout_seconds", expected, self.worker_timeout_seconds)
+        seconds("max_connection_age_seconds", self.max_connection_age_seconds, most=DAY)
+        if 0 < self.max_connection_age_seconds < _SHORTEST_AGE_SECONDS:
+            expected = f"0, or at least {_SHORTEST_AGE_SECONDS:g}"
+            raise wrong("max_connection_age_seconds", expected, self.max_connection_age_seconds)
         one_of("log_format", self.log_format, ("text", "json"))
         one_of("log_level", self.log_level, ("debug", "info", "warning", "error"))
+
+    @property
+    def ends_connections(self) -> bool:
+        """Whether connections may have to end while the server goes on."""
+        return self.tls.wanted or self.max_connection_age_seconds > 0
+
+    @property
+    def has_admin_ports(self) -> bool:
+        """Whether administration has ports of its own."""
+        return self.admin_port is not None or self.admin_socket is not None
 
     @property
     def lead_seconds(self) -> float:
         """``drain_lead_seconds``, but no more than half of ``drain_seconds``: the rest is for answering."""
         return min(self.drain_lead_seconds, self.drain_seconds / 2)
+
+    @property
+    def first_answer_seconds(self) -> float:
+        """How long, after the lead, who has connected and got nothing may take to ask; 0 without a lead."""
+        return min(self.lead_seconds, _MOST_FIRST_ANSWER_SECONDS, self.drain_seconds / 8)
+
+    @property
+    def answer_seconds(self) -> float:
+        """What is left of ``drain_seconds`` for what was accepted."""
+        return self.drain_seconds - self.lead_seconds - self.first_answer_seconds
+
+    @property
+    def looks_again(self) -> bool:
+        """Whether there are files that SIGHUP tells the server to read, or open, anew."""
+        return self.tls.wanted or self.access_log.path is not None
 
     def model(self, name: str) -> ModelEntry:
         """What is set here for a model; nothing, if it is not named."""
@@ -150,7 +245,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 _NO_ENTRY = ModelEntry()
-_LIMITS = "limits."
+_FILES = ("archive", "signing_keys", "admin_socket", "handover")
 
 
 def parse_server_config(text: str, where: str, base: Path) -> ServerConfig:
@@ -184,8 +279,11 @@ def server_config(table: Table, where: str, base: Path) -> ServerConfig:
         raise ConfigError(f"{where}: {wrong('models', 'one table a model', models)}")
     entries = {name: _entry(name, entry, where, base) for name, entry in models.items()}
     config = convert(table, ServerConfig, where)
-    archive = None if config.archive is None else base / config.archive
-    return msgspec.structs.replace(config, models=entries, archive=archive)
+    files: dict[str, object] = {
+        name: base / file for name in _FILES if (file := getattr(config, name)) is not None
+    }
+    files |= {name: getattr(config, name).below(base) for name in ("tls", "access", "access_log", "audit")}
+    return msgspec.structs.replace(config, models=entries, **files)
 
 
 def read_server_config(file: Path) -> ServerConfig:
@@ -202,16 +300,20 @@ def with_flags(config: ServerConfig, **flags: object) -> ServerConfig:
 
     Args:
         config: What the file says, or the defaults.
-        **flags: Values by the names of ``ServerConfig``, of its limits by such as ``limits.max_values``; None
+        **flags: Values by the names of ``ServerConfig``, of its tables by such as ``limits.max_values``; None
             for a flag that was not given.
 
     Raises:
         ConfigError: A value is wrong.
     """
-    given = {name: value for name, value in flags.items() if value is not None}
-    within = {name[len(_LIMITS) :]: given.pop(name) for name in list(given) if name.startswith(_LIMITS)}
-    if within:
-        given["limits"] = msgspec.structs.replace(config.limits, **within)
+    given: dict[str, object] = {}
+    within: dict[str, dict[str, object]] = {}
+    for name, value in flags.items():
+        table, _, key = name.rpartition(".")
+        if value is not None:
+            (within.setdefault(table, {}) if table else given)[key] = value
+    for table, values in within.items():
+        given[table] = msgspec.structs.replace(getattr(config, table), **values)
     return msgspec.structs.replace(config, **given)
 
 

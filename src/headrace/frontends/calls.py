@@ -7,15 +7,31 @@ handler raises ``HeadraceError`` for what goes wrong; the transport answers it w
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from headrace.batching.request import NO_DEADLINE, Origin
+from headrace.access.verbs import UNDECLARED
+from headrace.batching.request import NO_DEADLINE, Origin, Timings
+from headrace.errors import ConfigError, HeadraceError, LoadError, ModelError, Unavailable, without_paths
 from headrace.frontends.pieces import Pieces
 from headrace.outcomes import Door, Outcome
 
+_log = logging.getLogger(__name__)
+
 Headers = Iterable[tuple[bytes, bytes]]
+
+
+def told(error: HeadraceError) -> str:
+    """What a caller over the network is told of an error; where that is less than it says, it is logged."""
+    text = error.told
+    if isinstance(error, ConfigError | LoadError):
+        text = without_paths(text)
+    if text != error.message and not isinstance(error, ModelError):  # those are logged where they are raised
+        _log.warning("a caller is told %r: %s", text, error.message)
+    return text
 
 
 class Budget(Protocol):
@@ -69,9 +85,10 @@ class Call:
         notes: What is said with an answer of its own accord: HTTP headers, or gRPC's trailing metadata.
         door: Where it came in.
         outcome: The record of how it ends; None where nobody wants one.
+        priority: Its class; only where it has come with one, and callers take turns.
     """
 
-    __slots__ = ("account", "budget", "deadline", "headers", "notes", "outcome")
+    __slots__ = ("account", "budget", "deadline", "headers", "notes", "outcome", "priority")
 
     door: Door
     headers: Headers
@@ -80,6 +97,7 @@ class Call:
     budget: Budget | None
     notes: tuple[tuple[bytes, bytes], ...]
     outcome: Outcome | None
+    priority: int
 
     def header(self, name: bytes) -> bytes | None:
         """The first value of a header.
@@ -94,8 +112,34 @@ class Call:
 
     def answered_by(self, origin: Origin) -> None:
         """Say with the answer who gave it."""
-        self.notes = ((ANSWERED_BY.encode(), origin_text(origin).encode()),)
+        self.notes = (*self.names, (ANSWERED_BY.encode(), origin_text(origin).encode()))
 
+    def failed_in(self, timings: Timings) -> None:
+        """Note the times of the batch that failed."""
+        if self.outcome is not None:
+            self.outcome.timings = timings
+
+    def named(self, request_id: str) -> None:
+        """Say with the answer, or the error, what the call is called."""
+        self.notes = ((REQUEST_ID, request_id.encode()),)
+
+    def echo(self, request_id: bytes) -> None:
+        """Take the caller's name for the call, if it can be repeated in headers and logs as it is."""
+        if _REPEATABLE.fullmatch(request_id):
+            self.notes = ((REQUEST_ID, request_id),)
+            if self.outcome is not None:
+                self.outcome.request_id = request_id.decode()
+
+    @property
+    def names(self) -> tuple[tuple[bytes, bytes], ...]:
+        """Those notes that are said with an error, too: what the call is called."""
+        return tuple(note for note in self.notes if note[0] == REQUEST_ID)
+
+
+REQUEST_ID = b"x-request-id"
+"""The header, or the key of metadata, that names a call; what comes in goes out with the answer."""
+
+_REPEATABLE = re.compile(rb"[A-Za-z0-9._~:/+=@,-]{1,128}")
 
 ANSWERED_BY = "headrace-answered-by"
 """The header, or the key of trailing metadata, that says who answered, if that is not the model asked."""
@@ -173,6 +217,21 @@ class HttpReply:
         self.headers = headers
 
 
+class NotReady(Unavailable):
+    """A check was answered with no: 503 and a body of the protocol, which is not that of errors.
+
+    Raised and not returned, so that records and metrics have the call as UNAVAILABLE.
+
+    Attributes:
+        body: What is answered, as JSON.
+    """
+
+    def __init__(self, message: str, body: bytes) -> None:
+        """Say who is not ready, and what is answered."""
+        super().__init__(message)
+        self.body = body
+
+
 HttpHandler = Callable[[HttpCall], Awaitable[HttpReply]]
 
 
@@ -186,11 +245,15 @@ class HttpRoute:
             a colon follows in the pattern), for example ``/v1/models/{model}/versions/{version}:predict``.
             Matched without regard to case outside the braces.
         handler: Answers it.
+        verbs: A key must permit one of them, as bits; where none is declared, nobody may.
+        is_administration: Whether it is administration though its verbs permit other things, too.
     """
 
     method: Literal["GET", "POST", "DELETE"]
     pattern: str
     handler: HttpHandler
+    verbs: int = UNDECLARED
+    is_administration: bool = False
 
 
 class GrpcCall(Call):
@@ -244,8 +307,12 @@ class GrpcMethod:
         path: ``/package.Service/Method``.
         unary: Answers one message with one message.
         stream: Answers a stream of messages with a stream of messages.
+        verbs: As a route's.
+        is_administration: Likewise.
     """
 
     path: str
     unary: UnaryHandler | None = None
     stream: StreamHandler | None = None
+    verbs: int = UNDECLARED
+    is_administration: bool = False

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
+from headrace.access.verbs import HEALTH
 from headrace.errors import NotFound, Overloaded, shown
 from headrace.frontends.calls import GrpcCall, GrpcMethod
 from headrace.frontends.wire import protos
@@ -36,9 +37,9 @@ def grpc_methods(service: Service, watch_seconds: float = _WATCH_SECONDS) -> lis
     """
     health = _Health(service, watch_seconds)
     return [
-        GrpcMethod(f"{_SERVICE}Check", unary=health.check),
-        GrpcMethod(f"{_SERVICE}List", unary=health.list),
-        GrpcMethod(f"{_SERVICE}Watch", stream=health.watch),
+        GrpcMethod(f"{_SERVICE}Check", unary=health.check, verbs=HEALTH),
+        GrpcMethod(f"{_SERVICE}List", unary=health.list, verbs=HEALTH),
+        GrpcMethod(f"{_SERVICE}Watch", stream=health.watch, verbs=HEALTH),
     ]
 
 
@@ -68,7 +69,7 @@ class _Health:
         return _serialized(response)
 
     async def watch(self, messages: AsyncIterator[bytes], call: GrpcCall) -> AsyncIterator[bytes]:
-        """Send the status now, and whenever it has changed, until the call ends or the server drains."""
+        """Send the status now, and whenever it has changed, until the call ends or the server goes."""
         async for message in messages:
             name = protos.parse(_Request, message).service
             break
@@ -90,7 +91,8 @@ class _Health:
             if status != sent:
                 sent = status
                 yield status
-            if self._service.draining:
+            # Not as soon as it drains: who watches would ask again at once, on the same connection.
+            if self._service.going:
                 return  # an open watch would keep the server from stopping
             await asyncio.sleep(self._watch_seconds)
 

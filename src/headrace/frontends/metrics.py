@@ -7,13 +7,15 @@ version go when it is unloaded; those of its model go on.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from headrace.batching.statistics import LATENCY_BUCKETS_SECONDS, VersionStatistics
+from headrace.batching.statistics import VersionStatistics
 from headrace.engine import Engine
+from headrace.frontends.histograms import add_latencies
+from headrace.frontends.metric import Metric
+from headrace.frontends.sampling import Sampler
+from headrace.lifecycle.manager import Manager
 from headrace.loaded import LoadedVersion
 from headrace.outcomes import Outcomes, said
 from headrace.status import OK
@@ -21,23 +23,6 @@ from headrace.status import OK
 if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family
     from prometheus_client.registry import Collector
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """What a metric is called and means.
-
-    Attributes:
-        name: Its name, without the suffixes that Prometheus' text format adds.
-        kind: What Prometheus makes of it.
-        help: What it counts or measures, and its unit.
-        labels: By what it is divided.
-    """
-
-    name: str
-    kind: Literal["counter", "gauge", "histogram"]
-    help: str
-    labels: tuple[str, ...] = ("model", "version")
 
 
 REQUESTS = Metric("headrace_requests", "counter", "Requests answered.")
@@ -131,7 +116,61 @@ MODEL_CACHE_REQUESTS = Metric(
 MODEL_REQUEST_SECONDS = Metric(
     "headrace_model_request_seconds",
     "histogram",
-    "Time from a request's arrival to its answer.",
+    "Time from a request's arrival to its answer, in buckets of 9 %.",
+    ("model",),
+)
+OBJECTIVE_REQUESTS = Metric(
+    "headrace_objective_requests",
+    "counter",
+    "Requests to models with a latency objective: kept it, or were late, failed or refused.",
+    ("model", "result"),
+)
+OBJECTIVE_SECONDS = Metric(
+    "headrace_objective_seconds", "gauge", "The latency objective of the model's settings.", ("model",)
+)
+OBJECTIVE_TARGET = Metric(
+    "headrace_objective_target", "gauge", "The share of requests that is to keep the objective.", ("model",)
+)
+ISOLATED_RESTARTS = Metric(
+    "headrace_isolated_restarts",
+    "counter",
+    "Processes of an isolated version that had to be replaced, by why.",
+    ("model", "version", "reason"),
+)
+ISOLATED_READY = Metric(
+    "headrace_isolated_ready", "gauge", "1 while the process of an isolated version answers: alert on 0."
+)
+ISOLATED_MEMORY = Metric(
+    "headrace_isolated_memory_bytes", "gauge", "What the process of an isolated version holds of its own."
+)
+OBJECTIVE_BUDGET = Metric(
+    "headrace_objective_budget_remaining",
+    "gauge",
+    "The share of the error budget that is left of the objective's window; below 0 it is overdrawn.",
+    ("model",),
+)
+OBJECTIVE_BURN = Metric(
+    "headrace_objective_burn_rate",
+    "gauge",
+    "How fast the error budget is used up, in the last twelfth of the window: 1 is as fast as is allowed.",
+    ("model",),
+)
+LOAD = Metric(
+    "headrace_load",
+    "gauge",
+    "What is asked of the server, as a fraction of what it can answer within the objectives of its models.",
+    (),
+)
+SERVING_THREAD = Metric(
+    "headrace_serving_thread_busy",
+    "gauge",
+    "The share of its time that the serving thread works beside models, or waits for a processor.",
+    (),
+)
+MODEL_LOAD = Metric(
+    "headrace_model_load",
+    "gauge",
+    "The fraction of the processors that requests for a model need.",
     ("model",),
 )
 CALLS = Metric(
@@ -153,75 +192,135 @@ METRICS = (
     REQUEST_SECONDS, QUEUE_SECONDS, COMPUTE_SECONDS, BATCHES, BATCH_ROWS, QUEUED_ROWS, OUTSTANDING,
     VERSION_STATE, LOAD_ATTEMPTS, DEFAULT_VERSION, AGE, MAX_AGE, STALE, MODEL_REQUESTS, MODEL_ROWS,
     MODEL_FAILURES, MODEL_REFUSED, MODEL_CANCELLED, MODEL_DEFAULT_ANSWERS, MODEL_CACHE_REQUESTS,
-    MODEL_REQUEST_SECONDS, CALLS, ERRORS, READY,
+    MODEL_REQUEST_SECONDS, OBJECTIVE_REQUESTS, OBJECTIVE_SECONDS, OBJECTIVE_TARGET, ISOLATED_RESTARTS,
+    ISOLATED_READY, ISOLATED_MEMORY, OBJECTIVE_BUDGET, OBJECTIVE_BURN, LOAD, SERVING_THREAD, MODEL_LOAD,
+    CALLS, ERRORS, READY,
 )  # fmt: skip
 
 _BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
-def exposition(engine: Engine, *, ready: bool, others: Iterable[Collector] = ()) -> bytes:
-    """The metrics in Prometheus' text format.
+Families = Iterator["Family | None"]
+"""Families, and None in between where others may go on."""
+
+
+def families(
+    engine: Engine, *, ready: bool, others: Iterable[Collector] = (), sampler: Sampler | None = None
+) -> Families:
+    """All metrics, as they are when each is asked for.
 
     Args:
         engine: What they are read from.
         ready: Whether the server says that it is ready.
         others: What else has metrics.
+        sampler: Knows of the last seconds; None where nobody has looked.
     """
     # Imported at the first scrape: a server that nobody scrapes starts without it.
-    from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest  # noqa: PLC0415
+    from prometheus_client import ProcessCollector  # noqa: PLC0415
 
-    registry = CollectorRegistry()
-    ProcessCollector(registry=registry)
-    registry.register(_Snapshot(engine, ready))
+    yield from ProcessCollector(registry=None).collect()
+    yield from _of_engine(engine, ready)
+    if sampler is not None:
+        yield from _of_last_seconds(sampler)
     for one in others:
-        registry.register(one)
-    return generate_latest(registry)
+        yield None
+        yield from one.collect()
 
 
-class _Snapshot:
-    """A Prometheus collector over the engine's counters."""
+class _Counted(NamedTuple):
+    """A loaded version, and what it has done.
 
-    def __init__(self, engine: Engine, ready: bool) -> None:
-        self._engine = engine
-        self._ready = ready
+    Attributes:
+        loaded: The version.
+        labels: The values of ``model`` and ``version``.
+        statistics: What it has done, added up once for all metrics.
+    """
 
-    def collect(self) -> Iterator[Family]:
-        loaded = self._engine.manager.all_loaded()
-        yield from _counters(loaded)
-        yield from _caches(loaded)
-        yield from _histograms(loaded)
-        yield from _model_totals(self._engine.totals.of_models())
-        yield from self._versions()
-        yield from self._ages(loaded)
-        if self._engine.config.triton_metrics:
-            yield from _triton(loaded)
+    loaded: LoadedVersion
+    labels: list[str]
+    statistics: VersionStatistics
 
-    def _versions(self) -> Iterator[Family]:
-        manager = self._engine.manager
-        state, attempts, default = family(VERSION_STATE), family(LOAD_ATTEMPTS), family(DEFAULT_VERSION)
-        for model in manager.models():
-            for status in manager.status(model):
-                number = str(status.version)
-                state.add_metric([model, number, status.state.value], 1)
-                attempts.add_metric([model, number], status.attempts)
-            if (version := manager.default_version(model)) is not None:
-                default.add_metric([model], version)
-        ready = family(READY)
-        ready.add_metric([], int(self._ready))
-        yield from (state, attempts, default, *_calls(self._engine.outcomes), ready)
 
-    def _ages(self, versions: Iterable[LoadedVersion]) -> Iterator[Family]:
-        age, objective, stale = family(AGE), family(MAX_AGE), family(STALE)
-        now = datetime.now(UTC)
-        for loaded in versions:
-            if loaded.published is None:
-                continue
-            seconds, most = (now - loaded.published).total_seconds(), loaded.config.versions.max_age_seconds
-            age.add_metric(_labels(loaded), seconds)
-            if most and self._engine.manager.default_version(loaded.name) == loaded.version:
-                objective.add_metric([loaded.name], most)
-                stale.add_metric([loaded.name], int(seconds > most))
-        yield from (age, objective, stale)
+def _of_engine(engine: Engine, ready: bool) -> Families:
+    versions, totals = list[_Counted](), dict[str, VersionStatistics]()
+    for loaded in engine.manager.all_loaded():
+        versions.append(_Counted(loaded, [loaded.name, str(loaded.version)], loaded.statistics))
+        yield None
+    yield from _counters(versions)
+    yield from _caches(versions)
+    yield from _isolated(versions)
+    yield from _histograms(versions)
+    for model, total in engine.totals.of_models():
+        totals[model] = total
+        yield None
+    yield from _model_totals(totals)
+    yield from _versions(engine.manager)
+    yield from _objectives(engine.manager)
+    yield from _calls(engine.outcomes)
+    is_ready = family(READY)
+    is_ready.add_metric([], int(ready))
+    yield is_ready
+    yield from _ages(versions, engine.manager)
+    if engine.config.triton_metrics:
+        yield from _triton(versions)
+
+
+def _versions(manager: Manager[LoadedVersion]) -> Families:
+    state, attempts, default = family(VERSION_STATE), family(LOAD_ATTEMPTS), family(DEFAULT_VERSION)
+    for model in manager.models():
+        yield None
+        if not manager.knows(model):
+            continue
+        for status in manager.status(model):
+            number = str(status.version)
+            state.add_metric([model, number, status.state.value], 1)
+            attempts.add_metric([model, number], status.attempts)
+        if (version := manager.default_version(model)) is not None:
+            default.add_metric([model], version)
+    yield from (state, attempts, default)
+
+
+def _objectives(manager: Manager[LoadedVersion]) -> Families:
+    """The objectives of the versions that answer unnamed requests."""
+    seconds, target = family(OBJECTIVE_SECONDS), family(OBJECTIVE_TARGET)
+    for loaded in manager.all_loaded():
+        yield None
+        objective = loaded.config.objective
+        if objective.latency_seconds and manager.default_version(loaded.name) == loaded.version:
+            seconds.add_metric([loaded.name], objective.latency_seconds)
+            target.add_metric([loaded.name], objective.target)
+    yield from (seconds, target)
+
+
+def _ages(versions: Iterable[_Counted], manager: Manager[LoadedVersion]) -> Families:
+    age, objective, stale = family(AGE), family(MAX_AGE), family(STALE)
+    now = datetime.now(UTC)
+    for loaded, labels, _ in versions:
+        yield None
+        if loaded.published is None or not manager.knows(loaded.name):
+            continue
+        seconds, most = (now - loaded.published).total_seconds(), loaded.config.versions.max_age_seconds
+        age.add_metric(labels, seconds)
+        if most and manager.default_version(loaded.name) == loaded.version:
+            objective.add_metric([loaded.name], most)
+            stale.add_metric([loaded.name], int(seconds > most))
+    yield from (age, objective, stale)
+
+
+def _of_last_seconds(sampler: Sampler) -> Families:
+    budget, burn = family(OBJECTIVE_BUDGET), family(OBJECTIVE_BURN)
+    for model, one in sampler.budgets():
+        yield None
+        budget.add_metric([model], one.remaining)
+        burn.add_metric([model], one.burn_rate)
+    load, serving, of_models = family(LOAD), family(SERVING_THREAD), family(MODEL_LOAD)
+    if sampler.load is not None:
+        load.add_metric([], sampler.load)
+        serving.add_metric([], sampler.serving_busy)
+    for model, part in sampler.model_loads.items():
+        yield None
+        of_models.add_metric([model], part)
+    yield from (budget, burn, load, serving, of_models)
 
 
 def family(metric: Metric) -> Any:  # prometheus_client's families share no typed add_metric
@@ -236,7 +335,7 @@ def family(metric: Metric) -> Any:  # prometheus_client's families share no type
     return kinds[metric.kind](metric.name, metric.help, labels=metric.labels)
 
 
-def _calls(outcomes: Outcomes) -> Iterator[Family]:
+def _calls(outcomes: Outcomes) -> Families:
     calls, errors = family(CALLS), family(ERRORS)
     for door, tally in outcomes.tallies.items():
         calls.add_metric([door.value, said(door, OK)], tally.answered)
@@ -246,32 +345,34 @@ def _calls(outcomes: Outcomes) -> Iterator[Family]:
     yield from (calls, errors)
 
 
-def _counters(versions: Iterable[LoadedVersion]) -> Iterator[Family]:
-    values: tuple[tuple[Metric, Callable[[LoadedVersion], float]], ...] = (
-        (REQUESTS, lambda loaded: loaded.statistics.requests),
-        (ROWS, lambda loaded: loaded.statistics.rows),
-        (FAILURES, lambda loaded: loaded.statistics.failures),
-        (REFUSED, lambda loaded: loaded.statistics.refused),
-        (CANCELLED, lambda loaded: loaded.statistics.cancelled),
-        (DEFAULT_ANSWERS, lambda loaded: loaded.statistics.defaults),
-        (QUEUE_SECONDS, lambda loaded: loaded.statistics.queue_seconds),
-        (COMPUTE_SECONDS, lambda loaded: loaded.statistics.compute_seconds),
-        (QUEUED_ROWS, lambda loaded: loaded.queued_rows),
-        (OUTSTANDING, lambda loaded: loaded.outstanding),
+def _counters(versions: Iterable[_Counted]) -> Families:
+    values: tuple[tuple[Metric, Callable[[_Counted], float]], ...] = (
+        (REQUESTS, lambda one: one.statistics.requests),
+        (ROWS, lambda one: one.statistics.rows),
+        (FAILURES, lambda one: one.statistics.failures),
+        (REFUSED, lambda one: one.statistics.refused),
+        (CANCELLED, lambda one: one.statistics.cancelled),
+        (DEFAULT_ANSWERS, lambda one: one.statistics.defaults),
+        (QUEUE_SECONDS, lambda one: one.statistics.queue_seconds),
+        (COMPUTE_SECONDS, lambda one: one.statistics.compute_seconds),
+        (QUEUED_ROWS, lambda one: one.loaded.queued_rows),
+        (OUTSTANDING, lambda one: one.loaded.outstanding),
     )
     for metric, value in values:
         made = family(metric)
-        for loaded in versions:
-            made.add_metric(_labels(loaded), value(loaded))
+        for one in versions:
+            made.add_metric(one.labels, value(one))
+            yield None
         yield made
     batches = family(BATCHES)
-    for loaded in versions:
-        for release, count in loaded.statistics.releases.items():
-            batches.add_metric([*_labels(loaded), release.value], count)
+    for _, labels, statistics in versions:
+        yield None
+        for release, count in statistics.releases.items():
+            batches.add_metric([*labels, release.value], count)
     yield batches
 
 
-def _model_totals(models: Mapping[str, VersionStatistics]) -> Iterator[Family]:
+def _model_totals(models: Mapping[str, VersionStatistics]) -> Families:
     values: tuple[tuple[Metric, Callable[[VersionStatistics], float]], ...] = (
         (MODEL_REQUESTS, lambda total: total.requests),
         (MODEL_ROWS, lambda total: total.rows),
@@ -284,16 +385,26 @@ def _model_totals(models: Mapping[str, VersionStatistics]) -> Iterator[Family]:
         made = family(metric)
         for model, total in models.items():
             made.add_metric([model], value(total))
+            yield None
         yield made
     cached = family(MODEL_CACHE_REQUESTS)
     for model, total in models.items():
+        yield None
         for result, count in _cache_results(total).items():
             cached.add_metric([model, result], count)
     yield cached
     latency = family(MODEL_REQUEST_SECONDS)
     for model, total in models.items():
-        latency.add_metric([model], _latency_buckets(total), total.request_seconds)
+        add_latencies(latency, {"model": model}, total.latencies, total.request_seconds, fine=True)
+        yield None
     yield latency
+    kept = family(OBJECTIVE_REQUESTS)
+    for model, total in models.items():
+        yield None
+        if total.objective is not None:
+            for result, count in total.objective._asdict().items():
+                kept.add_metric([model, result], count)
+    yield kept
 
 
 def _cache_results(statistics: VersionStatistics) -> dict[str, int]:
@@ -306,58 +417,63 @@ def _cache_results(statistics: VersionStatistics) -> dict[str, int]:
     return found if any(found.values()) else {}
 
 
-def _caches(versions: Iterable[LoadedVersion]) -> Iterator[Family]:
+def _caches(versions: Iterable[_Counted]) -> Families:
     requests, held = family(CACHE_REQUESTS), family(CACHE_BYTES)
-    for loaded in versions:
+    for loaded, labels, statistics in versions:
+        yield None
         if loaded.cache is None:
             continue
-        held.add_metric(_labels(loaded), loaded.cache.held_bytes)
-        for result, count in _cache_results(loaded.statistics).items():
-            requests.add_metric([*_labels(loaded), result], count)
+        held.add_metric(labels, loaded.cache.held_bytes)
+        for result, count in _cache_results(statistics).items():
+            requests.add_metric([*labels, result], count)
     yield from (requests, held)
 
 
-def _histograms(versions: Iterable[LoadedVersion]) -> Iterator[Family]:
+def _isolated(versions: Iterable[_Counted]) -> Families:
+    restarts, ready, memory = family(ISOLATED_RESTARTS), family(ISOLATED_READY), family(ISOLATED_MEMORY)
+    for loaded, labels, _ in versions:
+        yield None
+        if loaded.isolated is None:
+            continue
+        ready.add_metric(labels, int(not loaded.isolated.trouble))
+        memory.add_metric(labels, loaded.isolated.memory_bytes)
+        for reason, count in list(loaded.isolated.restarts.items()):
+            restarts.add_metric([*labels, reason], count)
+    yield from (restarts, ready, memory)
+
+
+def _histograms(versions: Iterable[_Counted]) -> Families:
     latency, sizes = family(REQUEST_SECONDS), family(BATCH_ROWS)
-    for loaded in versions:
-        statistics = loaded.statistics
-        latency.add_metric(_labels(loaded), _latency_buckets(statistics), statistics.request_seconds)
-        total = sum(rows * int(counted[0]) for rows, counted in statistics.batch_rows.items())
-        sizes.add_metric(_labels(loaded), _batch_buckets(statistics), total)
+    for _, labels, statistics in versions:
+        named = dict(zip(REQUEST_SECONDS.labels, labels, strict=True))
+        add_latencies(latency, named, statistics.latencies, statistics.request_seconds, fine=False)
+        counts = {rows: int(counted[0]) for rows, counted in statistics.batch_rows.items()}
+        sizes.add_metric(labels, _batch_buckets(counts), sum(rows * n for rows, n in counts.items()))
+        yield None
     yield from (latency, sizes)
 
 
-def _latency_buckets(statistics: VersionStatistics) -> list[tuple[str, float]]:
-    bounds = [*map(str, LATENCY_BUCKETS_SECONDS), "+Inf"]
-    return list(zip(bounds, accumulate(statistics.latency_counts), strict=True))
-
-
-def _batch_buckets(statistics: VersionStatistics) -> list[tuple[str, float]]:
-    sizes = {rows: int(counted[0]) for rows, counted in statistics.batch_rows.items()}
-    buckets = [(str(bound), sum(n for rows, n in sizes.items() if rows <= bound)) for bound in _BATCH_BUCKETS]
-    return [*buckets, ("+Inf", sum(sizes.values()))]
-
-
-def _labels(loaded: LoadedVersion) -> list[str]:
-    return [loaded.name, str(loaded.version)]
+def _batch_buckets(counts: Mapping[int, int]) -> list[tuple[str, float]]:
+    """How many batches have up to so many rows, from how many have just so many."""
+    buckets = [
+        (str(bound), sum(n for rows, n in counts.items() if rows <= bound)) for bound in _BATCH_BUCKETS
+    ]
+    return [*buckets, ("+Inf", sum(counts.values()))]
 
 
 # --- the names that existing boards use; on request, beside our own ---
 
 
-def _triton(versions: Iterable[LoadedVersion]) -> Iterator[Family]:
-    values: dict[str, Callable[[VersionStatistics], float]] = {
-        "nv_inference_request_success": lambda statistics: statistics.requests,
-        "nv_inference_request_failure": lambda statistics: statistics.failures + statistics.refused,
-        "nv_inference_count": lambda statistics: statistics.rows,
-        "nv_inference_exec_count": lambda statistics: statistics.batches,
-        "nv_inference_request_duration_us": lambda statistics: int(statistics.request_seconds * 1e6),
-        "nv_inference_queue_duration_us": lambda statistics: int(statistics.queue_seconds * 1e6),
-        "nv_inference_compute_infer_duration_us": lambda statistics: int(statistics.compute_seconds * 1e6),
-    }
-    for name, value in values.items():
+def _triton(versions: Iterable[_Counted]) -> Families:
+    from headrace.frontends import triton_metrics  # noqa: PLC0415 - only where they are wanted
+
+    for name, counters in triton_metrics.by_name():
+        labels = ("model", "version", "reason") if counters[0].reason else ("model", "version")
         # Triton's counters have no _total, which a counter family would add.
-        made = family(Metric(name, "gauge", "Triton's name for headrace's own counter."))
-        for loaded in versions:
-            made.add_metric(_labels(loaded), value(loaded.statistics))
+        made = family(Metric(name, "gauge", "Triton's name for headrace's own counter.", labels))
+        for loaded, values, statistics in versions:
+            yield None
+            for one in counters:
+                if loaded.cache is not None or not one.of_cache:
+                    made.add_metric([*values, one.reason] if one.reason else values, one.value(statistics))
         yield made

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from headrace.access.verbs import METRICS
+from headrace.frontends import scraped_protobuf
 from headrace.frontends.calls import HttpCall, HttpReply, HttpRoute
 from headrace.frontends.service import Service
 
 _TEXT = ((b"content-type", b"text/plain; version=0.0.4; charset=utf-8"),)
+_PROTOBUF = ((b"content-type", scraped_protobuf.CONTENT_TYPE),)
 
 
 def http_routes(service: Service) -> list[HttpRoute]:
@@ -15,10 +18,12 @@ def http_routes(service: Service) -> list[HttpRoute]:
         service: What is measured.
     """
 
-    async def metrics(_call: HttpCall) -> HttpReply:
-        return HttpReply(service.metrics(), headers=_TEXT)
+    async def metrics(call: HttpCall) -> HttpReply:
+        if service.as_protobuf and scraped_protobuf.wanted(call.header(b"accept") or b""):
+            return HttpReply(await service.metrics_as_protobuf(), headers=_PROTOBUF)
+        return HttpReply(await service.metrics(), headers=_TEXT)
 
     return [
-        HttpRoute("GET", "/metrics", metrics),
-        HttpRoute("GET", "/monitoring/prometheus/metrics", metrics),
+        HttpRoute("GET", "/metrics", metrics, METRICS),
+        HttpRoute("GET", "/monitoring/prometheus/metrics", metrics, METRICS),
     ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING
 
+from headrace.access.verbs import ANY
 from headrace.errors import NotFound, Unsupported
 from headrace.frontends.calls import GrpcCall, GrpcMethod, StreamHandler
 from headrace.frontends.wire import protos
@@ -27,7 +28,11 @@ def grpc_methods(service: Service) -> list[GrpcMethod]:
         service: Says which gRPC services are served.
     """
     return [
-        GrpcMethod(f"/{package}.ServerReflection/ServerReflectionInfo", stream=_answering(package, service))
+        GrpcMethod(
+            f"/{package}.ServerReflection/ServerReflectionInfo",
+            stream=_answering(package, service),
+            verbs=ANY,
+        )
         for package in PACKAGES
     ]
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib.metadata import version as installed_version
+from itertools import chain
 from typing import TYPE_CHECKING
 
+from headrace.batching.counts import VersionCounts
 from headrace.engine import Engine
 from headrace.errors import FailedPrecondition, NotFound
-from headrace.frontends.metrics import exposition
+from headrace.frontends import metrics_text, scraped_protobuf
+from headrace.frontends.metrics import Families, families
+from headrace.frontends.sampling import Sampler
 from headrace.frontends.tensorflow_metrics import TensorFlowMetrics
 from headrace.frontends.wire import protos
 from headrace.frontends.wire.json_cost import at_once_bytes
@@ -31,24 +35,29 @@ class Service:
         loaded: The loaded version that a request means, by model, version and label; see ``Engine.loaded``.
         predict: Predicts and is awaited; see ``Engine.answer``.
         outcomes: Where calls end.
+        guarded: Whether callers are asked who they are.
         services: The full names of the gRPC services that are served.
+        as_protobuf: Whether metrics are also told as protobuf messages.
         tensorflow_metrics: Counts as TensorFlow Serving does; None where nobody asks for it.
     """
 
     name = "headrace"
+    as_protobuf = True
+    guarded = False
 
     def __init__(self, engine: Engine) -> None:
         """Stand before an engine."""
         self._engine = engine
-        self._draining = False
+        self._draining = self._going = False
         self.outcomes = engine.outcomes
         wanted = engine.config.tensorflow_metrics
         self.tensorflow_metrics = TensorFlowMetrics(engine.manager.knows) if wanted else None
         self.version = installed_version("headrace")
         self.services = protos.services()
         self._collectors: list[Collector] = []
+        self._sampler = Sampler(engine)
         self.limits = engine.config.limits
-        self.lane = Lane()
+        self.lane, self._scrape_lane = Lane(), Lane()
         self.at_once_bytes = at_once_bytes(self.limits)
         # Handed through rather than wrapped: these are on every request's way.
         self.loaded = engine.manager.get
@@ -62,6 +71,10 @@ class Service:
             collector: Gives its metrics.
         """
         self.services = tuple(sorted((*self.services, service)))
+        self.also_measures(collector)
+
+    def also_measures(self, collector: Collector) -> None:
+        """Give further metrics, from the start."""
         self._collectors.append(collector)
 
     # --- health ---
@@ -82,22 +95,33 @@ class Service:
         """
         if self._draining:
             return False
-        statuses = self.status(model)
         if version is None:
-            return any(status.state is State.READY for status in statuses)
-        for status in statuses:
+            return self.answers(model)
+        for status in self.status(model):
             if status.version == version:
-                return status.state is State.READY
+                return status.answers
         raise NotFound(f"Servable not found for request: Specific({model}, {version})")
 
+    def answers(self, model: str) -> bool:
+        """Whether any version of a model answers.
+
+        Raises:
+            NotFound: There is no such model.
+        """
+        return any(status.answers for status in self.status(model))
+
     @property
-    def draining(self) -> bool:
-        """Whether the server is stopping."""
-        return self._draining
+    def going(self) -> bool:
+        """Whether the server answers what it has, and ends: streams without an end are to end."""
+        return self._going
 
     def drain(self) -> None:
         """From now on say that no more requests should be sent here; those that come are answered."""
         self._draining = True
+
+    def go(self) -> None:
+        """From now on end streams that have no end of their own; they would keep the server."""
+        self._going = True
 
     # --- what there is ---
 
@@ -133,10 +157,54 @@ class Service:
         """The version that answers when a request names none; None while there is none."""
         return self._engine.manager.default_version(model)
 
-    def metrics(self) -> bytes:
+    async def metrics(self) -> bytes:
         """The metrics in Prometheus' text format."""
-        text = exposition(self._engine, ready=self.ready(), others=self._collectors)
-        return text if self.tensorflow_metrics is None else text + self.tensorflow_metrics.text().encode()
+        return await self.own_metrics()
+
+    async def own_metrics(self) -> bytes:
+        """Those of this process. Requests are answered while they are put together."""
+        text = metrics_text.pieces(self._families())
+        counted = () if self.tensorflow_metrics is None else self.tensorflow_metrics.pieces()
+        return await self._in_slices(map(str.encode, chain(text, counted)))
+
+    async def counts(self, model: str = "", version: int | None = None) -> list[VersionCounts]:
+        """What one version has done, all ready versions of a model, or those of all models.
+
+        Raises:
+            HeadraceError: There is no such model or version, or it is not ready.
+        """
+        return self._own_counts([model] if model else self.models(), version)
+
+    def _own_counts(self, models: Iterable[str], version: int | None) -> list[VersionCounts]:
+        """Those of this process, of models that may be told of: nobody is asked here whether they may."""
+        manager = self._engine.manager
+        asked = [
+            (model, number)
+            for model in models
+            for number in ([version] if version is not None else _ready(manager.status(model)))
+        ]
+        found = [manager.get(model, number) for model, number in asked]
+        return [VersionCounts.of(one.name, one.version, one.statistics) for one in found]
+
+    async def metrics_as_protobuf(self) -> bytes:
+        """The same as Prometheus' protobuf messages, with native histograms."""
+        families = self._families()
+        if self.tensorflow_metrics is not None:
+            families = chain(families, scraped_protobuf.parsed(self.tensorflow_metrics.text()))
+        return await self._in_slices(scraped_protobuf.pieces(families))
+
+    def _families(self) -> Families:
+        self._sampler.watch()
+        return families(self._engine, ready=self.ready(), others=self._collectors, sampler=self._sampler)
+
+    async def _in_slices(self, pieces: Iterable[bytes]) -> bytes:
+        made = []
+        async with self._scrape_lane:
+            for piece in pieces:
+                if piece:
+                    made.append(piece)
+                await self._scrape_lane.breathe()
+        return b"".join(made)
 
     # --- administration ---
 
@@ -161,7 +229,11 @@ class Service:
         self._engine.manager.unload(model)
 
     def _check_admin(self) -> None:
-        if not self._engine.config.admin:
+        if not (self._engine.config.admin or self._engine.config.has_admin_ports):
             raise FailedPrecondition(
                 "loading and unloading over the network is off; start the server with --admin"
             )
+
+
+def _ready(statuses: Iterable[VersionStatus]) -> list[int]:
+    return sorted(one.version for one in statuses if one.state is State.READY)

@@ -126,28 +126,31 @@ class TensorFlowMetrics:
 
     def text(self) -> str:
         """The metrics as its exporter writes them."""
-        return "\n".join(self._lines()) + "\n"
+        return "".join(self.pieces())
 
-    def _lines(self) -> Iterator[str]:
-        yield "# TYPE :tensorflow:serving:request_count counter"
-        for (model, status), count in self._requests.items():
+    def pieces(self) -> Iterator[str]:
+        """The same in short pieces; requests may be counted in between."""
+        yield "# TYPE :tensorflow:serving:request_count counter\n"
+        for (model, status), count in list(self._requests.items()):
             labels = f'model_name="{_escaped(model)}",status="{status}"'
-            yield f":tensorflow:serving:request_count{{{labels}}} {count}"
+            yield f":tensorflow:serving:request_count{{{labels}}} {count}\n"
         yield from _histogram("request_latency", "entrypoint", self._request_latency)
         yield from _histogram("runtime_latency", "runtime", self._runtime_latency)
 
 
 def _histogram(name: str, last: str, measured: dict[tuple[str, str, str], _Latencies]) -> Iterator[str]:
     name = f":tensorflow:serving:{name}"
-    yield f"# TYPE {name} histogram"
+    yield f"# TYPE {name} histogram\n"
     limits = [*(f"{limit:g}" for limit in BUCKETS), "+Inf"]
-    for (model, api, value), latencies in measured.items():
+    for (model, api, value), latencies in list(measured.items()):
         labels = f'model_name="{_escaped(model)}",API="{api}",{last}="{value}"'
         totals = list(accumulate(latencies.counts))
-        for limit, total in zip(limits, totals, strict=True):
-            yield f'{name}_bucket{{{labels},le="{limit}"}} {total}'
-        yield f"{name}_sum{{{labels}}} {latencies.sum}"
-        yield f"{name}_count{{{labels}}} {totals[-1]}"
+        buckets = [
+            f'{name}_bucket{{{labels},le="{limit}"}} {total}\n'
+            for limit, total in zip(limits, totals, strict=True)
+        ]
+        yield f"{''.join(buckets)}{name}_sum{{{labels}}} {latencies.sum}\n"
+        yield f"{name}_count{{{labels}}} {totals[-1]}\n"
 
 
 def _escaped(label: str) -> str:

@@ -8,24 +8,17 @@ from __future__ import annotations
 import _thread
 import errno
 import logging
-import os
-import sys
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import suppress
 from typing import Protocol, TypeVar
 
 from headrace.clock import Clock
+from headrace.cpus import take_less
 from headrace.lifecycle.idle import LOOK_SECONDS, IdleCall, IdleTime, answer
 
 _log = logging.getLogger(__name__)
-
-_NICER_BY = 9
-"""The weight of a thread is 1024 / 1.25 ** nice: beside one of the ordinary weight this leaves 12 %."""
-
-_LOWEST = 19
 
 NO_THREAD = (OSError, RuntimeError)
 """What an Executor raises when it cannot start a thread; one may be had a little later."""
@@ -158,22 +151,9 @@ def _start_thread(call: Callable[..., object], args: tuple[object, ...]) -> None
 
 def _after_taking_less(call: Callable[..., object], args: tuple[object, ...]) -> None:
     if hasattr(_here, "threads"):
-        _take_less()
+        _here.takes_less = True
+        take_less()
     call(*args)
-
-
-def _take_less() -> None:
-    """Have a small share of the processor that nobody can take away, and interrupt nobody.
-
-    Beside a thread that never sleeps, nice 9 is an eighth of a core. SCHED_IDLE would be what is left over:
-    beside busy processes nothing, and whoever is put aside with Python's lock would keep it for seconds.
-    """
-    _here.takes_less = True
-    if sys.platform != "linux":  # elsewhere priorities belong to whole processes
-        return
-    with suppress(OSError):  # a sandbox may forbid it; loading works all the same
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # 0: this thread
-        os.setpriority(os.PRIO_PROCESS, 0, min(_LOWEST, os.getpriority(os.PRIO_PROCESS, 0) + _NICER_BY))
 
 
 _here = threading.local()

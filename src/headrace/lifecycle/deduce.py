@@ -97,9 +97,10 @@ def deduce(
         try:
             deduced[name] = deduce_model(name, was, model, overrides(name), look_at)
         except Exception as error:  # noqa: BLE001  # The boundary: what one model holds concerns no other.
-            deduced[name] = _keep(was, f"its directory cannot be read: {type(error).__name__}: {error}")
+            problem = "its directory cannot be read; the server's log says more"
+            deduced[name] = _keep(was, problem, f"{type(error).__name__}: {error}")
     for name in listing.unreadable.keys() - remembered.keys():
-        deduced[name] = _keep(_NOTHING, listing.unreadable[name])
+        deduced[name] = _keep(_NOTHING, listing.unreadable[name], listing.details.get(name, ""))
     # A served directory without a single version is a lost mount rather than the wish to serve nothing.
     believable = not listing.problem and any(model.versions for model in listing.models.values())
     for name, was in remembered.items():
@@ -107,7 +108,8 @@ def deduce(
             continue
         problem = listing.unreadable.get(name) or listing.problem
         if problem or not believable:
-            deduced[name] = _keep(was, problem or "the served directory is empty; what is loaded stays")
+            problem = problem or "the served directory is empty; what is loaded stays"
+            deduced[name] = _keep(was, problem, listing.details.get(name, ""))
     return deduced
 
 
@@ -218,8 +220,8 @@ def kept_by_what_is_loaded(before: ModelConfig, now: ModelConfig) -> list[str]:
     return [name for name in sections if getattr(before, name) != getattr(now, name)]
 
 
-def _keep(was: Deduced, problem: str) -> Deduced:
-    return replace(was, wanted=replace(was.wanted, problem=problem))
+def _keep(was: Deduced, problem: str, detail: str = "") -> Deduced:
+    return replace(was, wanted=replace(was.wanted, problem=problem, detail=detail))
 
 
 def _read_settings(name: str, before: Deduced, model: ModelListing, overrides: Table) -> Deduced:

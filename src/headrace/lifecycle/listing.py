@@ -1,7 +1,8 @@
 """What is on disk, read in one go: the model directories, with their versions, settings and control records.
 
-Names that clients send never get here: only what the operator put into the directory is looked at. So
-symbolic links, of the directory, a model or a version, are followed wherever they lead.
+Names that clients send never get here: only what the operator put into the directory is looked at. Symbolic
+links are followed here; what leads out of the directory is refused when it is loaded
+(``headrace.versions.trust``).
 """
 
 from __future__ import annotations
@@ -65,12 +66,14 @@ class Listing:
     Attributes:
         models: The models, by name, those without versions included.
         unreadable: Models whose directory cannot be listed, and why.
+        details: What only the operator is told of some of those.
         skipped: Names in the served directory that are no models, and why.
         problem: Why the served directory cannot be listed, or "".
     """
 
     models: Mapping[str, ModelListing] = field(default_factory=dict)
     unreadable: Mapping[str, str] = field(default_factory=dict)
+    details: Mapping[str, str] = field(default_factory=dict)
     skipped: Mapping[str, str] = field(default_factory=dict)
     problem: str = ""
 
@@ -110,7 +113,7 @@ def list_models(
             directories, skipped = _model_directories(root, may_touch)
         except OSError as error:
             problem = f"the model directory cannot be listed: {error.strerror}"
-    models, unreadable = dict[str, ModelListing](), dict[str, str]()
+    models, unreadable, details = dict[str, ModelListing](), dict[str, str](), dict[str, str]()
     for name, directory in {**directories, **elsewhere}.items():
         if not may_touch(name):
             unreadable[name] = "its directory does not answer"
@@ -124,10 +127,11 @@ def list_models(
         except OSError as error:
             unreadable[name] = f"its directory cannot be listed: {error.strerror}"
         except Exception as error:  # noqa: BLE001  # The boundary: what one model holds concerns no other.
-            unreadable[name] = f"its directory cannot be listed: {type(error).__name__}: {error}"
+            unreadable[name] = "its directory cannot be listed; the server's log says more"
+            details[name] = f"{type(error).__name__}: {error}"
     if not problem:
         recall.forget_but({*directories, *elsewhere})
-    return Listing(models, unreadable, skipped, problem)
+    return Listing(models, unreadable, details, skipped, problem)
 
 
 def look(version_directory: Path, moved: Callable[[], object] = lambda: None) -> Look:

@@ -22,10 +22,12 @@ from headrace.lifecycle.background import NO_THREAD, Executor
 from headrace.lifecycle.closing import Closes
 from headrace.lifecycle.handle import LoadedT
 from headrace.lifecycle.loader import Loader
-from headrace.lifecycle.no_version import label_error, not_ready, unknown_model, without_path
+from headrace.lifecycle.no_version import label_error, not_ready, told_of, unknown_model, whole_of
 from headrace.lifecycle.policy import pause_before_retry
 from headrace.lifecycle.records import ModelRecord, Place, VersionRecord
 from headrace.lifecycle.state import Event, State, VersionStatus
+from headrace.lifecycle.unsettled import Unsettled
+from headrace.lifecycle.waiting_loads import WaitingLoads
 from headrace.lifecycle.wanted import Wanted
 
 _log = logging.getLogger(__name__)
@@ -64,11 +66,11 @@ class Manager(Generic[LoadedT]):
         self._models: dict[str, ModelRecord[LoadedT]] = {}
         self.unusable: Mapping[str, str] = {}
         self._defaults: dict[str, LoadedT] = {}
-        self._to_load: dict[str, int] = {}
+        self._to_load: WaitingLoads[LoadedT] = WaitingLoads()
         self._attempts: Attempts[LoadedT] = Attempts(clock, load_threads)
         self._closes: Closes[LoadedT] = Closes(loader.close, clock, executor)
-        self._is_all = True
-        self._started = self._closing = False
+        self._unsettled = Unsettled(lambda: self._models, self._is_settled)
+        self._is_all, self._started, self._closing = True, False, False
         self._on_closed: Callable[[], object] | None = None
 
     # ---- What requests ask ----
@@ -272,12 +274,12 @@ class Manager(Generic[LoadedT]):
         now = self._clock.now()
         model.match(now)
         self._point(model)
-        self._to_load.pop(model.name, None)
+        self._to_load.drop(model.name)
         while (action := model.decide(now)) is not None:
             version = model.versions[action.version]
             if action.event is Event.LOAD:
                 if not model.busy and not self._attempts.too_many_hang(model.name):
-                    self._to_load[model.name] = action.version
+                    self._to_load.put(model, version, is_replacement=model.name in self._defaults)
                 break
             self._change(model, version, action.event)
             self._point(model)  # before it is looked at whether threads hold it: see `ready_now`
@@ -307,7 +309,7 @@ class Manager(Generic[LoadedT]):
         self._look_whether_closed()
 
     def _look_whether_started(self) -> None:
-        if not self._started and self._is_all and all(model.settled for model in self._models.values()):
+        if not self._started and self._is_all and self._unsettled.is_none():
             self._started = bool(self._defaults) or not any(
                 model.wanted is not None and not model.unloaded for model in self._models.values()
             )
@@ -317,14 +319,15 @@ class Manager(Generic[LoadedT]):
             on_closed, self._on_closed = self._on_closed, None
             on_closed()
 
+    def _is_settled(self, name: str) -> bool:
+        return name not in self._models or self._models[name].settled
+
     # ---- Loading ----
 
     def _start_loads(self) -> None:
         """Start loads while there is room: models with nothing ready first, the least tried first."""
         while self._to_load and self._attempts.is_room:
-            name = min(self._to_load, key=self._urgency)
-            model = self._models[name]
-            version = model.versions[self._to_load.pop(name)]
+            model, version = self._to_load.take()
             version.attempts += 1
             version.hanging = False
             self._change(model, version, Event.LOAD)
@@ -339,9 +342,6 @@ class Manager(Generic[LoadedT]):
             failure = LoadError("no thread could be started for it")
             failure.__cause__ = error
             self._clock.call_soon(self._failed, attempt, failure)
-
-    def _urgency(self, name: str) -> tuple[bool, int, str]:
-        return (name in self._defaults, self._models[name].versions[self._to_load[name]].attempts, name)
 
     def _load(self, attempt: Attempt[LoadedT], place: Place) -> None:
         """In a loader thread."""
@@ -446,9 +446,9 @@ class Manager(Generic[LoadedT]):
     def _fail(
         self, model: ModelRecord[LoadedT], version: VersionRecord[LoadedT], error: BaseException
     ) -> None:
-        text = error.message if isinstance(error, HeadraceError) else f"{type(error).__name__}: {error}"
+        text = version.reason = whole_of(error)
         # The text reaches clients: they are told which version, not where it lies.
-        version.error = without_path(text, version.place.path, f"{model.name}/{version.number}")
+        version.error = told_of(error, version.place.path, f"{model.name}/{version.number}")
         pause = self._plan_retry(model, version, error)
         most = version.place.config.versions.load_attempts
         version.retry_at = None

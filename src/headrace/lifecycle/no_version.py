@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from heapq import nlargest, nsmallest
 from pathlib import Path
 
-from headrace.errors import FailedPrecondition, HeadraceError, NotFound, Unavailable, shown
+from headrace.errors import FailedPrecondition, HeadraceError, NotFound, Unavailable, shown, without_paths
 from headrace.lifecycle.handle import LoadedT
 from headrace.lifecycle.records import ModelRecord, VersionRecord
 from headrace.lifecycle.state import State
@@ -29,12 +29,11 @@ def unknown_model(
     message = f"Servable not found for request: {asked}"
     if model in unusable:
         return NotFound(f"{message}; {shown(model)} is not served: {unusable[model]}")
-    if models:
-        verb = "is" if len(models) == 1 else "are"
-        message += f"; there {verb} {', '.join(nsmallest(_NAMES_TOLD, models))}"
+    verb = "is" if len(models) == 1 else "are"
+    others = f"there {verb} {', '.join(nsmallest(_NAMES_TOLD, models))}" if models else ""
     if len(models) > _NAMES_TOLD:
-        message += f" and {len(models) - _NAMES_TOLD} more"
-    return NotFound(message)
+        others += f" and {len(models) - _NAMES_TOLD} more"
+    return NotFound(message, others=others)
 
 
 def label_error(model: ModelRecord[LoadedT], label: str) -> HeadraceError:
@@ -68,14 +67,22 @@ def not_ready(
     return NotFound(f"{message}; {model.name} serves {ready}{more}")
 
 
-def without_path(text: str, path: Path, name: str) -> str:
-    """Name a version as clients know it, not where it lies.
+def whole_of(error: BaseException) -> str:
+    """Why a version failed to load, as its operator is told."""
+    return error.message if isinstance(error, HeadraceError) else f"{type(error).__name__}: {error}"
+
+
+def told_of(error: BaseException, path: Path, name: str) -> str:
+    """Why a version failed to load, as clients are told: which version, not where it lies.
 
     Args:
-        text: Why it failed to load.
+        error: Why it failed.
         path: Where it lies. A bare name ("1", from ``headrace serve .``) is a path only in front of a file's.
         name: What clients call it.
     """
+    if not isinstance(error, HeadraceError):
+        return "an unexpected error; the server's log says more"
+    text = error.told
     if len(path.parts) > 1:
-        return text.replace(str(path), name)
-    return re.sub(rf"(?<![\w./-]){re.escape(str(path))}(?=/)", lambda _: name, text)
+        return without_paths(text.replace(str(path), name))
+    return without_paths(re.sub(rf"(?<![\w./-]){re.escape(str(path))}(?=/)", lambda _: name, text))

@@ -48,13 +48,16 @@ class VersionRecord(Generic[LoadedT]):
         state: Where it is in its life; changed by ``ModelRecord.change`` only.
         attempts: How often loading has been tried since the place changed.
         error: Why it failed the last time, or "".
+        reason: The same as only the operator is told it; of no meaning without an error.
         retry_at: Since when a failed one may be tried again; None while it may not.
         timer: What will let it be tried again.
         hanging: Whether a thread hangs that was to load it: it is not tried again before that comes back.
         loaded: What the Loader made of it.
     """
 
-    __slots__ = ("attempts", "error", "hanging", "loaded", "number", "place", "retry_at", "state", "timer")
+    __slots__ = (
+        "attempts", "error", "hanging", "loaded", "number", "place", "reason", "retry_at", "state", "timer",
+    )  # fmt: skip
 
     def __init__(self, number: int, place: Place) -> None:
         """Start a version's life."""
@@ -62,7 +65,7 @@ class VersionRecord(Generic[LoadedT]):
         self.place = place
         self.state = State.NEW
         self.attempts = 0
-        self.error = ""
+        self.error = self.reason = ""
         self.retry_at: float | None = None
         self.timer: Timer | None = None
         self.hanging = False
@@ -211,13 +214,16 @@ class ModelRecord(Generic[LoadedT]):
         return said
 
     def _status(self, record: VersionRecord[LoadedT]) -> VersionStatus:
+        # Only what has a process of its own can be in trouble while it is ready.
+        trouble = getattr(record.loaded, "trouble", "") if record.state is State.READY else ""
         return VersionStatus(
             version=record.number,
             state=record.state,
             wanted=record.number in self._in_force.versions,
-            error=record.error,
+            error=record.error or trouble,
             attempts=record.attempts,
             outstanding=record.loaded.outstanding if record.loaded is not None else 0,
+            reason=record.reason if record.error else "",
         )
 
 

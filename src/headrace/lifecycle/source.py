@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -29,6 +30,9 @@ _log = logging.getLogger(__name__)
 LOOK_SECONDS = 10.0
 """How long a look may stand still before the next ones avoid the model where it does."""
 
+_MOST_LOOK_SHARE = 0.05
+"""The part of one processor that looks may take: of a thousand models they take a tenth of a second each."""
+
 _FIRST_RETRY_SECONDS = 1.0
 """Until a first look that found no thread is tried again, where no second one is asked for."""
 
@@ -49,6 +53,7 @@ class _Look:
     Attributes:
         avoided: The models that are not touched, because another look hangs in their directories.
         at: The model that is being looked at, "" before the first; and since when it has stood still.
+        cpu_seconds: What it took of a processor, once it has ended.
         outdated: Whether something newer has been told meanwhile; the serving thread's.
     """
 
@@ -57,6 +62,7 @@ class _Look:
         self.avoided = avoided
         self._now = now
         self.at = "", now()
+        self.cpu_seconds = 0.0
         self.outdated = False
 
     def may_touch(self, model: str) -> bool:
@@ -69,6 +75,19 @@ class _Look:
     def moved(self) -> None:
         """It is still at the same model, and does not hang."""
         self.at = self.at[0], self._now()
+
+
+def pause_after(cpu_seconds: float, poll_seconds: float) -> float:
+    """How long to wait after a look.
+
+    Args:
+        cpu_seconds: What it took of a processor.
+        poll_seconds: The pause that is asked for.
+
+    Returns:
+        Seconds: as asked for, or longer, where looks would take more than a small part of a processor.
+    """
+    return max(poll_seconds, cpu_seconds / _MOST_LOOK_SHARE - cpu_seconds)
 
 
 class DirectorySource:
@@ -119,7 +138,7 @@ class DirectorySource:
         self._stopped = False
 
     def start(self) -> None:
-        """Look for the first time, and then every ``poll_seconds``."""
+        """Look for the first time, and then every ``poll_seconds``; less often at very many models."""
         self._submit()
 
     def stop(self) -> None:
@@ -155,11 +174,12 @@ class DirectorySource:
 
     def _look(self, look: _Look, before: _Seen | None) -> None:
         """In a loader thread."""
-        seen = before
+        seen, began = before, time.thread_time()
         try:
             seen = self._find(look, before)
         except Exception:  # noqa: BLE001  # The boundary: whatever goes wrong, the next look may go well.
             _log.exception("looking at the model directories failed; what is loaded stays")
+        look.cpu_seconds = time.thread_time() - began
         with suppress(RuntimeError):  # the event loop has ended meanwhile
             self._clock.call_soon_threadsafe(self._tell, look, seen, _is_news(seen, before))
 
@@ -202,7 +222,8 @@ class DirectorySource:
             _log.exception("what is wanted could not be set in motion; the next look tells it again")
         finally:
             if look is self._current and self._config.poll_seconds > 0:
-                self._timer = self._clock.call_later(self._config.poll_seconds, self._submit)
+                pause = pause_after(look.cpu_seconds, self._config.poll_seconds)
+                self._timer = self._clock.call_later(pause, self._submit)
 
     def _take_of(self, avoided: Collection[str], look: _Look, seen: _Seen) -> None:
         """Of a look that newer ones have overtaken, take the models in which it hung: they avoided those."""
@@ -253,7 +274,11 @@ def _complaints(
     listing: Listing, wanted: Mapping[str, Wanted], unusable: Mapping[str, str]
 ) -> dict[str, str]:
     """What the operator should know, by the name of what it is about."""
-    problems = {name: model.problem for name, model in wanted.items() if model.problem}
+    problems = {
+        name: f"{model.problem}: {model.detail}" if model.detail else model.problem
+        for name, model in wanted.items()
+        if model.problem
+    }
     root = {"the served directory": listing.problem} if listing.problem else {}
     return {**unusable, **listing.unreadable, **root, **problems}
 

@@ -89,9 +89,10 @@ class VersionStatus:
         version: Its number.
         state: Where it is in its life.
         wanted: Whether its Source wants it.
-        error: Why it failed the last time, or "".
+        error: Why it failed the last time, or why it answers nobody although it is ready; or "".
         attempts: How often loading has been tried.
         outstanding: How many requests hold it: what a draining version waits for.
+        reason: The error as only the operator is told it: with paths, and what the model's own code has said.
     """
 
     version: int
@@ -100,3 +101,9 @@ class VersionStatus:
     error: str = ""
     attempts: int = 0
     outstanding: int = 0
+    reason: str = ""
+
+    @property
+    def answers(self) -> bool:
+        """Whether it is ready, and there is nothing that keeps it from answering."""
+        return self.state is State.READY and not self.error

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from headrace.config import ModelConfig
 
@@ -20,7 +21,8 @@ class Wanted:
         fingerprints: What tells that a version's directory has changed since a failed load; absent ones never
             change.
         problem: Why this is not what the operator asked for, or "": a pin that leads nowhere, a broken
-            setting.
+            setting. Clients are told it.
+        detail: What only the operator is told of the problem, in the log, or "".
     """
 
     versions: Mapping[int, Path] = field(default_factory=dict)
@@ -28,3 +30,18 @@ class Wanted:
     labels: Mapping[str, int] = field(default_factory=dict)
     fingerprints: Mapping[int, Hashable] = field(default_factory=dict)
     problem: str = ""
+    detail: str = ""
+
+
+Want = Callable[[Mapping[str, Wanted], Mapping[str, str]], object]
+"""Told everything that is wanted of all models, and what cannot be used, by name, and why."""
+
+
+class Source(Protocol):
+    """Who says which versions are wanted."""
+
+    def start(self) -> None:
+        """Begin to say it. Serving thread."""
+
+    def stop(self) -> None:
+        """Say nothing more; what was wanted last stays wanted."""

@@ -101,4 +101,4 @@ def reason(error: KafkaException) -> str:
 
 def unavailable(what: str, error: object) -> Unavailable:
     """The error for a broker that does not answer, or refuses."""
-    return Unavailable(f"Kafka: {what}: {error}")
+    return Unavailable(f"Kafka: {what}: {error}", told="the queue does not answer")

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sys
 import threading
+import time
 import traceback
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from headrace.compiled import kept_where
 from headrace.errors import HeadraceError, LoadError
 from headrace.runtimes.ctr import CtrServable, servable_of
 from headrace.runtimes.ctr_kernels import run_once
 from headrace.versions.layout import version_directories
 
 _ATTEMPTS = 10
+_LOCK_FILE = "compiling.lock"
+_WAIT_SECONDS = 120.0  # who compiles for longer than that hangs
+_LOOK_SECONDS = 0.05
 
 
 def main() -> None:
@@ -21,7 +29,8 @@ def main() -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     code = 1
     try:
-        run_once(servable_like(Path(sys.argv[1])))
+        with one_at_a_time(kept_where()):
+            run_once(servable_like(Path(sys.argv[1])))
         code = 0
     except HeadraceError as error:
         sys.stderr.write(f"{error.message}\n")
@@ -30,6 +39,38 @@ def main() -> None:
     # Ended in order, Python would abort: the thread above holds standard input's lock.
     sys.stderr.flush()
     os._exit(code)
+
+
+@contextmanager
+def one_at_a_time(kept: Path | None) -> Iterator[None]:
+    """Wait while another process compiles: what it keeps is found then, and not compiled once more.
+
+    Workers of one server begin with the same kernels at the same time.
+
+    Args:
+        kept: Where kernels are kept.
+    """
+    with ExitStack() as held:
+        if kept is not None:
+            with suppress(OSError):  # without a lock it is only slower
+                descriptor = os.open(kept / _LOCK_FILE, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+                held.callback(os.close, descriptor)
+                _wait_for(descriptor)
+        yield
+
+
+def _wait_for(descriptor: int) -> None:
+    ends = time.monotonic() + _WAIT_SECONDS
+    while time.monotonic() < ends and not _locked(descriptor):
+        time.sleep(_LOOK_SECONDS)
+
+
+def _locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def servable_like(version: Path) -> CtrServable:

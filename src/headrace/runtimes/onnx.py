@@ -7,6 +7,7 @@ exactly that many. Sequences of maps (the ZipMap of skl2onnx) become FP32, a col
 from __future__ import annotations
 
 import codecs
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,8 +17,10 @@ import numpy as np
 import onnxruntime
 
 from headrace.errors import HeadraceError, InvalidRequest, LoadError, ModelError, NotLoadable
-from headrace.runtimes.onnx_external import read_external
+from headrace.runtimes.looks import look_of_onnx
+from headrace.runtimes.onnx_external import external_names, read_external
 from headrace.runtimes.options import RuntimeOptions
+from headrace.sealed.copying import LARGE_BYTES
 from headrace.servable import DEFAULT_SIGNATURE, Signature, TensorSpec
 from headrace.tensors import STRING, Array, Tensors
 
@@ -47,7 +50,9 @@ _OPTIMIZATION = {
 _FATAL_ONLY = 4  # Everything else that ONNX Runtime would print is also in the exceptions it raises.
 
 _FROM_MEMORY = "add_external_initializers_from_files_in_memory"
+_WHERE_THEY_LIE = "session.use_external_initializer_file_buffers_directly"  # older releases copy them
 
+_NOT_PARSED = "Protobuf parsing failed"
 _LONG_TEXT_BYTES = 1024 * 1024
 
 _Convert = Callable[[Any], Array]
@@ -72,7 +77,10 @@ def load(file: Path, options: RuntimeOptions) -> OnnxServable:
     except HeadraceError:
         raise
     except Exception as error:  # the boundary to ONNX Runtime, whose exceptions share no base class
-        raise LoadError(f"ONNX Runtime cannot load {file.name}: {_text(error)}") from error
+        said = _text(error)
+        if _NOT_PARSED in said:
+            said = f"{said.rstrip('.')}: {look_of_onnx(file)}"
+        raise LoadError(f"ONNX Runtime cannot load {file.name}: {said}") from error
     inputs, outputs = session.get_inputs(), session.get_outputs()
     signature = Signature(
         DEFAULT_SIGNATURE,
@@ -81,7 +89,20 @@ def load(file: Path, options: RuntimeOptions) -> OnnxServable:
         kind=options.signature.kind,
         rows=_fixed_rows(inputs),
     )
-    return OnnxServable(session, signature, [node.type in _MAPS for node in outputs])
+    servable = OnnxServable(session, signature, [node.type in _MAPS for node in outputs])
+    servable.external = external
+    return servable
+
+
+def checked(file: Path) -> frozenset[str]:
+    """Large files beside a model whose checksums ``load`` checks, as a manifest lists them.
+
+    Raises:
+        LoadError: The model cannot be read.
+    """
+    if not hasattr(onnxruntime.SessionOptions, _FROM_MEMORY):
+        return frozenset()
+    return frozenset(map(os.path.normpath, external_names(file, LARGE_BYTES)))
 
 
 def _external(file: Path, options: RuntimeOptions) -> dict[str, Array]:
@@ -93,9 +114,10 @@ def _external(file: Path, options: RuntimeOptions) -> dict[str, Array]:
 def _session(
     file: Path, options: RuntimeOptions, external: Mapping[str, Array]
 ) -> onnxruntime.InferenceSession:
-    """Make a session; the settings hold addresses in ``external``, which must live until it is made."""
+    """Make a session; it holds addresses in ``external``, which must live as long as it does."""
     settings = session_options(options)
     if external:
+        settings.add_session_config_entry(_WHERE_THEY_LIE, "1")
         contents = list(external.values())
         getattr(settings, _FROM_MEMORY)(list(external), contents, [*map(len, contents)])
     # Without fallback: it would print and try again what fails in the same way.
@@ -109,6 +131,7 @@ class OnnxServable:
 
     Attributes:
         metadata: What the file says of itself, by key, as whoever exported it has put it there.
+        external: The contents of files beside the model, which the session computes with where they lie.
     """
 
     platform = "onnxruntime_onnx"
@@ -126,6 +149,7 @@ class OnnxServable:
         """
         self.signatures: Mapping[str, Signature] = {signature.name: signature}
         self.metadata: Mapping[str, str] = session.get_modelmeta().custom_metadata_map
+        self.external: Mapping[str, Array] = {}
         self._names = list(signature.output_names)
         self._texts = [spec.name for spec in signature.inputs if spec.dtype == STRING]
         self._converted: list[tuple[str, _Convert]] = [
@@ -159,8 +183,9 @@ class OnnxServable:
         return outputs
 
     def close(self) -> None:
-        """Free the session."""
+        """Free the session, and then what it has used."""
         del self._run
+        self.external = {}
 
 
 def session_options(options: RuntimeOptions) -> onnxruntime.SessionOptions:

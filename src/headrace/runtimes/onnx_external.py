@@ -1,25 +1,24 @@
-"""External data of ONNX models, read into memory: ONNX Runtime maps the files itself if it is let.
+"""External data of ONNX models, as sealed copies: ONNX Runtime maps the files themselves if it is let.
 
-A mapped file that is cut short ends the process, and one that is written over changes the answers. What is
-read here is copied while the session is made, so that the files do not matter afterwards. Data that only a
-subgraph names ONNX Runtime still maps, whatever it is given.
+A mapped file that is cut short ends the process, and one that is written over changes the answers. A sealed
+copy is neither, and several processes may share it. ONNX Runtime computes with it where it lies.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 
-from headrace import sealed
 from headrace.disk import open_file
 from headrace.errors import LoadError
+from headrace.sealed.copying import Content, NotCopied, sealed_copy
 from headrace.tensors import Array
 
 _PIECE_BYTES = 2**20
+_BYTE = np.dtype(np.uint8)
 _KEY = b"\x0a\x08location\x12"  # how a model's bytes say where data lie: a key, then the file's name
 
 
@@ -44,14 +43,19 @@ def read_external(file: Path, checksums: Mapping[str, str] | None) -> dict[str, 
         raise LoadError(f"external data of {file.name} cannot be read: {said}") from error
 
 
-def external_names(file: Path) -> list[str]:
+def external_names(file: Path, least_bytes: int = 0) -> list[str]:
     """The files that a model names for its data, as paths below its own directory.
+
+    Args:
+        file: The model.
+        least_bytes: How large they must be.
 
     Raises:
         LoadError: The model cannot be read.
     """
     try:
-        return _named(file, sorted(_beside(file)))
+        beside = [one for one in _beside(file) if (file.parent / one).stat().st_size >= least_bytes]
+        return _named(file, sorted(beside))
     except OSError as error:
         raise LoadError(f"{file.name} cannot be read: {error.strerror or error}") from error
 
@@ -92,12 +96,14 @@ def _content(file: Path, name: str, checksums: Mapping[str, str] | None) -> Arra
         raise LoadError(f"{listed} is read, and the manifest does not list it; publish the version again")
     with open_file(file) as opened:
         size = os.fstat(opened.fileno()).st_size
-        sealed.check_room(2 * size)  # here, and what ONNX Runtime copies
-        content, done = np.empty(size, np.uint8), 0
-        while done < size and (count := opened.readinto(content[done : done + _PIECE_BYTES].data)):
-            done += count
-    if done < size:
-        raise LoadError(f"{listed} was changed while it was read; publish the version again")
-    if checksums is not None and hashlib.sha256(content.data).hexdigest() != checksums[listed]:
-        raise LoadError(f"{listed} does not have the checksum that the manifest lists")
-    return content
+        try:
+            copy = sealed_copy(opened, Content(size, None if checksums is None else checksums[listed]))
+        except NotCopied as error:
+            raise LoadError(f"{listed} {_WRONG[error.refusal.reason]}") from error
+    return copy.array(_BYTE, (size,), 0)
+
+
+_WRONG = {
+    "checksum": "does not have the checksum that the manifest lists",
+    "changed": "was changed while it was read; publish the version again",
+}

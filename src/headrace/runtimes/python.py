@@ -113,7 +113,10 @@ def load(file: Path, options: RuntimeOptions) -> PythonServable:
     except Exception as error:  # the boundary to the model's own code
         _forget(package, file.parent)
         _log.exception("loading %s failed", file)
-        raise LoadError(f"{file.name} fails: {type(error).__name__}: {error}{_hint(error, file)}") from error
+        raise LoadError(
+            f"{file.name} fails: {type(error).__name__}: {error}{_hint(error, file)}",
+            told=f"{file.name} fails; the server's log says more",
+        ) from error
     return PythonServable(model, signature, package, file.parent)
 
 
@@ -159,7 +162,7 @@ class PythonServable:
         except Exception as error:  # the boundary to the model's own code
             _log.exception("predict of the model in %s failed", self._directory)
             said = f"the model raised {type(error).__name__}; the server's log says more"
-            raise ModelError(said) from error
+            raise ModelError(said, told="the model failed; the server's log says more") from error
 
     def close(self) -> None:
         """Let the model free what it holds, and forget its modules."""
@@ -248,7 +251,7 @@ def _read_only(array: Array) -> Array:
 
 def _checked(specs: tuple[TensorSpec, ...], answer: object) -> Tensors:
     if not isinstance(answer, Mapping) or answer.keys() != {spec.name for spec in specs}:
-        got = ", ".join(map(str, answer)) if isinstance(answer, Mapping) else type(answer).__name__
+        got = ", ".join(map(str, answer)) if isinstance(answer, Mapping) else "no mapping"
         declared = ", ".join(spec.name for spec in specs)
         raise ModelError(f"the model declares the outputs {declared}, and answered with {got or 'none'}")
     return {spec.name: _as_declared(spec, answer[spec.name]) for spec in specs}

@@ -10,9 +10,11 @@ import importlib
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from types import ModuleType
+from typing import NoReturn, cast
 
 from headrace.errors import LoadError, NotLoadable, listed
+from headrace.runtimes.looks import mistaken_for_model
 from headrace.runtimes.options import RuntimeOptions, SignatureSettings
 from headrace.servable import DEFAULT_SIGNATURE, Servable, Signature
 
@@ -31,7 +33,9 @@ class Runtime:
         extra: The extra of headrace that installs what the module imports; empty if nothing more is needed.
         reads: Patterns of the files that it reads besides, which a manifest must list.
         checks: Patterns of the files whose checksums it checks itself, on what it has read.
+        is_code: Whether the version directory holds code that is run.
         native: Whether it loads without Python's lock nearly all the time, by ``options.native``.
+        names: Whether its module's ``checked(file)`` gives more files whose checksums it checks itself.
     """
 
     kind: str
@@ -41,11 +45,13 @@ class Runtime:
     extra: str = ""
     reads: tuple[str, ...] = ()
     checks: tuple[str, ...] = ()
+    is_code: bool = False
     native: bool = False
+    names: bool = False
 
 
 RUNTIMES = (
-    Runtime("onnx", "headrace.runtimes.onnx", "model.onnx", "*.onnx", native=True),
+    Runtime("onnx", "headrace.runtimes.onnx", "model.onnx", "*.onnx", native=True, names=True),
     Runtime("sklearn", "headrace.runtimes.sklearn", "model.skops", "*.skops", extra="sklearn"),
     Runtime(
         "ctr", "headrace.runtimes.ctr", "model.ctr", "model.ctr", extra="ctr", checks=("model.ctr", "*.npy")
@@ -58,7 +64,7 @@ RUNTIMES = (
         extra="tensorflow",
         reads=("variables/*", "assets/*"),
     ),
-    Runtime("python", "headrace.runtimes.python", "model.py", "model.py"),
+    Runtime("python", "headrace.runtimes.python", "model.py", "model.py", is_code=True),
 )
 
 _Load = Callable[[Path, RuntimeOptions], Servable]
@@ -81,11 +87,16 @@ def load(path: Path, options: RuntimeOptions) -> Servable:
     runtime, name = find(_names(path), options.kind)
     if options.checksums is not None:
         _check_listed(path, runtime, name, options.checksums)
-    loads = _import(runtime)
-    if runtime.native:
-        servable = loads(path / name, options)
-    else:
-        servable = options.share(lambda: loads(path / name, options))
+    loads = cast("_Load", _module(runtime).load)
+    try:
+        if runtime.native:
+            servable = loads(path / name, options)
+        else:
+            servable = options.share(lambda: loads(path / name, options))
+    except LoadError as error:
+        if what := mistaken_for_model(path / name):
+            raise LoadError(f"{name} {what}") from error
+        raise
     try:
         _check_signature(servable.signatures[DEFAULT_SIGNATURE], options.signature)
     except LoadError:
@@ -94,19 +105,57 @@ def load(path: Path, options: RuntimeOptions) -> Servable:
     return servable
 
 
-def checks_itself(path: Path, kind: str) -> Callable[[str], bool]:
-    """Which files of a version directory its runtime checks the checksums of, as it reads them.
+def recognised(path: Path, kind: str) -> Runtime | None:
+    """The runtime that is to load a version directory; None where there is none: ``expect`` says why.
 
     Args:
         path: The directory.
         kind: The runtime that the operator chose; empty for any.
     """
     try:
-        runtime, _ = find(_names(path), kind)
-    except LoadError:  # `load` says it
+        return find(_names(path), kind)[0]
+    except LoadError:
+        return None
+
+
+def expect(path: Path, kind: str) -> NoReturn:
+    """Say why no runtime has recognised a version directory.
+
+    Args:
+        path: The directory.
+        kind: The runtime that the operator chose; empty for any.
+
+    Raises:
+        LoadError: Always.
+    """
+    find(_names(path), kind)
+    raise LoadError("its files were changed while it was loaded; publish the version again")
+
+
+def checks_itself(path: Path, runtime: Runtime | None) -> Callable[[str], bool]:
+    """Which files of a version directory its runtime checks the checksums of, as it reads them.
+
+    Args:
+        path: The directory.
+        runtime: The runtime; None for none.
+    """
+    if runtime is None:
         return lambda name: False
-    patterns = runtime.checks
-    return lambda name: "/" not in name and any(fnmatch.fnmatchcase(name, one) for one in patterns)
+    try:
+        named = _named(path, runtime)
+    except LoadError:  # `load` says it
+        named = ()
+    return lambda name: (
+        name in named or ("/" not in name and any(fnmatch.fnmatchcase(name, one) for one in runtime.checks))
+    )
+
+
+def _named(path: Path, runtime: Runtime) -> Container[str]:
+    if not runtime.names:
+        return ()
+    _, model = find(_names(path), runtime.kind)
+    named: Container[str] = _module(runtime).checked(path / model)
+    return named
 
 
 def _names(path: Path) -> list[str]:
@@ -172,9 +221,9 @@ def _nothing_found(names: Sequence[str], candidates: Sequence[Runtime]) -> str:
     return f"no model found: expected {wanted}; the directory holds {listed(names) or 'no files'}"
 
 
-def _import(runtime: Runtime) -> _Load:
+def _module(runtime: Runtime) -> ModuleType:
     try:
-        return cast("_Load", importlib.import_module(runtime.module).load)
+        return importlib.import_module(runtime.module)
     except ImportError as error:
         way_out = f"pip install 'headrace[{runtime.extra}]'" if runtime.extra else "reinstall headrace"
         said = f"the {runtime.kind} runtime cannot be imported ({error}); {way_out}"

@@ -29,6 +29,7 @@ from headrace.tensors import BY_DTYPE, STRING, Array, Tensors
 
 _log = logging.getLogger(__name__)
 
+_FAILS = "the estimator fails on a row of zeros and texts, or of categories that it knows"
 _OPTIONS: dict[str, type] = {"columns": bool, "datatype": str, "outputs": str}
 _OUTPUTS = ("all", "label", "probabilities")
 
@@ -49,7 +50,8 @@ def load(file: Path, options: RuntimeOptions) -> SklearnServable:
     estimator = _read(file, options.trusted)
     if not (hasattr(estimator, "predict") and hasattr(estimator, "get_params")):
         raise NotLoadable(
-            f"{file.name}: expected an estimator with predict(), got {type(estimator).__name__}"
+            f"{file.name}: expected an estimator with predict(), got {type(estimator).__name__}",
+            told=f"{file.name}: expected an estimator with predict()",
         )
     features = find_features(estimator, options)
     prepare(estimator)
@@ -59,8 +61,7 @@ def load(file: Path, options: RuntimeOptions) -> SklearnServable:
         answers = {name: np.asarray(call(given)) for name, call in outputs.items()}
     except Exception as error:  # the boundary to the estimator's own code
         raise LoadError(
-            "the estimator fails on a row of zeros and texts, or of categories that it knows: "
-            f"{type(error).__name__}: {error}"
+            f"{_FAILS}: {type(error).__name__}: {error}", told=f"{_FAILS}; the server's log says more"
         ) from error
     features = with_missing(features, next(iter(outputs.values())))
     signature = Signature(
@@ -113,11 +114,13 @@ class SklearnServable:
         except HeadraceError:
             raise
         except ValueError as error:  # how scikit-learn refuses values, such as a category it does not know
-            raise InvalidRequest(f"the estimator refuses a row: {error}", field="inputs") from error
+            # What follows its first line is advice for who wrote the model, and names its classes.
+            said = str(error).partition("\n")[0]
+            raise InvalidRequest(f"the estimator refuses a row: {said}", field="inputs") from error
         except Exception as error:  # the boundary to the estimator's own code
             _log.exception("predict of an estimator failed")
             said = f"the estimator raised {type(error).__name__}; the server's log says more"
-            raise ModelError(said) from error
+            raise ModelError(said, told="the estimator failed; the server's log says more") from error
 
     def close(self) -> None:
         """Free the estimator."""
@@ -153,7 +156,8 @@ def _read(file: Path, trusted: tuple[str, ...]) -> Estimator:
         raise
     except Exception as error:  # the boundary to skops, which raises what zipfile, json and NumPy do
         raise LoadError(
-            f"cannot read {file.name} as a skops file: {type(error).__name__}: {error}"
+            f"cannot read {file.name} as a skops file: {type(error).__name__}: {error}",
+            told=f"cannot read {file.name} as a skops file; the server's log says more",
         ) from error
 
 

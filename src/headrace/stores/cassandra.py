@@ -70,7 +70,8 @@ def _in_time(
         try:
             return call(self, time.monotonic() + self.timeout_seconds, *args, **named)
         except (DriverException, NoHostAvailable, ErrorMessage, ConnectionException, OSError) as error:
-            raise Unavailable(f"Cassandra: {str(error) or type(error).__name__}") from error
+            said = f"Cassandra: {str(error) or type(error).__name__}"
+            raise Unavailable(said, told="the store does not answer") from error
 
     return timed
 

@@ -36,6 +36,7 @@ _RECONNECT_SECONDS = 0.5
 _HEARTBEAT_SECONDS = 5
 _CLOSE_SECONDS = 10.0
 _PAUSE_SECONDS = 0.2
+_TOLD = "the store does not answer"
 
 
 def _is_news(record: logging.LogRecord) -> bool:
@@ -96,7 +97,8 @@ class CassandraSession:
         try:
             return connecting.result(max(deadline - time.monotonic(), 0))
         except TimeoutError:
-            raise Unavailable(f"Cassandra at {self._where()}: no connection in time") from None
+            said = f"Cassandra at {self._where()}: no connection in time"
+            raise Unavailable(said, told=_TOLD) from None
 
     def _connect(self, connecting: Future[Session]) -> None:
         cluster = None
@@ -113,7 +115,8 @@ class CassandraSession:
             if cluster is not None:
                 cluster.shutdown()
             self._failed_at = time.monotonic()
-            connecting.set_exception(Unavailable(f"Cassandra at {self._where()}: {error}"))
+            said = f"Cassandra at {self._where()}: {_reason(error)}"
+            connecting.set_exception(Unavailable(said, told=_TOLD))
         else:
             with self._lock:
                 if not self._is_closed:
@@ -259,3 +262,12 @@ def _failed(errors: list[Exception], permits: threading.Semaphore) -> Callable[[
         permits.release()
 
     return take
+
+
+def _reason(error: Exception) -> str:
+    """Why there is no session, in words: some of the driver's errors say nothing."""
+    from cassandra import UnresolvableContactPoints  # noqa: PLC0415 - an extra
+
+    if isinstance(error, UnresolvableContactPoints):
+        return "no address is known of any of these names"
+    return str(error) or type(error).__name__

@@ -39,6 +39,7 @@ _SCANNED_AT_ONCE = 1000
 _LARGEST_PAGE = 100_000
 _PARTITION_CHANGES = 3
 _CURSOR = re.compile(rb"[1-9][0-9]{0,19}")
+_TOLD = "the store does not answer"
 _LONGEST_MILLISECONDS = 10**15
 # What redis-py raises where a service is no Redis and answers with something else; its own parsers do, too.
 _NONSENSE = (ValueError, TypeError, IndexError, AttributeError, KeyError, OverflowError, RecursionError)
@@ -106,11 +107,12 @@ def _in_time(
             with ending_in(self.timeout_seconds):
                 return call(self, *args, **named)
         except (redis.RedisError, OSError) as error:
-            raise Unavailable(f"Redis at {self.address}: {_said(error)}") from error
+            raise Unavailable(f"Redis at {self.address}: {_said(error)}", told=_TOLD) from error
         except ConfigError as error:  # the password is gone since the store was opened
-            raise Unavailable(error.message) from error
+            raise Unavailable(error.message, told=_TOLD) from error
         except _NONSENSE as error:
-            raise Unavailable(f"{self.address} answers as no Redis does: {_said(error)}") from error
+            said = f"{self.address} answers as no Redis does: {_said(error)}"
+            raise Unavailable(said, told=_TOLD) from error
 
     return timed
 

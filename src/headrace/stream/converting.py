@@ -15,7 +15,7 @@ _NO_CAST = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError)
 _SHOWN_CHARACTERS = 60
 _WAYS_OUT = {
     "categorical": 'give it the right keys and buckets in the schema (texts: text = true, keys = "hash")',
-    "dense": "mend the row, or make the field categorical or ignored in the schema",
+    "dense": "correct the row, or make the field categorical or ignored in the schema",
 }
 
 
@@ -226,7 +226,7 @@ class _Column:
             raise self._error(row, f"{expected}, got {shown(values[row])}")
 
     def _error(self, row: int, message: str) -> StreamError:
-        way_out = _WAYS_OUT.get(self._field.role, "mend the row, or leave it out")
+        way_out = _WAYS_OUT.get(self._field.role, "correct the row, or leave it out")
         return StreamError(f"{message}; {way_out}", row=self._first_row + row, field=self._field.name)
 
 

@@ -21,6 +21,7 @@ LABEL_NAMES = ("label", "click", "clicked", "target", "y")
 """What a label is called where nobody says."""
 
 _POOLING: Pooling = "mean"
+_SEPARATORS = (";", "\t", "|")
 _FEWEST_TO_JUDGE = 100
 _NEARLY_ALL = 0.9
 _MOST_DOUBTS = 20
@@ -52,6 +53,13 @@ class Hints:
     separator: str = ""
 
 
+def _there_are(names: list[str]) -> str:
+    """Which columns there are; one that looks like several says that they are separated otherwise."""
+    separator = next((one for one in _SEPARATORS if one in names[0]), "") if len(names) == 1 else ""
+    hint = "tab" if separator == "\t" else f"'{separator}'"
+    return f"there are {', '.join(names)}" + (f"; of CSV, say --delimiter {hint}" if separator else "")
+
+
 def infer_schema(sample: pa.RecordBatch, hints: Hints, *, few: bool = False) -> Schema:
     """Guess what each column is.
 
@@ -70,13 +78,13 @@ def infer_schema(sample: pa.RecordBatch, hints: Hints, *, few: bool = False) -> 
     given = {"label": hints.label, "views": hints.views, "weight": hints.weight, "timestamp": hints.timestamp}
     for name in (*given.values(), *hints.context, *hints.ignored):
         if name and name not in names:
-            raise ConfigError(f"there is no column {name!r}; there are {', '.join(names)}")
+            raise ConfigError(f"there is no column {name!r}; {_there_are(names)}")
     if not hints.label:
         given["label"] = next((name for name in names if name.lower() in LABEL_NAMES), "")
     if not given["label"]:
         raise ConfigError(
             f"no column is called {', '.join(LABEL_NAMES)}: say which is the label (--label NAME); "
-            f"there are {', '.join(names)}"
+            f"{_there_are(names)}"
         )
     roles: dict[str, Role] = dict.fromkeys(hints.ignored, "ignored")
     roles |= {given["label"]: "label"}
@@ -124,7 +132,7 @@ def _no_number(texts: pa.Array) -> str:
         return ""
     row = pc.index(are, False).as_py()
     return (
-        f"{numbers:,} of {there:,} values are numbers, but row {row} has {shown(texts[row])}; mend it, or "
+        f"{numbers:,} of {there:,} values are numbers, but row {row} has {shown(texts[row])}; correct it, or "
         "say what the column is"
     )
 

@@ -132,7 +132,7 @@ def column_number(name: str, columns: pa.Schema) -> int:
     if found:
         raise StreamError(f"{len(found)} columns have this name, expected one", field=name)
     raise StreamError(
-        f"there is no such column; the stream has {listed(columns.names) or 'none'}; write it, or mend "
+        f"there is no such column; the stream has {listed(columns.names) or 'none'}; write it, or correct "
         "the schema",
         field=name,
     )
@@ -141,7 +141,7 @@ def column_number(name: str, columns: pa.Schema) -> int:
 def _wrong_type(field: Field, expected: str, came: pa.DataType) -> StreamError:
     return StreamError(
         f"as {field.role} expected {expected}, got a column of type {came}; "
-        "write it as such, or mend the schema",
+        "write it as such, or correct the schema",
         field=field.name,
     )
 

@@ -150,7 +150,7 @@ class Joiner:
             first = min(problems, key=lambda problem: problem.row)
             came = batch.column(column_number(first.field.name, batch.schema))[first.row]
             raise StreamError(
-                f"{first.expected}, got {_shown(came)}; mend what writes the stream, or leave such rows out",
+                f"{first.expected}, got {_shown(came)}; correct what writes it, or leave such rows out",
                 row=block.first_row + first.row,
                 field=first.field.name,
             )

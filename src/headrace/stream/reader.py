@@ -22,7 +22,7 @@ from headrace.stream.features import Features
 from headrace.stream.joining import Joiner
 from headrace.stream.parser import StreamParser
 from headrace.stream.schema import Schema
-from headrace.stream.sources import FileSource, Pieces, Readable, Source, is_pieces, source_of
+from headrace.stream.sources import FileSource, Pieces, Readable, Source, is_pieces, read_schema, source_of
 
 MOST_SAID_TABLE_ROWS = 2**26
 """How many rows of tables a stream's own schema may ask for: some 5 GB of weights and optimizers."""
@@ -109,14 +109,9 @@ class Reader:
         if self._pieces is not None:
             self._pieces.attach(self._parser)
         try:
-            while self._parser.arrow_schema is None:
-                count = self._source.read(self._parser.room(), None)
-                if count:
-                    self._parser.filled(count)
-                else:
-                    self._parser.finish()
+            columns = read_schema(self._source, self._parser)
             self._joiner = Joiner(self._laid_out(), self._settings.slices)
-            self._joiner.check(self._parser.arrow_schema)
+            self._joiner.check(columns)
             self._blocks = _Cutter(self._source, self._parser, self._joiner, self._settings).blocks()
         except BaseException as error:
             located = self._located(error) if isinstance(error, StreamError) else None

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from headrace.stream.parser import StreamParser
 from headrace.stream.schema import Schema
-from headrace.stream.sources import Readable, source_of
+from headrace.stream.sources import Readable, read_schema, source_of
 
 _ROWS = 8192
 
@@ -32,13 +32,7 @@ class StreamRows:
             StreamError: It is no stream, or says nothing of its columns.
         """
         self._parser, self._source = StreamParser(schema), source_of(file)
-        while self._parser.arrow_schema is None:
-            count = self._source.read(self._parser.room(), None)
-            if count:
-                self._parser.filled(count)
-            else:
-                self._parser.finish()
-        self.columns = self._parser.arrow_schema
+        self.columns = read_schema(self._source, self._parser)
         self.schema = self._parser.schema or Schema(fields=())
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:

@@ -14,6 +14,7 @@ import msgspec
 
 from headrace.config.reading import explained, parse
 from headrace.errors import ConfigError
+from headrace.formats import check_format, check_number
 
 METADATA_KEY = b"headrace"
 """Where an Arrow schema keeps the stream's schema."""
@@ -120,8 +121,7 @@ class Schema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     def __post_init__(self) -> None:
         """Check that the fields fit together."""
-        if self.format > FORMAT:
-            raise ConfigError(f"schema: format {self.format} is newer than {FORMAT}; update headrace")
+        check_number(self.format, FORMAT, "schema", ConfigError)
         for name, count in Counter(field.name for field in self.fields).items():
             if count > 1:
                 raise ConfigError(f"schema: field {name!r} is there twice")
@@ -167,11 +167,15 @@ def parse_schema(content: bytes | str, where: str = "schema") -> Schema:
         where: What to call it in errors.
 
     Raises:
-        ConfigError: It is neither, or a setting is unknown or wrong.
+        ConfigError: It is neither, of a newer format, or a setting is unknown or wrong.
     """
     text = content.decode("utf-8", "replace") if isinstance(content, bytes) else content
     is_json = text.lstrip().startswith("{")
     table = {} if is_json else parse(text, where)
+    if is_json:
+        check_format(text, FORMAT, where, ConfigError)
+    else:
+        check_number(table.get("format"), FORMAT, where, ConfigError)
     try:
         return msgspec.json.decode(text, type=Schema) if is_json else msgspec.convert(table, Schema)
     except msgspec.ValidationError as error:

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, cast
 from headrace.errors import StreamError
 
 if TYPE_CHECKING:
-    from headrace.stream.parser import Position
+    import pyarrow as pa
+
+    from headrace.stream.parser import Position, StreamParser
 
 _PIPE_BYTES = 2**20
 """What a pipe is asked to hold: the writer and the reader wait for each other less often."""
@@ -151,6 +153,20 @@ def source_of(file: Readable | Pieces) -> Source:
     except (AttributeError, OSError):
         return FileSource(readable)
     return DescriptorSource(descriptor)
+
+
+def read_schema(source: Source, parser: StreamParser) -> pa.Schema:
+    """Read as far as the Arrow schema.
+
+    Raises:
+        StreamError: It is no stream.
+    """
+    while parser.arrow_schema is None:
+        if count := source.read(parser.room(), None):
+            parser.filled(count)
+        else:
+            parser.finish()
+    return parser.arrow_schema
 
 
 def _unreadable(error: OSError) -> StreamError:

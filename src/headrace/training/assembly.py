@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 
 from headrace.ctr.settings import ModelSettings
@@ -14,6 +16,7 @@ from headrace.training.releasing.publishing import Publisher, Release
 from headrace.training.running.delayed import Pending
 from headrace.training.running.learner import Learnable, Learner
 from headrace.training.scoring.windows import Windows
+from headrace.versions.manifest import Signer
 from headrace.versions.named import server_settings
 
 
@@ -70,10 +73,20 @@ def _publisher(options: TrainOptions, schema: Schema) -> Publisher | None:
     check_destination(options.publish, schema, is_keras=is_keras, is_replaced=options.replace)
     for file in options.server_configs:
         server_settings(file, options.publish)  # what is wrong with it is told before anything is learnt
-    return Publisher(
+    publisher = Publisher(
         options.publish,
         keep=options.keep,
         quantize=options.quantize,
         patch=options.patch,
         server_configs=options.server_configs,
     )
+    publisher.sign = _signer(options.signing_key)
+    return publisher
+
+
+def _signer(key: Path | None) -> Signer | None:
+    if key is None:
+        return None
+    from headrace.versions.signing import signer  # noqa: PLC0415 - an extra
+
+    return signer(key)

@@ -31,6 +31,7 @@ class TrainOptions:
         publish_every: How often.
         keep: How many versions stay; 0 for all.
         server_configs: The settings of servers, whose labelled and pinned versions stay, too.
+        signing_key: The private key that versions are signed with; None to sign none.
         quantize: In how many bits tables are published; None for 32.
         patch: Whether versions may be patches.
         replace: Whether they may follow those of another model.
@@ -60,6 +61,7 @@ class TrainOptions:
     publish_every: Every = NEVER
     keep: int = DEFAULT_KEEP
     server_configs: tuple[Path, ...] = ()
+    signing_key: Path | None = None
     quantize: Bits | None = None
     patch: bool = False
     replace: bool = False

@@ -21,6 +21,9 @@ PIN_FILE = "headrace.pin"
 MANIFEST_FILE = "headrace-manifest.json"
 """In a version directory: what it consists of."""
 
+SIGNATURE_FILE = "headrace-signature.json"
+"""Beside the manifest: who vouches for it."""
+
 _MOST_DIGITS = 255  # as long as a name can be; Python reads no number of more than 4,300
 
 

@@ -11,6 +11,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Annotated
@@ -19,7 +20,9 @@ import msgspec
 
 from headrace.disk import draft_directory, is_abandoned, open_file, read_file, sync_directory, sync_tree
 from headrace.errors import Conflict, FailedPrecondition, LoadError, NotLoadable
-from headrace.versions.layout import MANIFEST_FILE, version_directories
+from headrace.formats import check_format
+from headrace.sealed.copying import NotCopied, kept_checksum
+from headrace.versions.layout import MANIFEST_FILE, SIGNATURE_FILE, version_directories
 
 FORMAT = 1
 """The manifest format that is written; newer ones are not read."""
@@ -31,6 +34,7 @@ SPACES_KEY = "spaces"
 """Where a manifest's metadata keeps the versions of an archive's spaces that the version was trained on."""
 
 _PIECE_BYTES = 2**24
+_ABOUT = frozenset({MANIFEST_FILE, SIGNATURE_FILE})
 
 DRAFT_PREFIX = ".publishing-"
 """What the names of directories begin with that are being written."""
@@ -71,6 +75,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 Writer = Callable[[Path], object]
 """Writes a version's files into the empty directory that it is given."""
 
+Signer = Callable[[Path, str, int], object]
+"""Signs a version directory with its manifest, as a model's version of a number."""
+
 
 def write_manifest(
     directory: Path,
@@ -95,7 +102,7 @@ def write_manifest(
     """
     manifest = Manifest(
         format=FORMAT,
-        files={name: _record(directory / name) for name in _names(directory) if name != MANIFEST_FILE},
+        files={name: _record(directory / name) for name in _names(directory) if name not in _ABOUT},
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         signature=signature,
         parent=parent,
@@ -115,18 +122,19 @@ def read_manifest(directory: Path) -> Manifest | None:
     """Read the manifest of a version directory; None if it has none.
 
     Raises:
-        LoadError: It cannot be read, is not a manifest, or one of a newer format.
+        NewerFormat: It is one of a newer format.
+        LoadError: It cannot be read, or is not a manifest.
     """
-    content = _content(directory)
-    if content is None:
-        return None
+    content = manifest_content(directory)
+    return None if content is None else _decoded(content)
+
+
+def _decoded(content: bytes) -> Manifest:
+    check_format(content, FORMAT, MANIFEST_FILE)
     try:
-        manifest = msgspec.json.decode(content, type=Manifest)
+        return msgspec.json.decode(content, type=Manifest)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:  # a ValueError: not UTF-8
         raise LoadError(f"{MANIFEST_FILE}: not a manifest: {error}") from error
-    if manifest.format > FORMAT:
-        raise LoadError(f"{MANIFEST_FILE}: format {manifest.format} is newer than {FORMAT}; update headrace")
-    return manifest
 
 
 def manifest_digest(directory: Path) -> str | None:
@@ -135,11 +143,16 @@ def manifest_digest(directory: Path) -> str | None:
     Raises:
         LoadError: The manifest cannot be read.
     """
-    content = _content(directory)
+    content = manifest_content(directory)
     return None if content is None else hashlib.sha256(content).hexdigest()
 
 
-def _content(directory: Path) -> bytes | None:
+def manifest_content(directory: Path) -> bytes | None:
+    """The bytes of a version's manifest; None without one.
+
+    Raises:
+        LoadError: It cannot be read, or is larger than what is read.
+    """
     try:
         return read_file(directory / MANIFEST_FILE, LARGEST_MANIFEST_BYTES)
     except (FileNotFoundError, NotADirectoryError):
@@ -176,6 +189,7 @@ def check_manifest(
     directory: Path,
     but: Callable[[str], bool] = lambda _: False,
     between: Callable[[], object] = lambda: None,
+    vouch: Callable[[bytes], object] | None = None,
 ) -> Manifest | None:
     """Check that a version directory is what its manifest says; none is fine, and so are more files.
 
@@ -183,13 +197,24 @@ def check_manifest(
         directory: The version directory.
         but: Which files' checksums somebody else checks; their sizes are checked here.
         between: Called between the pieces that are read; what it raises ends the check.
+        vouch: Given the content of the manifest; raises where nobody vouches for it. With it, a version
+            without a manifest is refused.
 
     Raises:
+        NewerFormat: The manifest is of a newer format.
         LoadError: A file is missing, cannot be read, or has another size or checksum.
     """
-    manifest = read_manifest(directory)
-    if manifest is None:
+    content = manifest_content(directory)
+    if content is None:
+        if vouch is not None:
+            raise LoadError(
+                f"not signed: it has no {MANIFEST_FILE}, and only signed versions are served here; publish "
+                "it anew, by `headrace publish --signing-key`"
+            )
         return None
+    if vouch is not None:
+        vouch(content)
+    manifest = _decoded(content)
     for name, record in manifest.files.items():  # all sizes before any checksum: they cost nothing
         _check_size(directory, name, record)
     for name, record in manifest.files.items():
@@ -211,6 +236,7 @@ def publish(
     *,
     signature: str = "",
     metadata: Mapping[str, object] | None = None,
+    sign: Signer | None = None,
 ) -> Path:
     """Make a version appear in a model's directory, whole and synced to disk, or not at all.
 
@@ -222,6 +248,7 @@ def publish(
         version: The number; None for the next one.
         signature: What the version takes and gives, for people.
         metadata: Whatever shall be kept with it, as JSON can hold it.
+        sign: Signs the directory, for a model's name and a number; ``headrace.versions.signing.signer``.
 
     Returns:
         The version directory.
@@ -232,19 +259,33 @@ def publish(
         FailedPrecondition: Its manifest would be larger than what is read.
         OSError: It cannot be written; nothing is left behind.
     """
-    model_directory.mkdir(parents=True, exist_ok=True)
-    existing = version_directories(model_directory)
-    if version is not None and version in existing:
-        raise _exists(model_directory, version)
-    sweep_drafts(model_directory)
-    with draft_directory(model_directory, DRAFT_PREFIX) as draft:
-        _fill(draft, source)
-        parent = max(existing, default=None)
-        write_manifest(draft, signature=signature, parent=parent, metadata=metadata)
-        sync_tree(draft)
-        published = _rename(draft, model_directory, version)
+    with _made(model_directory):
+        existing = version_directories(model_directory)
+        if version is not None and version in existing:
+            raise _exists(model_directory, version)
+        sweep_drafts(model_directory)
+        with draft_directory(model_directory, DRAFT_PREFIX) as draft:
+            _fill(draft, source)
+            parent = max(existing, default=None)
+            write_manifest(draft, signature=signature, parent=parent, metadata=metadata)
+            sync_tree(draft)
+            published = _rename(draft, model_directory, version, sign)
     sync_directory(model_directory)
     return published
+
+
+@contextmanager
+def _made(directory: Path) -> Iterator[None]:
+    """Make a directory, and those above it; where what is done within fails, the empty ones go again."""
+    missing = [one for one in (directory, *directory.parents) if not one.exists()]
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        yield
+    except BaseException:
+        with suppress(OSError):  # somebody else has put something there
+            for one in missing:
+                one.rmdir()
+        raise
 
 
 def sweep_drafts(model_directory: Path) -> None:
@@ -268,21 +309,26 @@ def _fill(draft: Path, source: Path | Writer) -> None:
     if callable(source):
         source(draft)
     elif source.is_dir():
-        shutil.copytree(source, draft, dirs_exist_ok=True)
+        # A signature is of the manifest that was there, and a new one is written.
+        stale = shutil.ignore_patterns(SIGNATURE_FILE)
+        shutil.copytree(source, draft, dirs_exist_ok=True, ignore=stale)
     else:
         raise LoadError(f"nothing to publish: {source} is not a directory")
-    if not any(name != MANIFEST_FILE for name in _names(draft)):
+    if not any(name not in _ABOUT for name in _names(draft)):
         raise LoadError("nothing to publish: there are no files")
 
 
-def _rename(draft: Path, model_directory: Path, version: int | None) -> Path:
+def _rename(draft: Path, model_directory: Path, version: int | None, sign: Signer | None) -> Path:
     """Give a draft its number; when somebody else takes the next one first, the one after that."""
+    model = model_directory.resolve().name
     while True:
         taken = version_directories(model_directory)
         number = max(taken, default=0) + 1 if version is None else version
         target = model_directory / str(number)
         if number in taken:
             raise _exists(model_directory, number)
+        if sign is not None:
+            sign(draft, model, number)
         try:
             draft.rename(target)
         except OSError as error:
@@ -314,6 +360,12 @@ def _checksum(file: Path, between: Callable[[], object] = lambda: None) -> str:
     made = hashlib.sha256()
     with open_file(file) as stream:
         size = os.fstat(stream.fileno()).st_size
+        try:
+            kept = kept_checksum(stream, size, between)
+        except NotCopied:
+            return "changed while it was read"
+        if kept is not None:
+            return kept
         piece = memoryview(bytearray(max(1, min(size, _PIECE_BYTES))))
         while size := stream.readinto(piece):
             made.update(piece[:size])

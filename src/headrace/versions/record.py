@@ -18,6 +18,7 @@ import msgspec
 from headrace.config import LARGEST_VERSION
 from headrace.config.reading import explained
 from headrace.errors import ConfigError, FailedPrecondition, InvalidRequest, shown
+from headrace.formats import check_number
 from headrace.versions.layout import CONTROL_FILE
 
 FORMAT = 1
@@ -35,7 +36,7 @@ MOST_HOLDS = 2000
 LONGEST_TEXT = 1000
 """The most characters of a reason, or of a name."""
 
-WAY_OUT = "mend it, or move it away and decide anew with `headrace rollback`"
+WAY_OUT = "correct it, or move it away and decide anew with `headrace rollback`"
 """What an operator can do about a record that cannot be read."""
 
 _LET_GO = "let go of some with `headrace hold DIR/NAME/N --holder NAME --release`"
@@ -281,8 +282,7 @@ def _of(document: Mapping[str, object]) -> ControlRecord:
     """The record that a document is, checked."""
     try:
         found = msgspec.convert(document, _Format).format
-        if found > FORMAT:  # before the rest: nothing is known of it
-            raise ConfigError(f"{CONTROL_FILE}: format {found} is newer than {FORMAT}; update headrace")
+        check_number(found, FORMAT, CONTROL_FILE, ConfigError)  # before the rest: nothing is known of it
         known = msgspec.convert(document, _Known)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{CONTROL_FILE}: {explained(error, _Known)}; {WAY_OUT}") from error

@@ -181,6 +181,20 @@ def test_two_processes_worth_of_archives_agree(tmp_path: Path) -> None:
         other._publisher.close()
 
 
+def test_a_space_that_a_newer_headrace_has_changed_stays_as_it_was_known_and_that_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with open_parts(tmp_path, "memory", cache={"poll_seconds": 0.02}) as archive:
+        archive.put("texts", ["a"], np.ones((1, 4)))
+        before = archive.store.read("space/texts")
+        assert archive.store.swap("space/texts", before, b'{"format": 2, "else": 1}')
+        until(lambda: "format 2 is newer than 1; update headrace" in str(archive.troubles))
+        assert archive.lookup("texts", ["a"]).found.all()
+        assert archive.store.swap("space/texts", b'{"format": 2, "else": 1}', before or b"")
+        until(lambda: not archive.troubles)
+    assert caplog.text.count("update headrace; what was known of the space stays") == 1
+
+
 def test_an_embedder_of_another_length_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"spaces\.texts\.dimension: expected 4, as the embedder 'lengths'"):
         open_parts(tmp_path, "memory", {"embedder": "lengths", "dimension": 7})

@@ -55,6 +55,11 @@ WINDOW = 'feed = { key = "a" }\nwindows.o = '
         ("[tables.U]", "tables.U: expected a space's name"),
         ("fil = true\n[tables.u]", r"fil: unknown setting; did you mean fill\?"),
         (
+            'store = { kind = "redis", database_no = 1 }\n[tables.u]',
+            r"store.database_no: .* did you mean database\?",
+        ),
+        ('queue = { kind = "kafka", hosts = 1 }\n[tables.u]', "queue.hosts: unknown .* known: .*servers, "),
+        (
             '[spaces.u]\nembedder = "minilm"\ncontent = "table:flims.title"\n[tables.films]\n[tables.b]',
             r"spaces.u.content: expected a table .* got 'flims'; did you mean 'films'\? There are films, b",
         ),

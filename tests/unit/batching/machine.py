@@ -105,7 +105,7 @@ class CallersMachine(RuleBasedStateMachine):
     def check_end(self) -> None:
         """What must be true when all is over."""
         counted = self.stage.batcher.statistics
-        assert sum(counted.latency_counts) == counted.requests
+        assert sum(counted.latencies.counts) == counted.requests
         if all(len(asked.values) <= 8 for asked in self.asked):  # parts of larger ones count themselves
             ended = counted.requests + counted.failures + counted.refused + counted.cancelled
             assert ended == len(self.asked)

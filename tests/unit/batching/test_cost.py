@@ -54,6 +54,38 @@ def test_batches_of_one_size_put_all_of_the_cost_into_the_call() -> None:
     assert cost.seconds(32) == pytest.approx(CALL + 32 * ROW)
 
 
+def test_batches_of_one_size_leave_what_was_known_of_a_row() -> None:
+    chance, cost = random.Random(7), fed([1, 64, 256] * 20)
+    for _ in range(1000):
+        cost.observe(32, (CALL + ROW * 32) * chance.uniform(0.8, 1.2))
+    assert cost.b == pytest.approx(ROW, rel=0.01)
+    assert cost.seconds(32) == pytest.approx(CALL + 32 * ROW, rel=0.1)
+
+
+def test_batches_of_nearly_one_size_tell_little_of_a_row() -> None:
+    """Where they differ by chance, what they took differs more, and by no fault of theirs."""
+    chance, cost = random.Random(7), fed([1, 64, 256] * 20)
+    for _ in range(1000):
+        rows = chance.choice((126, 127, 128, 128, 128))
+        cost.observe(rows, (CALL + ROW * rows) * chance.uniform(0.8, 1.2))
+    assert cost.b == pytest.approx(ROW, rel=0.15)
+
+
+def test_a_row_that_costs_otherwise_is_believed_as_soon_as_sizes_differ() -> None:
+    cost = fed([1, 64, 256] * 20)
+    for rows in [32] * 100 + [1, 64, 256] * 40:
+        cost.observe(rows, CALL + 3 * ROW * rows)
+    assert cost.b == pytest.approx(3 * ROW, rel=0.05)
+
+
+def test_a_turn_loses_at_most_a_fifth_to_the_call() -> None:
+    cost = fed([1, 64, 256] * 20)
+    rows = cost.rows_within(cost.turn_seconds, 256)
+    assert cost.seconds(rows) == pytest.approx(5 * CALL, rel=0.02)
+    cheap = fed([1, 64, 256] * 20, call=10e-6)
+    assert cheap.turn_seconds == 0.001
+
+
 def test_what_was_long_ago_is_forgotten() -> None:
     """A machine that slows down to a third is believed after a few hundred batches."""
     cost = fed([1, 64, 256] * 20)

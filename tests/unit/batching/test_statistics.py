@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.batching.statistics import LATENCY_BUCKETS_SECONDS
+from headrace.batching.latencies import BOUNDS_SECONDS
 from headrace.config import BatchingPolicy
 from tests.unit.batching.stage import Stage
 
@@ -26,7 +26,7 @@ def test_time_is_counted_where_it_was_spent() -> None:
         assert counted.request_seconds == pytest.approx(0.006 + 2 * 0.014)
         assert counted.batch_rows == {1: [1, pytest.approx(0.006)], 2: [1, pytest.approx(0.010)]}
         assert sum(counted.releases.values()) == counted.batches
-        assert sum(counted.latency_counts) == counted.requests
+        assert sum(counted.latencies.counts) == counted.requests
         timings = second.settlement.timings
         assert timings is third.settlement.timings
         assert timings.finished - timings.started == pytest.approx(0.010)
@@ -50,11 +50,10 @@ def test_latencies_fall_into_the_buckets_that_end_at_or_above_them() -> None:
             stage.turn(enter=1)
             stage.clock.spend(seconds)
             stage.finish()
-        bounds = [*LATENCY_BUCKETS_SECONDS, "more"]
-        found = {bounds[index]: count for index, count in enumerate(stage.batcher.statistics.latency_counts)}
-        assert {bound: count for bound, count in found.items() if count} == {
-            0.0005: 1, 0.001: 1, 0.05: 1, "more": 1,
-        }  # fmt: skip
+        counts = stage.batcher.statistics.latencies.by_bound()
+        found = [BOUNDS_SECONDS[index] for index, count in enumerate(counts) if count]
+        for seconds, end in zip((0.0004, 0.0006, 0.04, 11.0), found, strict=True):
+            assert end / 2 ** (1 / 8) < seconds <= end
 
 
 def test_each_ending_is_counted_once() -> None:

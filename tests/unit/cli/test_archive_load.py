@@ -28,7 +28,7 @@ def test_a_load_says_what_it_made_of_a_file(
         "users: 2 rows are in version 1, which answers now\n"
         "  it is new, with the columns age int64, country text\n"
         "  keys: user_id\n"
-        "  age: 1 values are not there, and stored as its default\n"
+        "  age: missing in 1 row, and stored as its default\n"
     )
     file.write_text("user_id,age,country,visits\na,31,CH,7\n")
     words = ["archive", "load", "users", str(file), "--archive", toml]
@@ -90,7 +90,7 @@ def test_a_default_is_shown_and_moved_and_loses_keys_only_when_asked_to(
     [
         (["users", "FILE", "--vectors", "age"], "--vectors: expected none, as 'users' is a feature table"),
         (["users", "FILE", "--version", "2"], "--version: expected none"),
-        (["users", "FILE", "--delimiter", "||"], "--delimiter: expected one character"),
+        (["users", "FILE", "--delimiter", "||"], "--delimiter: expected one character, or tab"),
         (["nobody", "FILE"], "no space 'nobody'; there are items, users"),
         (["items", "FILE"], "--vectors: expected one column of lists of numbers; there is none"),
         (["users", "none.csv"], "there is no such file"),
@@ -103,6 +103,16 @@ def test_what_cannot_be_loaded_is_code_2(
     given = [str(tmp_path / "users.csv") if word == "FILE" else word for word in words]
     assert main(["archive", "load", *given, "--archive", toml]) == 2
     assert problem in capsys.readouterr().err
+
+
+def test_a_tab_may_be_given_as_a_word(toml: str, tmp_path: Path) -> None:
+    (tmp_path / "users.csv").write_text("user_id\tage\na\t30\n")
+    assert (
+        main(
+            ["archive", "load", "users", str(tmp_path / "users.csv"), "--delimiter", "tab", "--archive", toml]
+        )
+        == 0
+    )
 
 
 def test_all_verbs_know_tables(toml: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,10 @@ from headrace.archive.catalog import partition, with_version
 from headrace.archive.opening import open_archive_file
 from headrace.cli import models, verbs
 from headrace.cli.main import build_parser, main
+from headrace.versions.manifest import publish
+from headrace.versions.signing import new_keys
 from tests.conformance.ctr_models import write
+from tests.running_server import RunningServer
 
 ROOT = Path(__file__).resolve().parents[3]
 GUIDE = (ROOT / "docs/command-line.md").read_text("utf-8")
@@ -37,9 +40,11 @@ WORDS = {
     "FIELD",
     "C",
     "TEXT",
+    "URL",
     "A*B",
     "N,N",
     "N:N",
+    "N|auto",
     "FILE.py:FUNCTION",
 }
 METAVARS = NAMES_OF_MODELS | set(NUMBERS) | WORDS
@@ -223,7 +228,25 @@ def a_filled_archive(place: Path) -> str:
     return file
 
 
+def a_published_model(place: Path) -> str:
+    publish(example.write(place / "made") / "1", place / "models/half_plus_two")
+    return str(place / "models/half_plus_two")
+
+
+def a_signing_key(place: Path) -> str:
+    new_keys(place / "key.pem")
+    return str(place / "key.pem")
+
+
+def a_file_of_keys(place: Path) -> str:
+    assert main(["key", "new", "ranking", "--file", str(place / "keys.toml")]) == 0
+    return str(place / "keys.toml")
+
+
 RUNS: dict[str, Made] = {
+    "key new": lambda place: ["ranking", "--models", "*", "--file", str(place / "keys.toml")],
+    "key list": lambda place: ["--file", a_file_of_keys(place)],
+    "key revoke": lambda place: ["ranking", "--file", a_file_of_keys(place)],
     "train": lambda place: [a_stream(place), "--model", "lr"],
     "stream generate": lambda place: ["--rows", "9", "--out", str(place / "out")],
     "stream encode": lambda place: ["--format", "csv", a_table(place), "--out", str(place / "out")],
@@ -232,6 +255,9 @@ RUNS: dict[str, Made] = {
     "versions": lambda place: [a_model(place)],
     "rollback": lambda place: [f"{a_model(place)}/1"],
     "hold": lambda place: [f"{a_model(place)}/1"],
+    "publish": lambda place: [str(place / "models/m"), str(example.write(place / "made") / "1")],
+    "sign": lambda place: [a_published_model(place), "--key", a_signing_key(place)],
+    "signing-key": lambda place: [str(place / "key.pem")],
     "export": lambda place: [a_click_model(place), str(place / "model.onnx")],
     "profile": lambda place: [a_model(place), "--calls", "1"],
     "compile": lambda place: [str(place)],
@@ -287,6 +313,13 @@ def test_json_is_one_object_with_the_keys_that_the_guide_names(
 ) -> None:
     if words in ("serve", "archive serve"):
         said = served_object(words, tmp_path)
+    elif words in ("status", "top"):
+        with RunningServer(Path(a_model(tmp_path)).parent) as server:
+            assert (
+                main([words, f"http://127.0.0.1:{server.http_port}", "--interval-seconds", "0.1", "--json"])
+                == 0
+            )
+        said = capsys.readouterr().out
     elif words == "stream publish":
         topic = f"kafka://{request.getfixturevalue('kafka_server').address}/conventions"
         rows = a_stream(tmp_path)

@@ -74,13 +74,25 @@ def test_what_a_guess_ignores_is_said_with_the_reason(tmp_path: Path) -> None:
     encoded = run("encode", "--format", "csv", file, "--out", tmp_path / "rows", "--ignore", "left")
     assert encoded.returncode == 0
     start, most = "headrace: the column", "999 of 1,000 values are numbers"
-    end = "mend it, or say what the column is"
+    end = "correct it, or say what the column is"
     assert encoded.stderr.decode().splitlines() == [
         f"{start} 'price' is ignored: {most}, but row 17 has 'n/a'; {end}",
         f"{start} 'hour' becomes categorical: {most}, but row 17 has 'oops'; {end}",
         f"{start} 'note' is ignored: its values hardly ever come again",
         f"{start} 'page' becomes categorical: {most}, but row 17 has 'x'; {end}",
     ]
+
+
+@pytest.mark.parametrize(
+    ("header", "said"), [("user;clicked", "';'"), ("user\tclicked", "tab"), ("user|y", "'|'")]
+)
+@pytest.mark.parametrize("label", [(), ("--label", "clicked")])
+def test_columns_that_are_separated_otherwise_are_told(
+    header: str, said: str, label: tuple[str, ...]
+) -> None:
+    refused = run("encode", "--format", "csv", "-", *label, given=f"{header}\na1\n".encode())
+    assert refused.returncode == 2
+    assert refused.stderr.decode().endswith(f"there are {header}; of CSV, say --delimiter {said}\n")
 
 
 def test_many_doubts_are_few_lines(tmp_path: Path) -> None:

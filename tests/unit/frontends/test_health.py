@@ -74,13 +74,13 @@ def test_watch_sends_the_status_at_once_and_then_each_change() -> None:
     assert run(scenario()) == [SERVING, NOT_SERVING, SERVING]
 
 
-def test_watch_ends_when_the_server_drains_so_that_it_can_stop() -> None:
+def test_watch_ends_when_the_server_goes_so_that_it_can_stop() -> None:
     async def scenario() -> list[int]:
         service = ServiceDouble()
         seen = []
         async for status in _watch(service, ""):
             seen.append(status)
-            service.draining, service.is_ready = True, False
+            service.going, service.is_ready = True, False
         return seen
 
     assert run(scenario()) in ([SERVING], [SERVING, NOT_SERVING])

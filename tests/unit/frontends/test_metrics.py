@@ -11,9 +11,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from headrace.engine import Engine
-from headrace.frontends.metrics import exposition
 from headrace.versions.layout import MANIFEST_FILE
 from headrace.versions.manifest import publish, read_manifest
+from tests.exposition import as_text
 from tests.model_directories import affine
 
 Scraped = dict[tuple[str, str], float]
@@ -33,11 +33,11 @@ def published(directory: Path, hours_ago: float, settings: str = "") -> Path:
 
 
 def scrape(directory: Path) -> Scraped:
-    async def scenario() -> bytes:
+    async def scenario() -> str:
         async with Engine(directory) as engine:
-            return exposition(engine, ready=True)
+            return as_text(engine)
 
-    text = asyncio.run(asyncio.wait_for(scenario(), 30)).decode()
+    text = asyncio.run(asyncio.wait_for(scenario(), 30))
     return {
         (sample.name, sample.labels.get("model", "")): sample.value
         for family in text_string_to_metric_families(text)

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.lifecycle.no_version import without_path
+from headrace.errors import LoadError
+from headrace.lifecycle.no_version import told_of
 
 
 @pytest.mark.parametrize(
@@ -17,7 +18,20 @@ from headrace.lifecycle.no_version import without_path
         ("3/model.onnx: 13 bytes, expected 31", "3", "ctr/3/model.onnx: 13 bytes, expected 31"),
         ("AttributeError: the ranker is wrong", "r", "AttributeError: the ranker is wrong"),
         ("x/3/model.onnx", "3", "x/3/model.onnx"),
+        ("cannot read '/etc/keys/a.pem' there", "models/ctr/3", "cannot read 'a.pem' there"),
+        ("<Model at 0x7f3a10> of ~/x/y.py", "models/ctr/3", "<Model> of y.py"),
+        ("ask http://host:80/v1/models/m and 1/2", "models/ctr/3", "ask http://host:80/v1/models/m and 1/2"),
     ],
 )
 def test_a_path_becomes_the_versions_name_and_nothing_else_does(text: str, path: str, told: str) -> None:
-    assert without_path(text, Path(path), "ctr/3") == told
+    assert told_of(LoadError(text), Path(path), "ctr/3") == told
+
+
+def test_what_nobody_expected_is_told_in_the_log_only() -> None:
+    error = RuntimeError("/srv/models/secret")
+    assert told_of(error, Path("m/1"), "m/1") == "an unexpected error; the server's log says more"
+
+
+def test_callers_are_told_what_the_error_has_for_them() -> None:
+    error = LoadError("model.py fails: KeyError: 'secret'", told="model.py fails")
+    assert told_of(error, Path("m/1"), "m/1") == "model.py fails"

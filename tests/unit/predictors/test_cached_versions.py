@@ -14,12 +14,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from headrace.batching.request import Request
 from headrace.engine import Engine
-from headrace.frontends.metrics import exposition
 from headrace.packed.columns import PackedColumns
 from headrace.predictors.answers import key_of
 from headrace.servable import Signature, TensorSpec
 from headrace.tensors import STRING
 from headrace.versions.manifest import publish
+from tests.exposition import as_text
 from tests.model_directories import affine
 from tests.unit.frontends.transport.wire import until
 from tests.unit.packed.columns import packed_columns
@@ -34,7 +34,7 @@ def served(directory: Path, scale: float, settings: str = CACHE) -> Path:
 
 
 def scraped(engine: Engine) -> dict[tuple[str, str], float]:
-    text = exposition(engine, ready=True).decode()
+    text = as_text(engine)
     return {
         (sample.name, sample.labels.get("result", "")): sample.value
         for family in text_string_to_metric_families(text)

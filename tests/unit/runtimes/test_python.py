@@ -159,6 +159,7 @@ def test_the_traceback_is_logged_and_not_sent(tmp_path: Path, caplog: pytest.Log
     servable = loaded(tmp_path, "    def predict(self, inputs): raise KeyError('colour')\n")
     with caplog.at_level(logging.ERROR), pytest.raises(ModelError) as raised:
         servable.predict(X)
+    assert raised.value.told == "the model failed; the server's log says more"
     assert raised.value.message == "the model raised KeyError; the server's log says more"
     assert "raise KeyError('colour')" in caplog.text
     assert caplog.records[0].name == "headrace.runtimes.python"
@@ -189,7 +190,7 @@ def test_inputs_cannot_be_written_to(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("expression", "said"),
     [
-        ("None", "outputs y, and answered with NoneType"),
+        ("None", "outputs y, and answered with no mapping"),
         ("{}", "outputs y, and answered with none"),
         ("{'y': [1.0, 2.0], 'z': [1.0, 2.0]}", "answered with y, z"),
         ("{'y': 1.0}", r"declares y FP64 \[rows\], and answered with FP64 \[\]"),

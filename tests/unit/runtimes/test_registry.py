@@ -99,3 +99,22 @@ def test_a_package_that_is_not_installed_is_not_tried_again(
     monkeypatch.setitem(sys.modules, "headrace.runtimes.sklearn", None)  # as if its packages were missing
     with pytest.raises(NotLoadable, match=r"cannot be imported .*pip install 'headrace\[sklearn\]'"):
         registry.load(tmp_path, registry.RuntimeOptions())
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "model.onnx is empty"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 9\n", "git lfs pull"),
+        (b"<!DOCTYPE html>\n<title>Sign in</title>", "is a web page"),
+        (b"\n<HTML><body>", "is a web page"),
+        (b"\xff" * 100, "its 100 B do not begin as an ONNX file does; export"),
+    ],
+    ids=["empty", "Git LFS", "web page", "web page in capitals", "garbage"],
+)
+def test_what_is_often_taken_for_a_model_is_called_what_it_is(
+    content: bytes, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "model.onnx").write_bytes(content)
+    with pytest.raises(LoadError, match=said):
+        registry.load(tmp_path, RuntimeOptions())

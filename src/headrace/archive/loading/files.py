@@ -197,9 +197,7 @@ class ColumnFile:
     def _told(self, error: Exception) -> str:
         said = re.search(r"(?:column #(\d+): )?.*?Row #(\d+): (.*)", str(error), re.DOTALL)
         if said and self.format == "csv":
-            way_out = (
-                "save it as UTF-8" if "UTF8" in said[3] else f"is {self._delimiter!r} what stands between?"
-            )
+            way_out = "save it as UTF-8" if "UTF8" in said[3] else f"columns are split at {self._delimiter!r}"
             return f"{self.place(int(said[2]) - 1)}: {said[3]}; {way_out}"
         if "straddl" in str(error):
             return f"expected values of up to {_CSV_BLOCK_BYTES} bytes; is a quotation mark left open?"

@@ -128,7 +128,11 @@ class Load:
             is_empty = not any(guess.rows for guess in guesses)
         if not columns:
             problem = f"beside the key {shown(key)}, expected columns that a table can have, got none"
-            way_out = "; is --delimiter what stands between them?" if self._file.format == "csv" else ""
+            way_out = (
+                "; if its columns are separated by something else, name that: --delimiter"
+                if self._file.format == "csv"
+                else ""
+            )
             raise InvalidRequest(problem + way_out, field="FILE")
         check_columns(columns)
         version = self._declared(columns) if declared else self._guessed(columns, is_other_allowed, is_empty)

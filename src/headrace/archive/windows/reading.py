@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from headrace.errors import ConfigError, HeadraceError, StreamError
 from headrace.stream.schema import Schema
-from headrace.stream.sources import Pieces, Readable, Source, is_pieces, source_of
+from headrace.stream.sources import Pieces, Readable, Source, is_pieces, read_schema, source_of
 
 try:
     import pyarrow as pa
@@ -50,14 +50,9 @@ def open_stream_batches(file: Readable | Pieces) -> Iterator[Batches]:
     if is_pieces(source):
         source.attach(parser)
     with closing(source):
-        while parser.arrow_schema is None:
-            count = source.read(parser.room(), None)
-            if count:
-                parser.filled(count)
-            else:
-                parser.finish()
+        columns = read_schema(source, parser)
         with closing(Ahead(_batches(source, parser), source, _BATCHES_AHEAD)) as batches:
-            yield Batches(parser.arrow_schema.names, batches)
+            yield Batches(columns.names, batches)
 
 
 def file_batches(file: ColumnFile, columns: list[str]) -> Batches:

@@ -81,7 +81,7 @@ class RowMaker:
         moments = times.cast(pa.int64()).to_numpy(zero_copy_only=False)
         if len(moments) and moments.min() < 0:  # a row of the table cannot say that it was written then
             row = int(np.argmax(moments < 0))
-            problem = f"expected a time since 1970, got {moments[row]} µs; mend the row, or leave it out"
+            problem = f"expected a time since 1970, got {moments[row]} µs; correct the row, or leave it out"
             raise StreamError(problem, row=first_row + row, field=self._settings.time)
         buckets = np.floor_divide(moments, self._plan.every_seconds * _MICROSECONDS)
         counted = np.ones((batch.num_rows, len(self._plan.measures)), np.uint8)

@@ -17,7 +17,8 @@ from headrace.archive.archive import Archive
 from headrace.archive.given import checked_rows
 from headrace.archive.windows.counters import Changed, Counters
 from headrace.archive.windows.window import Window
-from headrace.errors import Refused
+from headrace.errors import FailedPrecondition, HeadraceError, Refused
+from headrace.formats import check_format
 from headrace.tensors import Array
 
 _T = TypeVar("_T")
@@ -30,6 +31,10 @@ _MILLISECONDS = 1000
 _LONGEST_PAUSE_SECONDS = 2.0
 
 
+FORMAT = 1
+"""The format in which it is noted how far a run is; newer ones are not read."""
+
+
 class Done(msgspec.Struct, kw_only=True):
     """How far a run is; kept in the store.
 
@@ -37,11 +42,13 @@ class Done(msgspec.Struct, kw_only=True):
         run: What tells it from others that feed the table, before it or by mistake beside it.
         written: By version: the last boundary that all its rows were written of, in Unix milliseconds.
         since: By version: the bucket since which it is fed.
+        format: The version of this format.
     """
 
     run: str
     written: dict[int, int] = {}
     since: dict[int, int] = {}
+    format: int = FORMAT
 
 
 @dataclass
@@ -127,10 +134,12 @@ class Writer:
 
         Raises:
             Unavailable: The store does not answer, and is no longer waited for.
+            FailedPrecondition: A newer headrace has noted there how far it is.
+            HeadraceError: What is noted there is damaged.
         """
         self.done = Done(run=run, since=dict(since))
         noted = self._persist(lambda: self._archive.store.read(self._name))
-        if noted is not None and (done := msgspec.json.decode(noted, type=Done)).run == run:
+        if noted is not None and (done := _noted(noted, self._table)).run == run:
             self.done = done
 
     def write(self, changes: Iterable[Changed]) -> None:
@@ -217,6 +226,15 @@ class Writer:
             reraise=True,
         )
         return retrying(call)
+
+
+def _noted(content: bytes, table: str) -> Done:
+    where = f"the store's note of how far the table {table!r} is fed"
+    check_format(content, FORMAT, where, FailedPrecondition)
+    try:
+        return msgspec.json.decode(content, type=Done)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise HeadraceError(f"{where} is damaged: {error}; begin anew in another directory") from error
 
 
 def _tell(state: tenacity.RetryCallState) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
+import threading
 import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from headrace import logs
-from headrace.cli import numbers, verbs
+from headrace.cli import auditing, numbers, verbs
 from headrace.cli.archiving import opened
 from headrace.cli.archiving.fill import add_threads
 from headrace.cli.archiving.stopping import Stopping
@@ -48,6 +49,7 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     opened.add_space(parser)
     opened.add_archive(parser)
+    auditing.add_option(parser)
     add_threads(parser)
     _add_version(parser, "--from-version", "whose keys are taken (default: the default version's)")
     _add_version(parser, "--to-version", "what is filled (default: what the encoder makes now)")
@@ -68,33 +70,49 @@ def _add_version(parser: argparse.ArgumentParser, name: str, help_: str) -> None
 
 def run(options: argparse.Namespace) -> int:
     """Fill, and say how far it is."""
-    from headrace.archive.backfilling import Backfill  # noqa: PLC0415 - not for the list of verbs
-
     logs.set_up("text", "info")
     with Stopping() as stopping, ExitStack() as held:
         archive = held.enter_context(opened.open_archive_of(options))
-        record = archive.record(options.space)
-        made = 0 if options.no_fill else _start_filler(options, archive, held)
-        newest = max((one.number for one in archive.record(options.space).versions), default=0)
-        target = options.to_version or made or newest
-        source = options.from_version or record.default
-        if not (source and target):
-            raise Unavailable(
-                f"{options.space}: no version is known yet; the store has not answered, or is empty"
-            )
-        if source == target and not (options.from_version or options.to_version):
-            _nothing(options, target)
-            return verbs.DONE
-        backfill = Backfill(archive, options.space, source, target)
-        progress = _Progress(backfill)
-        is_done = backfill.run(progress, stopping.event, options.rate or 0.0)
-        progress.line.clear()
-        if is_done and not options.keep_default:
-            backfill.make_default()
-        _finish(options, backfill, (source, target), is_done=is_done)
+        source = options.from_version or archive.record(options.space).default
+        target = options.to_version or "of its encoder"
+        on = f"{options.space} version {target} from version {source or 'none'}"
+        with auditing.told(options, "backfill", on) as ending:
+            is_done = _fill(options, archive, held, stopping.event)
+            if not is_done:
+                ending.result = "failed: stopped before all keys were filled"
     if is_done:
         return verbs.DONE
     return verbs.INTERRUPTED if stopping.interrupted else verbs.FAILED
+
+
+def _fill(options: argparse.Namespace, archive: Archive, held: ExitStack, stop: threading.Event) -> bool:
+    """Fill, until all is done or somebody stops it; say how it went.
+
+    Returns:
+        Whether all is done.
+    """
+    from headrace.archive.backfilling import Backfill  # noqa: PLC0415 - not for the list of verbs
+
+    default = archive.record(options.space).default
+    made = 0 if options.no_fill else _start_filler(options, archive, held)
+    newest = max((one.number for one in archive.record(options.space).versions), default=0)
+    target = options.to_version or made or newest
+    source = options.from_version or default
+    if not (source and target):
+        raise Unavailable(
+            f"{options.space}: no version is known yet; the store has not answered, or is empty"
+        )
+    if source == target and not (options.from_version or options.to_version):
+        _nothing(options, target)
+        return True
+    backfill = Backfill(archive, options.space, source, target)
+    progress = _Progress(backfill)
+    is_done = backfill.run(progress, stop, options.rate or 0.0)
+    progress.line.clear()
+    if is_done and not options.keep_default:
+        backfill.make_default()
+    _finish(options, backfill, (source, target), is_done=is_done)
+    return is_done
 
 
 def _start_filler(options: argparse.Namespace, archive: Archive, held: ExitStack) -> int:

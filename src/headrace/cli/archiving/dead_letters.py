@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from headrace.cli import groups, verbs
+from headrace.cli import auditing, groups, verbs
 from headrace.cli.archiving import opened
 from headrace.terminal import table
 
@@ -33,7 +34,7 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "dead-letters",
         help="list, replay or drop keys that could not be embedded",
         description="Keys that could not be embedded, each with its reason: list them, queue them again when "
-        "what was wrong is mended, or drop them.",
+        "what was wrong is corrected, or drop them.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -41,14 +42,10 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     _add(
         tools, "list", "show keys and reasons", "Show the keys that could not be embedded, and why.", run_list
     )
-    _add(tools, "replay", "queue them again", "Queue keys again, and drop their dead letters.", run_replay)
-    _add(
-        tools,
-        "drop",
-        "forget that they failed",
-        "Drop dead letters; a key that is looked up again is tried again.",
-        run_drop,
-    )
+    queues = "Queue keys again, and drop their dead letters."
+    drops = "Drop dead letters; a key that is looked up again is tried again."
+    auditing.add_option(_add(tools, "replay", "queue them again", queues, run_replay))
+    auditing.add_option(_add(tools, "drop", "forget that they failed", drops, run_drop))
 
 
 def _add(
@@ -57,7 +54,7 @@ def _add(
     help_: str,
     description: str,
     run: Callable[[argparse.Namespace], int],
-) -> None:
+) -> argparse.ArgumentParser:
     parser = verbs.add(
         tools,
         verbs.Verb(
@@ -73,6 +70,7 @@ def _add(
     parser.add_argument("space", metavar="SPACE", nargs="?", default="", help="a space; all if left out")
     parser.add_argument("keys", metavar="KEY", nargs="*", help="only these keys")
     opened.add_archive(parser)
+    return parser
 
 
 def run_list(options: argparse.Namespace) -> int:
@@ -94,7 +92,7 @@ def run_list(options: argparse.Namespace) -> int:
 
 def run_replay(options: argparse.Namespace) -> int:
     """Queue keys again; each is dropped once the queue has it."""
-    with opened.open_archive_of(options) as archive:
+    with opened.open_archive_of(options) as archive, _told(options, "replay-dead-letters"):
         replayed = 0
         for letters in _in_parts(_meant(archive, options)):
             for space, version in {(one.space, one.version) for one in letters}:
@@ -111,13 +109,19 @@ def run_replay(options: argparse.Namespace) -> int:
 
 def run_drop(options: argparse.Namespace) -> int:
     """Drop dead letters."""
-    with opened.open_archive_of(options) as archive:
+    with opened.open_archive_of(options) as archive, _told(options, "drop-dead-letters"):
         dropped = 0
         for letters in _in_parts(_meant(archive, options)):
             archive.dead_letters.remove(letters)
             dropped += len(letters)
     _tell(options, "dropped", dropped)
     return verbs.DONE
+
+
+def _told(options: argparse.Namespace, action: str) -> AbstractContextManager[object]:
+    keys = len(set(options.keys))
+    space = options.space or "all spaces"
+    return auditing.told(options, action, f"{space}, keys: {keys}" if keys else space)
 
 
 def _meant(archive: Archive, options: argparse.Namespace) -> Iterator[DeadLetter]:

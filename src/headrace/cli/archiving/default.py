@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from headrace.cli import numbers, verbs
+from headrace.cli import auditing, numbers, verbs
 from headrace.cli.archiving import opened, versions
 from headrace.errors import InvalidRequest
 
@@ -31,6 +31,7 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     opened.add_space(parser)
     parser.add_argument("number", metavar="N", nargs="?", help="the version (default: move nothing)")
     opened.add_archive(parser)
+    auditing.add_option(parser)
     parser.add_argument(
         "--fewer-keys", action="store_true", help="move it even if keys of the default are missing then"
     )
@@ -46,7 +47,8 @@ def run(options: argparse.Namespace) -> int:
     with opened.open_archive_of(options) as archive:
         before = versions.stored_record(archive, options.space)
         if number:
-            after = move_default(archive, options.space, number, may_lose=options.fewer_keys)
+            with auditing.told(options, "default", f"{options.space} version {number}"):
+                after = move_default(archive, options.space, number, may_lose=options.fewer_keys)
         else:
             after = before
     if options.json:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from headrace.cli import models, numbers, verbs
+from headrace.cli import auditing, models, numbers, verbs
 from headrace.cli.archiving import opened
 
 
@@ -29,6 +29,7 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     opened.add_space(parser)
     parser.add_argument("number", metavar="N", help="the version")
     opened.add_archive(parser)
+    auditing.add_option(parser)
     parser.add_argument(
         "--models",
         metavar=models.DIRECTORY,
@@ -46,7 +47,8 @@ def run(options: argparse.Namespace) -> int:
     number = numbers.whole("N", least=1, most=2**31)(options.number)
     with opened.open_archive_of(options) as archive:
         looked_at = check_unneeded(options.space, number, options.models)
-        drop_version(archive, options.space, number)
+        with auditing.told(options, "drop", f"{options.space} version {number}"):
+            drop_version(archive, options.space, number)
     if options.json:
         verbs.print_json({"space": options.space, "version": number, "model_versions": looked_at})
     else:

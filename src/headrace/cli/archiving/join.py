@@ -83,7 +83,7 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         type=Path,
         help="what the columns are, joined ones too (default: the stream's)",
     )
-    add("--out", metavar="FILE", type=Path, help="where to; standard output if left out")
+    add("--out", metavar="FILE", type=Path, help="where to write (default standard output)")
 
 
 def _add_served(parser: argparse.ArgumentParser) -> None:

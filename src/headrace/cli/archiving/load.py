@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.cli import verbs
+from headrace.cli import auditing, verbs
 from headrace.cli.archiving import opened
 from headrace.cli.archiving.stopping import Stopping
 from headrace.errors import InvalidRequest
-from headrace.terminal import Line
+from headrace.terminal import Line, counted
 
 if TYPE_CHECKING:
     from headrace.archive.archive import Archive
@@ -60,6 +60,7 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     opened.add_space(parser)
     parser.add_argument("file", metavar="FILE", type=Path, help="Parquet, Arrow or CSV")
     opened.add_archive(parser)
+    auditing.add_option(parser)
     parser.add_argument("--key", metavar="NAME", default="", help="the column of keys (default: see below)")
     parser.add_argument(
         "--vectors",
@@ -76,7 +77,11 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     opened.add_version(parser)
     parser.add_argument("--format", choices=_FORMATS, help="what the file is (default: what its name says)")
     parser.add_argument(
-        "--delimiter", metavar="C", default="", help="what separates columns of CSV (default: a comma)"
+        "--delimiter",
+        metavar="C",
+        type=verbs.delimiter,
+        default="",
+        help="what separates columns of CSV: a character, or the word tab (default: a comma; tab for .tsv)",
     )
     parser.add_argument(
         "--new-columns",
@@ -93,7 +98,9 @@ def run(options: argparse.Namespace) -> int:
     from headrace.archive.moving import Lacking  # noqa: PLC0415 - the same
 
     if len(options.delimiter) > 1:
-        raise InvalidRequest(f"expected one character, got {options.delimiter!r}", field="--delimiter")
+        raise InvalidRequest(
+            f"expected one character, or tab, got {options.delimiter!r}", field="--delimiter"
+        )
     started, target = time.monotonic(), None
     with Stopping() as stopping, opened.open_archive_of(options) as archive:
         archive.record(options.space)  # which there is
@@ -102,11 +109,11 @@ def run(options: argparse.Namespace) -> int:
         progress = _Progress()
         try:
             target = _target(options, archive, load, progress)
-            target = load.run(target, progress.stage("loading"))
-            is_kept = (
-                options.keep_default and archive.catalog.read(options.space).default != target.version.number
-            )
-            lost = Lacking() if is_kept else load.make_default(target)
+            with auditing.told(options, "load-file", f"{options.space} from {options.file.absolute()}"):
+                target = load.run(target, progress.stage("loading"))
+                before = archive.catalog.read(options.space).default
+                is_kept = options.keep_default and before != target.version.number
+                lost = Lacking() if is_kept else load.make_default(target)
         except Stopped:
             progress.line.clear()
             print(f"stopped after {load.rows:,} rows; the same command again loads all", file=sys.stderr)
@@ -203,4 +210,4 @@ def _finish(options: argparse.Namespace, loaded: Loaded) -> None:
         names = (name or "(one without a name)" for name in target.left_out[:_LISTED])
         print(f"  left out: {', '.join(names)}")
     for name, count in target.nulls.items():
-        print(f"  {name}: {count:,} values are not there, and stored as its default")
+        print(f"  {name}: missing in {counted(count, 'row')}, and stored as its default")

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from headrace.cli import verbs
+from headrace.cli import auditing, verbs
 from headrace.cli.archiving import opened
 
 if TYPE_CHECKING:
@@ -35,7 +35,10 @@ def add(
     """
 
     def run(options: argparse.Namespace) -> int:
-        with opened.open_archive_of(options) as archive:
+        with (
+            opened.open_archive_of(options) as archive,
+            auditing.told(options, said["name"], f"{options.space}, keys: {len(set(options.keys))}"),
+        ):
             found = remove(archive, options)
         keys = len(set(options.keys))
         if options.json:
@@ -50,4 +53,5 @@ def add(
     opened.add_space(parser)
     opened.add_keys(parser)
     opened.add_archive(parser)
+    auditing.add_option(parser)
     return parser

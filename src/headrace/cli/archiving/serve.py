@@ -12,6 +12,7 @@ from headrace.config import ServerConfig, server_config, with_flags
 
 _OF_MODELS = {"poll_seconds", "load_threads", "allow_code", "tensorflow_metrics", "triton_metrics", "archive"}
 _SETTINGS = [key for key in serve.SETTINGS if key not in _OF_MODELS and not key.startswith("limits.")]
+_OWN_KEYS = [name for name in ServerConfig.__struct_fields__ if name not in {*_OF_MODELS, "models"}]
 
 
 def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -27,8 +28,8 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
             "  headrace archive serve --archive shop/archive.toml --host 0.0.0.0",
             failure="it cannot go on",
             run=run,
-            own_keys=("limits",),
-            own_help=", and [limits]",
+            own_keys=_OWN_KEYS,
+            own_help=", and [limits], [tls], [access], [cors], [tracing], [access_log] and [audit]",
         ),
     )
     opened.add_archive(parser)
@@ -37,10 +38,14 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Serve until told to stop."""
-    config = ServerConfig()
-    if options.config is not None:
-        config = server_config(options.own_settings, str(options.config), options.config.absolute().parent)
-    config = with_flags(config, **{key: getattr(options, key) for key in _SETTINGS})
+    config = _config(options)
     opened.settings_of(options)  # so that what is wrong with it is said before anything starts
     options.models = None
     return serve.serve(options, msgspec.structs.replace(config, archive=options.archive))
+
+
+def _config(options: argparse.Namespace) -> ServerConfig:
+    config = ServerConfig()
+    if options.config is not None:
+        config = server_config(options.own_settings, str(options.config), options.config.absolute().parent)
+    return with_flags(config, **{key: getattr(options, key) for key in _SETTINGS})

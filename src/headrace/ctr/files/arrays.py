@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import ast
-import hashlib
 import math
 import os
 import re
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from headrace import sealed
 from headrace.disk import open_file
 from headrace.errors import LoadError
-from headrace.sealed import SealedCopy
+from headrace.sealed.copying import (
+    LARGE_BYTES,
+    Content,
+    NotCopied,
+    Numbers,
+    Refusal,
+    patched_copy,
+    pieces,
+    sealed_copy,
+)
 from headrace.tensors import Array
 
-_SEALED_BYTES = 2**20  # smaller arrays are plain memory: a sealed copy costs two file descriptors
 _WRITTEN_BYTES = 2**24
-_PIECE_BYTES = 2**18  # what is copied, digested and looked through at a time stays in a core's cache
 _ALIGNMENT = 16  # NumPy's headers end so; kernels read whole numbers only
 _MAGIC = b"\x93NUMPY"
 _LARGEST_HEADER_BYTES = 4096
@@ -57,6 +61,18 @@ class Header(NamedTuple):
         return self.offset + math.prod(self.shape) * self.dtype.itemsize
 
 
+class Replaced(NamedTuple):
+    """Rows that take the place of an array's own.
+
+    Attributes:
+        rows: Their numbers: uint32, each less than the array has rows.
+        values: What they are.
+    """
+
+    rows: Array
+    values: Array
+
+
 Expected = tuple[str, tuple[int, ...]]
 """NumPy's name of an element type, and a shape."""
 
@@ -77,7 +93,9 @@ def write_array(file: Path, array: Array) -> None:
             data = data[stream.write(data[:_WRITTEN_BYTES]) or 0 :]
 
 
-def load_array(file: Path, expected: Expected, checksum: str | None = None) -> Array:
+def load_array(
+    file: Path, expected: Expected, checksum: str | None = None, replaced: Replaced | None = None
+) -> Array:
     """Load an array that is served; what happens to its file afterwards changes nothing.
 
     Large arrays are sealed copies, mapped privately: they can be written to, and what is written stays the
@@ -87,6 +105,7 @@ def load_array(file: Path, expected: Expected, checksum: str | None = None) -> A
         file: The file.
         expected: What it must hold.
         checksum: The SHA-256 that the whole file must have, in hexadecimal digits; None for any.
+        replaced: Rows that are others than in the file; None for none.
 
     Raises:
         MissingFile: It is not there.
@@ -94,24 +113,28 @@ def load_array(file: Path, expected: Expected, checksum: str | None = None) -> A
         LoadError: It is damaged, not what is expected, or holds a number that is not finite; or there is no
             memory for it.
     """
-    with _Reading(file, checksum is not None) as reading:
+    with _Reading(file) as reading:
         header = reading.header
         _check_expected(header, file.name, expected)
-        if header.size_bytes < _SEALED_BYTES:
-            array = _in_memory(reading, is_finite=True)
-            _check_sum(reading, checksum)
-            return array
-        copy = sealed.shared(checksum) if checksum else None
-        if copy is None:
-            sealed.check_room(header.size_bytes)
-            copy = SealedCopy(reading.pieces(is_finite=True))
-            _check_sum(reading, checksum)
-            copy = sealed.share(copy, checksum) if checksum else copy
-        else:  # the file may be another one meanwhile: what counts is the header that was copied
-            start = os.pread(copy.descriptor, _LARGEST_HEADER_BYTES, 0)
-            header = _header(memoryview(start), file.name, copy.size_bytes)
-            _check_expected(header, file.name, expected)
-        return copy.array(*header)
+        if header.size_bytes < LARGE_BYTES:  # plain memory: a sealed copy costs two descriptors
+            return _with(replaced, _in_memory(reading, reading.content(checksum, is_finite=True)))
+        content = reading.content(checksum, is_finite=True)
+        copy = replaced and patched_copy(reading.opened, content, header.offset, *replaced)
+        if copy is not None:
+            replaced = None
+        else:
+            copy = sealed_copy(reading.opened, content)
+        # The copy may be of another file with this checksum: what counts is the header that was copied.
+        start = os.pread(copy.descriptor, _LARGEST_HEADER_BYTES, 0)
+        header = _header(memoryview(start), file.name, copy.size_bytes)
+        _check_expected(header, file.name, expected)
+        return _with(replaced, copy.array(*header))
+
+
+def _with(replaced: Replaced | None, array: Array) -> Array:
+    if replaced is not None:
+        array[replaced.rows] = replaced.values
+    return array
 
 
 def read_shape(file: Path, dimensions: int) -> tuple[int, ...]:
@@ -124,7 +147,7 @@ def read_shape(file: Path, dimensions: int) -> tuple[int, ...]:
     Raises:
         LoadError: It is missing or damaged, or has another number of dimensions.
     """
-    with _Reading(file, is_digested=False) as reading:
+    with _Reading(file) as reading:
         shape = reading.header.shape
     if len(shape) != dimensions:
         raise _damaged(file.name, f"expected {dimensions} dimensions, got the shape {list(shape)}")
@@ -137,84 +160,65 @@ def read_array(file: Path) -> Array:
     Raises:
         LoadError: It is missing or damaged, or there is no memory for it.
     """
-    with _Reading(file, is_digested=False) as reading:
-        return _in_memory(reading, is_finite=False)
+    with _Reading(file) as reading:
+        return _in_memory(reading, reading.content(None, is_finite=False))
 
 
 class _Reading:
-    """A file that is being read, piece by piece, and what is found on the way.
+    """A file that is open, with what it says about itself.
 
     Attributes:
-        header: What the file says about itself.
-        digest: Of what has been read so far.
+        opened: The file.
+        header: What it says about itself.
     """
 
-    def __init__(self, file: Path, is_digested: bool) -> None:
+    def __init__(self, file: Path) -> None:
         self._file = file
-        self._buffer = memoryview(bytearray(_PIECE_BYTES))
-        self.digest = hashlib.sha256() if is_digested else None
-
-    @property
-    def name(self) -> str:
-        """The file's name."""
-        return self._file.name
 
     def __enter__(self) -> _Reading:
         """Open it and read the header."""
+        name = self._file.name
         try:
-            self._opened = open_file(self._file)
+            self.opened = open_file(self._file)
         except FileNotFoundError as error:
-            raise MissingFile(f"{self._file.name} cannot be read: {error.strerror}") from error
+            raise MissingFile(f"{name} cannot be read: {error.strerror}") from error
         except OSError as error:
-            raise LoadError(f"{self._file.name} cannot be read: {error.strerror}") from error
+            raise LoadError(f"{name} cannot be read: {error.strerror}") from error
         try:
-            self._status = os.fstat(self._opened.fileno())
-            self._first = self._next()
-            self.header = _header(self._first, self._file.name, self._status.st_size)
+            start = os.pread(self.opened.fileno(), _LARGEST_HEADER_BYTES, 0)
+            self.header = _header(memoryview(start), name, os.fstat(self.opened.fileno()).st_size)
         except BaseException as error:
             self.__exit__(type(error), error)
             raise
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object = None) -> None:
-        """Close it; what the system refused meanwhile is an error of the version."""
-        self._opened.close()
+        """Close it; what is wrong with its content, or was refused meanwhile, is an error of the version."""
+        self.opened.close()
+        name = self._file.name
+        if isinstance(error, NotCopied):
+            raise _refused(name, self.header, error.refusal) from error
         if isinstance(error, OSError | MemoryError):
             said = (isinstance(error, OSError) and error.strerror) or "there is no memory for it"
-            raise LoadError(f"{self._file.name} cannot be loaded: {said}") from error
+            raise LoadError(f"{name} cannot be loaded: {said}") from error
 
-    def pieces(self, *, is_finite: bool) -> Iterator[memoryview]:
-        """The whole content; each piece is valid until the next one.
+    def content(self, checksum: str | None, *, is_finite: bool) -> Content:
+        """What the file must hold.
 
         Args:
+            checksum: Its SHA-256, or None for any.
             is_finite: Whether all numbers must be.
         """
-        name, header, done, piece = self._file.name, self.header, 0, self._first
+        header = self.header
         is_looked_through = is_finite and header.dtype.kind == "f"
-        while piece and done + len(piece) <= header.size_bytes:
-            if self.digest is not None:
-                self.digest.update(piece)
-            if is_looked_through:
-                _check_finite(piece, done, header, name)
-            done += len(piece)
-            yield piece
-            piece = self._next()
-        status = os.fstat(self._opened.fileno())
-        told, now = self._status, status
-        if done != header.size_bytes or (told.st_size, told.st_mtime_ns) != (now.st_size, now.st_mtime_ns):
-            raise LoadError(f"{name} was changed while it was read; publish the version again")
-
-    def _next(self) -> memoryview:
-        filled = 0
-        while filled < _PIECE_BYTES and (count := self._opened.readinto(self._buffer[filled:])):
-            filled += count
-        return self._buffer[:filled]
+        finite = Numbers(header.dtype.str, header.offset) if is_looked_through else None
+        return Content(header.size_bytes, checksum, finite)
 
 
-def _in_memory(reading: _Reading, *, is_finite: bool) -> Array:
+def _in_memory(reading: _Reading, wanted: Content) -> Array:
     header = reading.header
     content, done = np.empty(header.size_bytes, np.uint8), 0
-    for piece in reading.pieces(is_finite=is_finite):
+    for piece in pieces(reading.opened.fileno(), wanted):
         content[done : done + len(piece)] = piece
         done += len(piece)
     return content[header.offset :].view(header.dtype).reshape(header.shape)
@@ -229,20 +233,14 @@ def _check_expected(header: Header, name: str, expected: Expected) -> None:
         )
 
 
-def _check_sum(reading: _Reading, checksum: str | None) -> None:
-    if reading.digest is not None and reading.digest.hexdigest() != checksum:
-        raise WrongChecksum(f"{reading.name} does not have the checksum that is listed for it")
-
-
-def _check_finite(piece: memoryview, done: int, header: Header, name: str) -> None:
-    start = max(0, header.offset - done)
-    numbers = np.frombuffer(piece[start:], header.dtype)
-    if not numbers.size or (np.isfinite(numbers.max()) and np.isfinite(numbers.min())):
-        return  # a NaN is the largest, and the smallest, too
-    at = (done + start - header.offset) // header.dtype.itemsize + int(np.argmin(np.isfinite(numbers)))
-    row, place = divmod(at, max(1, math.prod(header.shape[1:])))
-    found = numbers[int(np.argmin(np.isfinite(numbers)))]
-    raise LoadError(f"{name}: row {row}, column {place}: expected a finite number, got {found}; {_WAY_OUT}")
+def _refused(name: str, header: Header, refusal: Refusal) -> LoadError:
+    if refusal.reason == "checksum":
+        return WrongChecksum(f"{name} does not have the checksum that is listed for it")
+    if refusal.reason == "number":
+        row, place = divmod(refusal.place, max(1, math.prod(header.shape[1:])))
+        found = f"expected a finite number, got {refusal.number}"
+        return LoadError(f"{name}: row {row}, column {place}: {found}; {_WAY_OUT}")
+    return LoadError(f"{name} was changed while it was read; publish the version again")
 
 
 _WAY_OUT = "publish a version whose weights are numbers"

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from headrace.ctr.files.arrays import MissingFile, WrongChecksum, load_array, read_shape
+from headrace.ctr.files.arrays import MissingFile, Replaced, WrongChecksum, load_array, read_shape
 from headrace.ctr.files.description import (
     FORMAT,
     MODEL_FILE,
@@ -33,7 +33,9 @@ from headrace.ctr.interfaces import Weights
 from headrace.ctr.settings import ModelSettings
 from headrace.disk import read_file
 from headrace.errors import ConfigError, LoadError
+from headrace.formats import check_number
 from headrace.stream.features import Features
+from headrace.stream.schema import FORMAT as SCHEMA_FORMAT
 from headrace.tensors import Array
 
 UNLISTED = "is read, and the manifest does not list it; publish the version again"
@@ -102,8 +104,8 @@ def _description(content: bytes, checksums: Mapping[str, str] | None) -> Descrip
         raise LoadError(f"{MODEL_FILE} {wrong if MODEL_FILE in checksums else UNLISTED}")
     try:
         header = msgspec.json.decode(content, type=_Header)
-        if header.format > FORMAT:
-            raise LoadError(f"{MODEL_FILE}: format {header.format} is newer than {FORMAT}; update headrace")
+        check_number(header.format, FORMAT, MODEL_FILE)
+        check_number(header.schema.format, SCHEMA_FORMAT, f"{MODEL_FILE}: schema")
         description = msgspec.json.decode(content, type=Description)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:  # a ValueError: not UTF-8
         raise LoadError(f"{MODEL_FILE}: not a model's description: {error}") from error
@@ -115,8 +117,13 @@ def _description(content: bytes, checksums: Mapping[str, str] | None) -> Descrip
     return description
 
 
+class _SchemaHeader(msgspec.Struct, frozen=True):
+    format: int = 1
+
+
 class _Header(msgspec.Struct):
     format: int
+    schema: _SchemaHeader = _SchemaHeader()
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +140,8 @@ class _Files:
     checksums: Mapping[str, str] | None
     unlisted: str = UNLISTED
 
-    def load(self, file: str, dtype: str, shape: tuple[int, ...]) -> Array:
-        return load_array(self.directory / file, (dtype, shape), self.checksum(file))
+    def load(self, file: str, dtype: str, shape: tuple[int, ...], replaced: Replaced | None = None) -> Array:
+        return load_array(self.directory / file, (dtype, shape), self.checksum(file), replaced)
 
     def checksum(self, file: str) -> str | None:
         if self.checksums is None:
@@ -148,21 +155,19 @@ def _load(version: _Files, base: _Base | None, name: str, stored: StoredArray) -
     file = file_name(name)
     if stored.stored == "whole" or base is None:
         return version.load(file, stored.dtype, stored.shape)
-    array = base.load(file, stored.dtype, stored.shape)
-    if stored.stored == "rows":
-        _apply(version, name, array)
-    return array
+    replaced = _replaced(version, name, stored) if stored.stored == "rows" else None
+    return base.load(file, stored.dtype, stored.shape, replaced)
 
 
-def _apply(version: _Files, name: str, array: Array) -> None:
-    """Replace rows of a base's array."""
+def _replaced(version: _Files, name: str, stored: StoredArray) -> Replaced:
+    """The rows of a base's array that a patch replaces."""
     file = file_name(name, ".rows")
     (count,) = read_shape(version.directory / file, 1)
     rows = version.load(file, "uint32", (count,))
-    values = version.load(file_name(name, ".values"), array.dtype.name, (count, *array.shape[1:]))
-    if rows.size and int(rows.max()) >= len(array):
-        raise LoadError(f"{file}: row {rows.max()} is beyond the table's {len(array)}")
-    array[rows] = values
+    values = version.load(file_name(name, ".values"), stored.dtype, (count, *stored.shape[1:]))
+    if rows.size and int(rows.max()) >= stored.shape[0]:
+        raise LoadError(f"{file}: row {rows.max()} is beyond the table's {stored.shape[0]}")
+    return Replaced(rows, values)
 
 
 class _Base:
@@ -175,9 +180,9 @@ class _Base:
             raise LoadError(f"{self._what}which is not there; bring it back, or {_WAY_OUT}")
         self._files = _Files(there, base.files, f"is not listed in base.files; {_WAY_OUT}")
 
-    def load(self, file: str, dtype: str, shape: tuple[int, ...]) -> Array:
+    def load(self, file: str, dtype: str, shape: tuple[int, ...], replaced: Replaced | None) -> Array:
         try:
-            return self._files.load(file, dtype, shape)
+            return self._files.load(file, dtype, shape, replaced)
         except MissingFile as error:
             missing = f"whose {file} is not there; bring it back, or {_WAY_OUT}"
             raise LoadError(f"{self._what}{missing}") from error

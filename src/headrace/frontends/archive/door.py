@@ -23,6 +23,7 @@ from headrace.errors import (
     Overloaded,
     TooLarge,
 )
+from headrace.frontends.archive import describing
 from headrace.frontends.wire.allowance import Allowance
 from headrace.tensors import Array
 
@@ -53,6 +54,8 @@ class Door:
 
     Attributes:
         archive: The archive.
+        answering: What answers a lookup, by space and version; see ``Archive.answering``.
+        reader: A space version, by both; see ``Archive.reader``.
         limits: What a request may cost.
         lane: Where long lookups and large bodies are done in slices.
         is_admin: Whether clients may invalidate and forget.
@@ -70,6 +73,8 @@ class Door:
             is_admin: Whether clients may invalidate and forget.
         """
         self.archive, self.limits, self.lane, self.is_admin = archive, limits, lane, is_admin
+        # Handed through rather than wrapped: lookups go this way.
+        self.answering, self.reader = archive.answering, archive.reader
         self.most_keys = max(space.max_keys for space in archive.config.spaces.values())
         self.longest_key = max(space.max_key_bytes for space in archive.config.spaces.values())
         self._threads = ThreadPoolExecutor(_THREADS, "archive-door")
@@ -78,6 +83,10 @@ class Door:
     def close(self) -> None:
         """End the threads; what they do is waited for."""
         self._threads.shutdown(cancel_futures=True)
+
+    def described(self, space: str = "") -> list[dict[str, object]]:
+        """What the archive says of itself; see ``describing.spaces``."""
+        return describing.spaces(self.archive, space)
 
     # --- looking up ---
 
@@ -197,9 +206,8 @@ class Door:
     def _check_size(self, size: int, where: str, way_out: str) -> None:
         most = self.limits.max_expanded_bytes
         if size > most:
-            what = "vectors or rows"
             raise TooLarge(
-                f"the {what} would take {size} bytes; expected at most {most} {where} "
+                f"the vectors or rows would take {size} bytes; expected at most {most} {where} "
                 f"(limits.max_expanded_bytes); {way_out}",
                 field="keys",
             )
@@ -224,7 +232,7 @@ class Door:
             Overloaded: Too many such calls are under way, or all calls together hold too many bytes.
             DeadlineExceeded: It takes too long; it may be done later.
         """
-        reader = self.archive.reader(space, version)
+        reader = self.reader(space, version)
         checked(keys, reader.settings.max_keys)
         archive, size = self.archive, sum(map(sys.getsizeof, keys))
         if isinstance(values, np.ndarray):
@@ -238,14 +246,14 @@ class Door:
     async def invalidate(self, space: str, keys: list[str], call: Call) -> None:
         """Remove the vectors of keys; as ``put``; FailedPrecondition where it is not allowed."""
         self._check_admin()
-        checked(keys, self.archive.reader(space).settings.max_keys)
+        checked(keys, self.reader(space).settings.max_keys)
         size = sum(map(sys.getsizeof, keys))
         await self._done(lambda: self.archive.invalidate(space, keys), call, size)
 
     async def forget(self, space: str, keys: list[str], call: Call) -> None:
         """Remove keys with everything; errors as for ``invalidate``."""
         self._check_admin()
-        checked(keys, self.archive.reader(space).settings.max_keys)
+        checked(keys, self.reader(space).settings.max_keys)
         size = sum(map(sys.getsizeof, keys))
         await self._done(lambda: self.archive.forget(space, keys), call, size)
 

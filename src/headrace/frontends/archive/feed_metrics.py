@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from headrace.clock import unix_milliseconds
-from headrace.frontends.metrics import Metric, family
+from headrace.frontends.metric import Metric
+from headrace.frontends.metrics import family
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family

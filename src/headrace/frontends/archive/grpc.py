@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from headrace.access.verbs import ARCHIVE_READ, ARCHIVE_WRITE, DESCRIBE_ARCHIVE
 from headrace.archive.records import ROW
 from headrace.errors import HeadraceError, InvalidRequest
-from headrace.frontends.archive import describing
 from headrace.frontends.archive.messages import (
     PACKAGE,
     Asked,
@@ -29,7 +29,7 @@ from headrace.frontends.pieces import Pieces
 from headrace.frontends.wire import protos
 from headrace.frontends.wire.allowance import Allowance
 from headrace.frontends.wire.steps import in_steps
-from headrace.outcomes import Outcome, Outcomes
+from headrace.outcomes import Outcomes
 
 if TYPE_CHECKING:
     from headrace.frontends.archive.door import Door
@@ -47,17 +47,27 @@ def grpc_methods(door: Door, outcomes: Outcomes) -> list[GrpcMethod]:
     """
     lookup = _looking_up(door)
     return [
-        GrpcMethod(f"/{SERVICE}/Lookup", unary=lookup),
-        GrpcMethod(f"/{SERVICE}/LookupStream", stream=_streaming(lookup, outcomes)),
-        GrpcMethod(f"/{SERVICE}/Put", unary=_changing(door, "Put", _put)),
-        GrpcMethod(f"/{SERVICE}/Invalidate", unary=_changing(door, "Invalidate", _invalidate)),
-        GrpcMethod(f"/{SERVICE}/Forget", unary=_changing(door, "Forget", _forget)),
-        GrpcMethod(f"/{SERVICE}/Describe", unary=_describing(door)),
+        GrpcMethod(f"/{SERVICE}/Lookup", unary=lookup, verbs=ARCHIVE_READ),
+        GrpcMethod(f"/{SERVICE}/LookupStream", stream=_streaming(lookup, outcomes), verbs=ARCHIVE_READ),
+        GrpcMethod(f"/{SERVICE}/Put", unary=_changing(door, "Put", _put), verbs=ARCHIVE_WRITE),
+        GrpcMethod(
+            f"/{SERVICE}/Invalidate",
+            unary=_changing(door, "Invalidate", _invalidate),
+            verbs=ARCHIVE_WRITE,
+            is_administration=True,
+        ),
+        GrpcMethod(
+            f"/{SERVICE}/Forget",
+            unary=_changing(door, "Forget", _forget),
+            verbs=ARCHIVE_WRITE,
+            is_administration=True,
+        ),
+        GrpcMethod(f"/{SERVICE}/Describe", unary=_describing(door), verbs=DESCRIBE_ARCHIVE),
     ]
 
 
 def _looking_up(door: Door) -> UnaryHandler:
-    find = door.archive.answering
+    find = door.answering
 
     async def lookup(message: bytes, call: GrpcCall) -> bytes | Pieces:
         if is_small(message):
@@ -97,7 +107,7 @@ def _streaming(lookup: UnaryHandler, outcomes: Outcomes) -> StreamHandler:
     async def answer(message: bytes, of_stream: GrpcCall) -> bytes | Pieces:
         call = of_stream.of_message()
         if of_stream.outcome is not None:
-            call.outcome = Outcome(call.door, of_stream.outcome.caller)
+            outcomes.begin_message(call, of_stream.outcome)
         try:
             written = await lookup(message, call)
         except HeadraceError as error:
@@ -151,7 +161,7 @@ def _describing(door: Door) -> UnaryHandler:
 
     async def handle(message: bytes, call: GrpcCall) -> bytes:
         space = protos.parse(request_class, message).space
-        written: bytes = response_class(spaces=describing.spaces(door.archive, space)).SerializeToString()
+        written: bytes = response_class(spaces=door.described(space)).SerializeToString()
         return written
 
     return handle

@@ -21,6 +21,7 @@ from headrace.archive.columns import (
 from headrace.archive.looking import Lookup
 from headrace.archive.records import ROW
 from headrace.errors import HeadraceError, InvalidRequest, TooLarge
+from headrace.frontends.calls import told
 from headrace.frontends.pieces import SLICE_BYTES, Pieces
 from headrace.frontends.wire import protos
 from headrace.frontends.wire.names import check_name
@@ -302,6 +303,6 @@ def in_stream(written: bytes | Pieces) -> bytes | Pieces:
 
 def error_in_stream(error: HeadraceError) -> bytes:
     """What a stream answers to a message that failed; the stream goes on."""
-    message = _StreamResponse(error={"code": codes(error).grpc, "message": error.message})
+    message = _StreamResponse(error={"code": codes(error).grpc, "message": told(error)})
     serialized: bytes = message.SerializeToString()
     return serialized

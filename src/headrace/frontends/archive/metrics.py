@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from headrace.archive.fill_counts import FillCounts
 from headrace.archive.looking import Counts
 from headrace.archive.model_inputs import InputTotals
-from headrace.frontends.metrics import Metric, family
+from headrace.frontends.metric import Metric
+from headrace.frontends.metrics import family
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from headrace.access.verbs import ARCHIVE_READ, ARCHIVE_WRITE, DESCRIBE_ARCHIVE
 from headrace.archive.keys import checked
 from headrace.errors import InvalidRequest
-from headrace.frontends.archive import describing, json_bodies, json_columns
+from headrace.frontends.archive import json_bodies, json_columns
 from headrace.frontends.calls import HttpCall, HttpHandler, HttpReply, HttpRoute
 from headrace.frontends.wire.allowance import Allowance
 from headrace.frontends.wire.json_cost import at_once_bytes
@@ -36,7 +37,7 @@ def http_routes(door: Door) -> list[HttpRoute]:
     async def put(space: str, document: dict[str, Any], call: HttpCall, allowance: Allowance) -> None:
         json_bodies.check_members(document, _PUT_MEMBERS)
         keys, version = json_bodies.keys_of(document), json_bodies.version_of(document)
-        reader = door.archive.reader(space, version)
+        reader = door.reader(space, version)
         checked(keys, reader.settings.max_keys)
         values: Values
         if reader.version.columns:
@@ -54,12 +55,14 @@ def http_routes(door: Door) -> list[HttpRoute]:
 
     describe = _describing(door)
     return [
-        HttpRoute("POST", f"{_SPACE}:lookup", _looking_up(door)),
-        HttpRoute("POST", f"{_SPACE}:put", _changing(door, put)),
-        HttpRoute("POST", f"{_SPACE}:invalidate", _changing(door, invalidate)),
-        HttpRoute("POST", f"{_SPACE}:forget", _changing(door, forget)),
-        HttpRoute("GET", "/v1/archive", describe),
-        HttpRoute("GET", _SPACE, describe),
+        HttpRoute("POST", f"{_SPACE}:lookup", _looking_up(door), ARCHIVE_READ),
+        HttpRoute("POST", f"{_SPACE}:put", _changing(door, put), ARCHIVE_WRITE),
+        HttpRoute(
+            "POST", f"{_SPACE}:invalidate", _changing(door, invalidate), ARCHIVE_WRITE, is_administration=True
+        ),
+        HttpRoute("POST", f"{_SPACE}:forget", _changing(door, forget), ARCHIVE_WRITE, is_administration=True),
+        HttpRoute("GET", "/v1/archive", describe, DESCRIBE_ARCHIVE),
+        HttpRoute("GET", _SPACE, describe, DESCRIBE_ARCHIVE),
     ]
 
 
@@ -73,7 +76,7 @@ def _looking_up(door: Door) -> HttpHandler:
             keys, version = json_bodies.keys_of(document), json_bodies.version_of(document)
             seconds = json_bodies.timeout_of(document)
             with_written = json_bodies.switch_of(document, "written")
-            reader = door.archive.answering(call.parameters["space"], version)
+            reader = door.answering(call.parameters["space"], version)
             found = await door.lookup(reader, keys, call, seconds, allowance)
             answer = json_columns.answer if found.columns else json_bodies.answer
             return HttpReply(await answer(door, found, allowance, with_written=with_written))
@@ -104,7 +107,7 @@ def _only_keys(document: dict[str, Any]) -> list[str]:
 def _describing(door: Door) -> HttpHandler:
     async def handle(call: HttpCall) -> HttpReply:
         space = call.parameters.get("space", "")
-        described = describing.spaces(door.archive, space)
+        described = door.described(space)
         return HttpReply(msgspec.json.encode(described[0] if space else {"spaces": described}))
 
     return handle

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from headrace.archive.config import read_archive_config
 from headrace.archive.embedders.models.served import LocalModels
-from headrace.archive.running import Running
+from headrace.archive.running import Running, Share
 from headrace.engine import Engine, ModelSpec
 from headrace.frontends.archive import grpc, rest
 from headrace.frontends.archive.depths import Depths
@@ -39,7 +39,7 @@ class Serving:
         self._door: Door | None = None
 
     @classmethod
-    async def open(cls, file: Path, engine: Engine) -> Serving:
+    async def open(cls, file: Path, engine: Engine, share: Share | None = None) -> Serving:
         """Open an archive in a thread: it takes as long as loading its embedders.
 
         Models that make its vectors are waited for.
@@ -47,6 +47,7 @@ class Serving:
         Args:
             file: Its ``archive.toml``.
             engine: The models of this process, started.
+            share: Which part of it is this process's; None for the whole.
 
         Raises:
             ConfigError: The settings are wrong, or something that they name cannot be opened.
@@ -56,7 +57,7 @@ class Serving:
         tables = read_archive_config(file).embedders.values()
         if any(table.get("kind") == "model" and not table.get("url") for table in tables):
             await engine.settle(_SETTLE_SECONDS)
-        return await asyncio.to_thread(lambda: cls(Running(file, _models_of(engine))))
+        return await asyncio.to_thread(lambda: cls(Running(file, _models_of(engine), share)))
 
     def attach(self, service: Service, *, is_admin: bool) -> tuple[list[HttpRoute], list[GrpcMethod]]:
         """Become a part of what a server serves.
@@ -68,7 +69,12 @@ class Serving:
         Returns:
             The routes and the methods.
         """
-        door = self._door = Door(self.archive, service.limits, service.lane, is_admin=is_admin)
+        kind: type[Door] = Door
+        if service.guarded:
+            from headrace.frontends.archive.guarded import GuardedDoor  # noqa: PLC0415 - only behind a gate
+
+            kind = GuardedDoor
+        door = self._door = kind(self.archive, service.limits, service.lane, is_admin=is_admin)
         service.also_serves(grpc.SERVICE, ArchiveMetrics(self.archive, self._depths))
         if any(space.max_new_keys_per_second for space in self.archive.config.spaces.values()):
             service.outcomes.observe(_nobody)  # so that each call says where it comes from

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from headrace.access.caller import as_permitted
 from headrace.errors import Unsupported
 from headrace.frontends.oip.datatypes import datatype_name, metadata_shape
 from headrace.frontends.wire.tensors import BYTES
@@ -12,7 +13,7 @@ from headrace.lifecycle.state import State
 from headrace.servable import Signature, TensorSpec, signature_named
 
 if TYPE_CHECKING:
-    from headrace.batching.statistics import VersionStatistics
+    from headrace.batching.counts import VersionCounts
     from headrace.frontends.service import Service
     from headrace.loaded import LoadedVersion
 
@@ -97,30 +98,20 @@ def _tensor_config(signature: Signature, spec: TensorSpec) -> Description:
     }
 
 
-def statistics(service: Service, model: str = "", version: int | None = None) -> Description:
+async def statistics(service: Service, model: str = "", version: int | None = None) -> Description:
     """Say what has been done by one version, all ready versions of a model, or all models.
 
     Raises:
         HeadraceError: There is no such model or version, or it is not ready.
     """
-    found = _chosen(service, model, version)
-    return {"model_stats": [_version_statistics(loaded, loaded.statistics) for loaded in found]}
+    return {"model_stats": [_version_statistics(one) for one in await service.counts(model, version)]}
 
 
-def _chosen(service: Service, model: str, version: int | None) -> Iterator[LoadedVersion]:
-    if model and version is not None:
-        yield service.loaded(model, version)
-        return
-    for name in [model] if model else service.models():
-        for number in _ready_versions(service, name):
-            yield service.loaded(name, number)
-
-
-def _version_statistics(loaded: LoadedVersion, counted: VersionStatistics) -> Description:
+def _version_statistics(counted: VersionCounts) -> Description:
     nothing = _duration(0, 0.0)
     return {
-        "name": loaded.name,
-        "version": str(loaded.version),
+        "name": counted.model,
+        "version": str(counted.version),
         "last_inference": round(counted.last_request_unix_seconds * 1e3),
         "inference_count": counted.rows,
         "execution_count": counted.batches,
@@ -139,7 +130,7 @@ def _version_statistics(loaded: LoadedVersion, counted: VersionStatistics) -> De
             {
                 "batch_size": rows,
                 "compute_input": nothing,
-                "compute_infer": _duration(int(count), seconds),
+                "compute_infer": _duration(count, seconds),
                 "compute_output": nothing,
             }
             for rows, (count, seconds) in sorted(counted.batch_rows.items())
@@ -168,7 +159,7 @@ def repository_index(service: Service, *, only_ready: bool) -> list[Description]
             "name": name,
             "version": str(status.version),
             "state": _STATES[status.state],
-            "reason": status.error,
+            "reason": as_permitted(status.error, status.reason),
         }
         for name in service.models()
         for status in service.status(name)

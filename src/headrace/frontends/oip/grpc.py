@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING
 
+from headrace.access.verbs import ADMIN, ANY, DESCRIBE, HEALTH, PREDICT
 from headrace.batching.request import Answer
 from headrace.errors import HeadraceError, NotFound
-from headrace.frontends.calls import GrpcCall, GrpcMethod, StreamHandler, UnaryHandler
+from headrace.frontends.calls import GrpcCall, GrpcMethod, StreamHandler, UnaryHandler, told
 from headrace.frontends.oip import descriptions
 from headrace.frontends.oip.answers import AnswerWriter, origin_field
 from headrace.frontends.oip.messages import REQUEST_ID, InferDecoder, Inference, InferRequest
@@ -20,7 +21,7 @@ from headrace.frontends.wire.protobuf_cost import form_of
 from headrace.frontends.wire.protobuf_fields import LENGTH_DELIMITED, fields, length_prefix
 from headrace.frontends.wire.steps import in_steps
 from headrace.frontends.wire.templates import MOST_FIELDS
-from headrace.outcomes import Outcome, Outcomes
+from headrace.outcomes import Outcomes
 
 if TYPE_CHECKING:
     from headrace.frontends.service import Service
@@ -44,12 +45,13 @@ def grpc_methods(service: Service) -> list[GrpcMethod]:
     """
     infer = _inferring(service)
     return [
-        GrpcMethod(f"{_SERVICE}ModelInfer", unary=infer),
-        GrpcMethod(f"{_SERVICE}ModelStreamInfer", stream=_streaming(infer, service.outcomes)),
+        GrpcMethod(f"{_SERVICE}ModelInfer", unary=infer, verbs=PREDICT),
+        GrpcMethod(f"{_SERVICE}ModelStreamInfer", stream=_streaming(infer, service.outcomes), verbs=PREDICT),
         *(
-            GrpcMethod(f"{_SERVICE}{name}", unary=_describing(service, name, how))
-            for name, how in _PLAIN.items()
+            GrpcMethod(f"{_SERVICE}{name}", unary=_describing(service, name, how), verbs=verbs)
+            for name, (how, verbs) in _PLAIN.items()
         ),
+        GrpcMethod(f"{_SERVICE}ModelStatistics", unary=_counting(service), verbs=DESCRIBE),
     ]
 
 
@@ -100,7 +102,7 @@ def _streaming(infer: _Inferring, outcomes: Outcomes) -> StreamHandler:
     async def answer(message: bytes, of_stream: GrpcCall) -> bytes:
         call = of_stream.of_message()
         if of_stream.outcome is not None:
-            call.outcome = Outcome(call.door, of_stream.outcome.caller)
+            outcomes.begin_message(call, of_stream.outcome)
         try:
             response = await infer(message, call)
         except HeadraceError as error:
@@ -169,7 +171,7 @@ def stream_error(message: bytes, error: HeadraceError) -> bytes:
     except ValueError:
         pass  # what is wrong with it has been found out already
     response = protos.message("inference.ModelStreamInferResponse")(
-        error_message=error.message, infer_response={"id": request_id}
+        error_message=told(error), infer_response={"id": request_id}
     )
     written: bytes = response.SerializeToString()
     return written
@@ -185,6 +187,19 @@ def _describing(service: Service, name: str, describe: Answering) -> UnaryHandle
     async def handle(message: bytes, call: GrpcCall) -> bytes:
         response = response_class(**describe(service, protos.parse(request_class, message)))
         written: bytes = response.SerializeToString()
+        return written
+
+    return handle
+
+
+def _counting(service: Service) -> UnaryHandler:
+    request_class = protos.message("inference.ModelStatisticsRequest")
+    response_class = protos.message("inference.ModelStatisticsResponse")
+
+    async def handle(message: bytes, call: GrpcCall) -> bytes:
+        request = protos.parse(request_class, message)
+        told = await descriptions.statistics(service, request.name, version_number(request.version))
+        written: bytes = response_class(**told).SerializeToString()
         return written
 
     return handle
@@ -207,10 +222,6 @@ def _model_config(service: Service, request: protos.Message) -> dict[str, object
     return {"config": descriptions.model_config(loaded)}
 
 
-def _model_statistics(service: Service, request: protos.Message) -> dict[str, object]:
-    return descriptions.statistics(service, request.name, version_number(request.version))
-
-
 def _repository_index(service: Service, request: protos.Message) -> dict[str, object]:
     return {"models": descriptions.repository_index(service, only_ready=request.ready)}
 
@@ -226,15 +237,14 @@ def _unload(service: Service, request: protos.Message) -> dict[str, object]:
     return {}
 
 
-_PLAIN: dict[str, Answering] = {
-    "ServerLive": lambda service, _: {"live": service.live()},
-    "ServerReady": lambda service, _: {"ready": service.ready()},
-    "ServerMetadata": lambda service, _: descriptions.server_metadata(service),
-    "ModelReady": _model_ready,
-    "ModelMetadata": _model_metadata,
-    "ModelConfig": _model_config,
-    "ModelStatistics": _model_statistics,
-    "RepositoryIndex": _repository_index,
-    "RepositoryModelLoad": _load,
-    "RepositoryModelUnload": _unload,
+_PLAIN: dict[str, tuple[Answering, int]] = {
+    "ServerLive": (lambda service, _: {"live": service.live()}, HEALTH),
+    "ServerReady": (lambda service, _: {"ready": service.ready()}, HEALTH),
+    "ServerMetadata": (lambda service, _: descriptions.server_metadata(service), ANY),
+    "ModelReady": (_model_ready, DESCRIBE),
+    "ModelMetadata": (_model_metadata, DESCRIBE),
+    "ModelConfig": (_model_config, DESCRIBE),
+    "RepositoryIndex": (_repository_index, DESCRIBE),
+    "RepositoryModelLoad": (_load, ADMIN),
+    "RepositoryModelUnload": (_unload, ADMIN),
 }

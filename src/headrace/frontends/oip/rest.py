@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 import msgspec
 
+from headrace.access.verbs import ADMIN, ANY, DESCRIBE, HEALTH, PREDICT
+from headrace.batching.request import NO_DEADLINE
 from headrace.errors import InvalidRequest, TooLarge
-from headrace.frontends.calls import HttpCall, HttpHandler, HttpReply, HttpRoute
+from headrace.frontends.calls import HttpCall, HttpHandler, HttpReply, HttpRoute, NotReady
 from headrace.frontends.oip import descriptions, large_json
 from headrace.frontends.oip.infer_json import (
     JSON_LENGTH_HEADER,
@@ -20,6 +22,7 @@ from headrace.frontends.oip.infer_json import (
     recognise,
 )
 from headrace.frontends.oip.parameters import version_number
+from headrace.frontends.unread import refuse_unread
 from headrace.frontends.wire.allowance import Allowance
 from headrace.frontends.wire.json_cost import parsed_at_once
 from headrace.frontends.wire.protobuf_cost import AT_ONCE_BYTES
@@ -30,7 +33,6 @@ if TYPE_CHECKING:
     from headrace.frontends.service import Service
     from headrace.loaded import LoadedVersion
 
-_NOT_READY = 503
 _AT_ONCE_SECONDS = 0.001  # of decoding; who takes longer goes through the lane
 
 Body = TypeVar("Body", bound=msgspec.Struct)
@@ -54,24 +56,29 @@ def http_routes(service: Service) -> list[HttpRoute]:
         service: What is asked.
     """
     routes = [
-        HttpRoute("GET", "/v2", _describing(service, lambda known, _: descriptions.server_metadata(known))),
-        HttpRoute("GET", "/v2/health/live", _health(service, service.live)),
-        HttpRoute("GET", "/v2/health/ready", _health(service, service.ready)),
         HttpRoute(
-            "GET", "/v2/models/stats", _describing(service, lambda known, _: descriptions.statistics(known))
+            "GET", "/v2", _describing(service, lambda known, _: descriptions.server_metadata(known)), ANY
         ),
-        HttpRoute("POST", "/v2/repository/index", _describing(service, _index)),
-        HttpRoute("POST", "/v2/repository/models/{model}/load", _describing(service, _load)),
-        HttpRoute("POST", "/v2/repository/models/{model}/unload", _describing(service, _unload)),
+        HttpRoute("GET", "/v2/health/live", _health(service, service.live, "live"), HEALTH),
+        HttpRoute("GET", "/v2/health/ready", _health(service, service.ready, "ready"), HEALTH),
+        HttpRoute(
+            "GET",
+            "/v2/models/stats",
+            _counting(service),
+            DESCRIBE,
+        ),
+        HttpRoute("POST", "/v2/repository/index", _describing(service, _index), DESCRIBE),
+        HttpRoute("POST", "/v2/repository/models/{model}/load", _describing(service, _load), ADMIN),
+        HttpRoute("POST", "/v2/repository/models/{model}/unload", _describing(service, _unload), ADMIN),
     ]
     infer, ready = _inferring(service), _model_ready(service)
     for model in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
         routes += [
-            HttpRoute("POST", f"{model}/infer", infer),
-            HttpRoute("GET", f"{model}/ready", ready),
-            HttpRoute("GET", f"{model}/config", _describing(service, _config)),
-            HttpRoute("GET", f"{model}/stats", _describing(service, _statistics)),
-            HttpRoute("GET", model, _describing(service, _metadata)),
+            HttpRoute("POST", f"{model}/infer", infer, PREDICT),
+            HttpRoute("GET", f"{model}/ready", ready, DESCRIBE),
+            HttpRoute("GET", f"{model}/config", _describing(service, _config), DESCRIBE),
+            HttpRoute("GET", f"{model}/stats", _counting(service), DESCRIBE),
+            HttpRoute("GET", model, _describing(service, _metadata), DESCRIBE),
         ]
     return routes
 
@@ -79,6 +86,8 @@ def http_routes(service: Service) -> list[HttpRoute]:
 def _inferring(service: Service) -> HttpHandler:
     async def infer(call: HttpCall) -> HttpReply:
         loaded = service.loaded(call.parameters["model"], _version(call))
+        if call.deadline != NO_DEADLINE:
+            refuse_unread(loaded, call)
         json_bytes = json_bytes_of(call.body, call.header(JSON_LENGTH_HEADER))
         inference = recognise(loaded, call, json_bytes)
         if inference is None:
@@ -113,11 +122,13 @@ async def _parsed(service: Service, loaded: LoadedVersion, call: HttpCall, json_
         return await in_steps(steps, lane)
 
 
-def _health(service: Service, healthy: Callable[[], bool]) -> HttpHandler:
+def _health(service: Service, healthy: Callable[[], bool], word: str) -> HttpHandler:
     async def handle(call: HttpCall) -> HttpReply:
         # Both words in both answers: clients disagree about which of them they read.
         body = msgspec.json.encode({"live": service.live(), "ready": service.ready()})
-        return HttpReply(body, status=200 if healthy() else _NOT_READY)
+        if not healthy():
+            raise NotReady(f"the server is not {word}", body)
+        return HttpReply(body)
 
     return handle
 
@@ -126,9 +137,10 @@ def _model_ready(service: Service) -> HttpHandler:
     async def handle(call: HttpCall) -> HttpReply:
         name = call.parameters["model"]
         ready = service.model_ready(name, _version(call))
-        return HttpReply(
-            msgspec.json.encode({"name": name, "ready": ready}), status=200 if ready else _NOT_READY
-        )
+        body = msgspec.json.encode({"name": name, "ready": ready})
+        if not ready:
+            raise NotReady(f"{name} is not ready", body)
+        return HttpReply(body)
 
     return handle
 
@@ -136,6 +148,14 @@ def _model_ready(service: Service) -> HttpHandler:
 def _describing(service: Service, describe: Answering) -> HttpHandler:
     async def handle(call: HttpCall) -> HttpReply:
         return HttpReply(msgspec.json.encode(describe(service, call)))
+
+    return handle
+
+
+def _counting(service: Service) -> HttpHandler:
+    async def handle(call: HttpCall) -> HttpReply:
+        model = call.parameters.get("model", "")
+        return HttpReply(msgspec.json.encode(await descriptions.statistics(service, model, _version(call))))
 
     return handle
 
@@ -150,10 +170,6 @@ def _metadata(service: Service, call: HttpCall) -> object:
 
 def _config(service: Service, call: HttpCall) -> object:
     return descriptions.model_config(service.loaded(call.parameters["model"], _version(call)))
-
-
-def _statistics(service: Service, call: HttpCall) -> object:
-    return descriptions.statistics(service, call.parameters["model"], _version(call))
 
 
 def _index(service: Service, call: HttpCall) -> object:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from headrace.access.caller import as_permitted
 from headrace.errors import NotFound, shown
 from headrace.frontends.tfserving.specs import ModelChoice
 from headrace.frontends.wire import protos
@@ -78,7 +79,7 @@ def _status(status: VersionStatus) -> dict[str, object]:
     return {
         "version": status.version,
         "state": _STATES[status.state],
-        "status": {"error_code": code, "error_message": status.error},
+        "status": {"error_code": code, "error_message": as_permitted(status.error, status.reason)},
     }
 
 

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from headrace.access.verbs import ADMIN, DESCRIBE, PREDICT
 from headrace.batching.request import Answer
 from headrace.errors import InvalidRequest, Unsupported, shown
 from headrace.frontends.calls import GrpcCall, GrpcMethod, UnaryHandler
@@ -38,8 +39,8 @@ def grpc_methods(service: Service) -> list[GrpcMethod]:
         service: What is asked.
     """
     return [
-        GrpcMethod(path, unary=_measured(service, path.rpartition("/")[2], handler_of))
-        for path, handler_of in _METHODS.items()
+        GrpcMethod(path, unary=_measured(service, path.rpartition("/")[2], handler_of), verbs=verbs)
+        for path, (handler_of, verbs) in _METHODS.items()
     ]
 
 
@@ -153,12 +154,12 @@ async def _reload_config(service: Service, request: _Message) -> _Message:
     return protos.message("tensorflow.serving.ReloadConfigResponse")(status={"error_code": "OK"})
 
 
-_METHODS: dict[str, Callable[[Service], UnaryHandler]] = {
-    f"{_PREDICTION}Predict": _predicting,
-    f"{_PREDICTION}Classify": partial(_one_task, "Classification", inference.CLASSIFY),
-    f"{_PREDICTION}Regress": partial(_one_task, "Regression", inference.REGRESS),
-    f"{_PREDICTION}MultiInference": _several_tasks,
-    f"{_PREDICTION}GetModelMetadata": partial(_parsing, "GetModelMetadataRequest", _get_metadata),
-    f"{_MODELS}GetModelStatus": partial(_parsing, "GetModelStatusRequest", _get_status),
-    f"{_MODELS}HandleReloadConfigRequest": partial(_parsing, "ReloadConfigRequest", _reload_config),
+_METHODS: dict[str, tuple[Callable[[Service], UnaryHandler], int]] = {
+    f"{_PREDICTION}Predict": (_predicting, PREDICT),
+    f"{_PREDICTION}Classify": (partial(_one_task, "Classification", inference.CLASSIFY), PREDICT),
+    f"{_PREDICTION}Regress": (partial(_one_task, "Regression", inference.REGRESS), PREDICT),
+    f"{_PREDICTION}MultiInference": (_several_tasks, PREDICT),
+    f"{_PREDICTION}GetModelMetadata": (partial(_parsing, "GetModelMetadataRequest", _get_metadata), DESCRIBE),
+    f"{_MODELS}GetModelStatus": (partial(_parsing, "GetModelStatusRequest", _get_status), DESCRIBE),
+    f"{_MODELS}HandleReloadConfigRequest": (partial(_parsing, "ReloadConfigRequest", _reload_config), ADMIN),
 }

@@ -6,10 +6,13 @@ import re
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
+from headrace.access.verbs import DESCRIBE, PREDICT
+from headrace.batching.request import NO_DEADLINE
 from headrace.frontends.calls import HttpCall, HttpHandler, HttpReply, HttpRoute
 from headrace.frontends.tfserving import descriptions, examples, json_bodies, large_json, results, serialized
 from headrace.frontends.tfserving.rows import RowsDecoder
 from headrace.frontends.tfserving.specs import ModelChoice, answered, find, find_signature, path_choice
+from headrace.frontends.unread import refuse_unread
 from headrace.frontends.wire.allowance import Allowance
 from headrace.frontends.wire.json_cost import is_light, light_bytes, parsed_at_once
 from headrace.frontends.wire.json_text import Json, parse_in_slices
@@ -45,11 +48,11 @@ def http_routes(service: Service) -> list[HttpRoute]:
     for version in _VERSIONS:
         model = f"/v1/models/{{model}}{version}"
         routes += [
-            HttpRoute("POST", f"{model}:predict", _handler(service, _predict, "predict")),
-            HttpRoute("POST", f"{model}:classify", _handler(service, _classify, "classify")),
-            HttpRoute("POST", f"{model}:regress", _handler(service, _regress, "regress")),
-            HttpRoute("GET", f"{model}/metadata", _handler(service, _metadata)),
-            HttpRoute("GET", model, _handler(service, _status)),
+            HttpRoute("POST", f"{model}:predict", _handler(service, _predict, "predict"), PREDICT),
+            HttpRoute("POST", f"{model}:classify", _handler(service, _classify, "classify"), PREDICT),
+            HttpRoute("POST", f"{model}:regress", _handler(service, _regress, "regress"), PREDICT),
+            HttpRoute("GET", f"{model}/metadata", _handler(service, _metadata), DESCRIBE),
+            HttpRoute("GET", model, _handler(service, _status), DESCRIBE),
         ]
     return routes
 
@@ -70,6 +73,8 @@ def _handler(service: Service, answer: _Answering, method: str = "") -> HttpHand
 async def _predict(service: Service, chosen: ModelChoice, call: HttpCall) -> HttpReply:
     if len(call.body) <= service.at_once_bytes:
         loaded = find(service, chosen)
+        if call.deadline != NO_DEADLINE:
+            refuse_unread(loaded, call)
         signature, inputs, by_row = predict_inputs(loaded, call, service.limits)
     else:
         loaded, (signature, inputs, by_row) = await _larger_inputs(service, chosen, call)
@@ -88,6 +93,8 @@ async def _larger_inputs(
     """What ``find`` and ``predict_inputs`` give, for a body that may take long."""
     await service.lane.step()
     loaded = find(service, chosen)
+    if call.deadline != NO_DEADLINE:
+        refuse_unread(loaded, call)
     at_once = _inputs_at_once(service, loaded, call)
     if at_once is not None:
         return loaded, at_once

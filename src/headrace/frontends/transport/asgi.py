@@ -9,19 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections import deque
 from collections.abc import AsyncIterator, Coroutine, Iterable, MutableMapping
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
-
-import msgspec
+from typing import TYPE_CHECKING, Any
 
 from headrace.batching.request import NO_DEADLINE
 from headrace.config import Limits
-from headrace.errors import Cancelled, HeadraceError, InvalidRequest, NotFound, Refused, Unsupported
+from headrace.errors import Cancelled, HeadraceError, InvalidRequest, NotFound, Unsupported
 from headrace.frontends.calls import (
-    JSON_HEADERS,
     Account,
     GrpcCall,
     GrpcMethod,
@@ -41,22 +37,26 @@ from headrace.frontends.transport.grpc_framing import (
     plain_message,
 )
 from headrace.frontends.transport.headers import (
-    caller_of,
+    echo_request_id,
     is_grpc,
     read_grpc,
     read_http,
 )
+from headrace.frontends.transport.replies import error_reply, live
 from headrace.frontends.transport.routing import Router
-from headrace.frontends.transport.sending import COUNTED_FROM_BYTES, Answers, Send, framed
+from headrace.frontends.transport.sending import COUNTED_ANSWER_BYTES, Answers, Send, framed
+from headrace.frontends.transport.waiting import Pauses
 from headrace.frontends.wire.compression import Opening, accepts_gzip, gzipped, opening
 from headrace.frontends.wire.lane import Lane
 from headrace.outcomes import Door, Outcome, Outcomes
-from headrace.status import WRONG_METHOD, codes
+from headrace.status import WRONG_METHOD
+
+if TYPE_CHECKING:
+    from headrace.access.gate import Gate
 
 _log = logging.getLogger(__name__)
 
 Scope = MutableMapping[str, Any]
-CallT = TypeVar("CallT", HttpCall, GrpcCall)
 
 _GRPC_HEADERS = [(b"content-type", b"application/grpc")]
 _GRPC_ENCODINGS = (b"grpc-accept-encoding", b"identity,gzip,deflate")
@@ -78,8 +78,12 @@ class Application:
     Attributes:
         bodies: Reads bodies, under limits for all of them together.
         answers: The large ones that are being sent.
+        pauses: Those of streams, before and between their messages.
         outcomes: Where calls end.
+        gate: Who may come in; None for everybody.
     """
+
+    gate: Gate | None = None
 
     def __init__(
         self,
@@ -104,6 +108,7 @@ class Application:
         self._stream_methods = {method.path: method.stream for method in served if method.stream is not None}
         limits = limits or Limits()
         self.bodies = Bodies(limits)
+        self.pauses = Pauses()
         self.answers = Answers(limits.max_inflight_bytes // _ANSWERS_SHARE)
         self.outcomes = outcomes or Outcomes()
         self._of_grpc, self._of_rest = self.outcomes.tallies[Door.GRPC], self.outcomes.tallies[Door.REST]
@@ -159,14 +164,8 @@ class Application:
                 return self._stream(stream, scope, receive, send)
             return self._http(scope, receive, send)
         if scope["type"] == "lifespan":
-            return _live(receive, send)
+            return live(receive, send)
         raise NotImplementedError(f"headrace answers http, not {scope['type']}")
-
-    def _recorded(self, call: CallT, scope: Scope) -> CallT:
-        """A call with the record of it begun, if somebody observes."""
-        if self.outcomes.observed:
-            call.outcome = Outcome(call.door, caller_of(scope))
-        return call
 
     # --- gRPC ---
 
@@ -176,7 +175,7 @@ class Application:
         failed: HeadraceError | None = None
         call = GrpcCall(NO_DEADLINE, None, bodies, scope["headers"])
         if outcomes.observed:
-            call.outcome = Outcome(call.door, caller_of(scope))
+            outcomes.begin(call, "POST", scope["path"], scope.get("client"))
         bodies.taken_bytes += bodies.call_bytes  # `open` and `close`, spelled out: on every request's way
         try:
             encoding = read_grpc(call)
@@ -190,7 +189,7 @@ class Application:
                 held = len(message)
                 call.account = Account(bodies.hold_of_stream)
             reply = await handler(message, call)
-            if len(reply) >= COUNTED_FROM_BYTES:
+            if len(reply) >= COUNTED_ANSWER_BYTES:
                 self.answers.begin(len(reply))
         except HeadraceError as error:
             # Without its frames: this one knows it, and all together would wait for the garbage collector.
@@ -212,8 +211,9 @@ class Application:
         if call.outcome is None:
             self._of_grpc.answered += 1  # what `answered` does, spelled out: this is on every request's way
         else:
+            call.outcome.weighed(len(message or b""), len(reply))
             outcomes.answered(call)
-        if len(reply) >= COUNTED_FROM_BYTES:
+        if len(reply) >= COUNTED_ANSWER_BYTES:
             await self._send_message(reply, call, send)
             return
         if self._holding is not None:
@@ -246,7 +246,8 @@ class Application:
         failed: HeadraceError | None = None
         unanswered: deque[Account] = deque()
         call = GrpcCall(NO_DEADLINE, None, self.bodies, scope["headers"])
-        self._recorded(call, scope)
+        if self.outcomes.observed:
+            self.outcomes.begin(call, "POST", scope["path"], scope.get("client"))
         self.bodies.open()
         try:
             self.bodies.check_room()
@@ -275,7 +276,7 @@ class Application:
             raise
         finally:
             self.bodies.close(sum(account.held for account in unanswered))
-        trailers = self._error_trailers(call, failed) if failed else [(b"grpc-status", b"0")]
+        trailers = self._error_trailers(call, failed) if failed else [(b"grpc-status", b"0"), *call.notes]
         if not failed:
             self.outcomes.answered(call)
         if not started:
@@ -285,7 +286,7 @@ class Application:
 
     async def _send_part(self, reply: bytes | Pieces, send: Send) -> bool:
         """Send one of a stream's answers; say whether it was sent, or had to make room for others."""
-        if len(reply) < COUNTED_FROM_BYTES:
+        if len(reply) < COUNTED_ANSWER_BYTES:
             await send({"type": "http.response.body", "body": frame(joined(reply)), "more_body": True})
             return True
         self.answers.begin(len(reply))
@@ -307,7 +308,7 @@ class Application:
         bodies, held = self.bodies, 0
         reader = MessageReader(encoding, bodies.limits)
         try:
-            async for chunk in bodies.chunks(receive, lambda: reader.begun):
+            async for chunk in bodies.chunks(receive, lambda: reader.begun, self.pauses):
                 bodies.hold_of_stream(len(chunk))
                 held += len(chunk)
                 for opening_message in reader.feed(chunk):
@@ -343,20 +344,21 @@ class Application:
 
     def _error_trailers(self, call: GrpcCall, error: HeadraceError) -> list[tuple[bytes, bytes]]:
         self.outcomes.failed(call, error)
-        return error_headers(error)
+        return [*error_headers(error), *call.names]
 
     # --- REST ---
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         method, root, bodies, held = scope["method"], scope.get("root_path"), self.bodies, 0
         path = scope["path"].removeprefix(root) if root else scope["path"]
-        handler, parameters, allowed = self._router.match(method, path)
+        handler, parameters, allowed, _ = self._router.match(method, path)
         call = HttpCall(method, path, parameters, scope["headers"], b"", scope["query_string"])
         call.budget = bodies
-        call.outcome = Outcome(call.door, caller_of(scope)) if self.outcomes.observed else None
         if handler is None:
             await self._send_no_route(call, allowed, scope, send)
             return
+        if self.outcomes.observed:
+            self.outcomes.begin(call, method, path, scope.get("client"))
         bodies.taken_bytes += bodies.call_bytes  # as above
         try:
             if method == "POST":
@@ -369,19 +371,16 @@ class Application:
                 if compressed or length != len(body) or length > bodies.included_bytes:
                     held = await self._read_rest(call, event, receive, length, compressed)
             else:
-                bodies.check_room()
+                self._begin_without_body(call)
             reply = await handler(call)
             reply.headers += call.notes
             self.answers.begin(len(reply.body))
             if call.outcome is None:
                 self._of_rest.answered += 1  # as above
             else:
-                self.outcomes.answered(call)
-        except HeadraceError as error:
+                self._end(call, call.outcome, reply)
+        except Exception as error:  # noqa: BLE001 - the boundary to the network: a bug fails its own request only
             reply = self._refusal(call, error)
-        except Exception:  # noqa: BLE001 - the boundary to the network: a bug fails its own request only
-            _log.exception("an HTTP request failed unexpectedly", extra={"path": path})
-            reply = self._refusal(call, HeadraceError(_INTERNAL))
         except BaseException as error:
             self.outcomes.failed(call, error)
             raise
@@ -390,7 +389,7 @@ class Application:
             if held or call.account is not None:
                 bodies.release(held if call.account is None else held + call.account.held)
         body = reply.body
-        if len(body) >= COUNTED_FROM_BYTES or method == "HEAD":
+        if len(body) >= COUNTED_ANSWER_BYTES or method == "HEAD":
             await self._send_reply(reply, scope, send)
             return
         if self._holding is not None:
@@ -399,21 +398,36 @@ class Application:
         await send({"type": "http.response.start", "status": reply.status, "headers": headers})
         await send({"type": "http.response.body", "body": body, "more_body": False})
 
-    def _refusal(self, call: HttpCall, error: HeadraceError) -> HttpReply:
+    def _begin_without_body(self, call: HttpCall) -> None:
+        echo_request_id(call)
+        self.bodies.check_room()
+
+    def _end(self, call: HttpCall, outcome: Outcome, reply: HttpReply) -> None:
+        outcome.weighed(len(call.body), len(reply.body), reply.status)
+        self.outcomes.answered(call)
+
+    def _refusal(self, call: HttpCall, error: Exception) -> HttpReply:
+        if not isinstance(error, HeadraceError):
+            _log.exception("an HTTP request failed unexpectedly", extra={"path": call.path})
+            error = HeadraceError(_INTERNAL)
         self.outcomes.failed(call, error)
-        return error_reply(error)
+        reply = error_reply(error)
+        reply.headers += call.names
+        return reply
 
     async def _send_no_route(
         self, call: HttpCall, allowed: tuple[str, ...], scope: Scope, send: Send
     ) -> None:
-        if call.method == "POST" and is_grpc(call.headers):
-            unknown = self._recorded(GrpcCall(headers=call.headers), scope)
-            error = Unsupported(f"method {call.path} is not served here")
-            if self._holding is not None:
-                await self._holding.wait()
-            await self._send_grpc_error(send, unknown, error)
-        else:
+        unknown = GrpcCall(headers=call.headers) if call.method == "POST" and is_grpc(call.headers) else None
+        if self.outcomes.observed:
+            self.outcomes.begin(unknown or call, call.method, call.path, scope.get("client"))
+        echo_request_id(unknown or call)
+        if unknown is None:
             await self._send_reply(self._no_route(call, allowed), scope, send)
+            return
+        if self._holding is not None:
+            await self._holding.wait()
+        await self._send_grpc_error(send, unknown, Unsupported(f"method {call.path} is not served here"))
 
     def _no_route(self, call: HttpCall, allowed: tuple[str, ...]) -> HttpReply:
         path = f"{call.path:.200}"
@@ -423,7 +437,7 @@ class Application:
         self.outcomes.failed(call, error, WRONG_METHOD)
         reply = error_reply(error)
         reply.status = WRONG_METHOD.http
-        reply.headers = (*reply.headers, (b"allow", ", ".join(allowed).encode()))
+        reply.headers += (*call.names, (b"allow", ", ".join(allowed).encode()))
         return reply
 
     async def _read_rest(
@@ -466,7 +480,7 @@ class Application:
             await send({"type": "http.response.start", "status": reply.status, "headers": headers})
             if scope["method"] == "HEAD":
                 await send(_NO_BODY)
-            elif len(body) >= COUNTED_FROM_BYTES:
+            elif len(body) >= COUNTED_ANSWER_BYTES:
                 await self.answers.send(send, slices(body))
             else:
                 await send({"type": "http.response.body", "body": body, "more_body": False})
@@ -476,22 +490,3 @@ class Application:
 
 def _grpc_ok(notes: tuple[tuple[bytes, bytes], ...]) -> MutableMapping[str, Any]:
     return {**_GRPC_OK, "headers": [(b"grpc-status", b"0"), *notes]}
-
-
-def error_reply(error: HeadraceError) -> HttpReply:
-    """An error as both REST APIs write it: ``{"error": "…"}``."""
-    headers: tuple[tuple[bytes, bytes], ...] = JSON_HEADERS
-    if isinstance(error, Refused):
-        headers = (
-            *JSON_HEADERS,
-            (b"retry-after", str(max(1, math.ceil(error.retry_after_seconds))).encode()),
-        )
-    return HttpReply(msgspec.json.encode({"error": error.message}), status=codes(error).http, headers=headers)
-
-
-async def _live(receive: Receive, send: Send) -> None:
-    while True:
-        event = await receive()
-        await send({"type": f"{event['type']}.complete"})
-        if event["type"] == "lifespan.shutdown":
-            return

@@ -39,7 +39,6 @@ class Bodies:
         calm_bytes: As long as no more is taken, nobody needs to know who waits: see ``silent``.
         silent: The calls of whose bodies nothing has come.
         begun: The calls that wait for more: of a body, or for a stream's next message.
-        pauses: The pauses of streams before and between their messages.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -51,7 +50,7 @@ class Bodies:
         self._most_bytes, self._largest = limits.max_inflight_bytes, limits.max_message_bytes
         most = max(1, limits.max_inflight_bytes // _WAITING_SHARE // CALL_BYTES)
         self.silent, self.begun = Waiting(most), Waiting(most)
-        self.pauses, self._messages = Pauses(), Pauses()
+        self._messages = Pauses()
 
     def open(self) -> None:
         """Count a call as open, before anything of its body has come; ``close`` ends it."""
@@ -201,7 +200,9 @@ class Bodies:
             if not complete:
                 self.release(size)
 
-    async def chunks(self, receive: Receive, message: Callable[[], int | None]) -> AsyncIterator[bytes]:
+    async def chunks(
+        self, receive: Receive, message: Callable[[], int | None], pauses: Pauses
+    ) -> AsyncIterator[bytes]:
         """The chunks of a stream, which may be silent for as long as its sender likes between messages.
 
         Not within a message, and not before the first one.
@@ -209,6 +210,7 @@ class Bodies:
         Args:
             receive: Gives ASGI's events.
             message: Says which message has come in part, by its number; None for none.
+            pauses: Those before and between messages.
 
         Raises:
             Cancelled: The client left.
@@ -217,14 +219,14 @@ class Bodies:
             Overloaded: It had waited longest of too many calls that wait for their clients.
         """
         seconds, loop = self.limits.body_timeout_seconds, asyncio.get_running_loop()
-        between, within = self.pauses.of_stream(), self._messages.of_stream()
+        between, within = pauses.of_stream(), self._messages.of_stream()
         come, begun, until = False, None, loop.time() + seconds
         while True:
             if (now := message()) != begun:
                 begun, until = now, loop.time() + seconds
-            pauses = between if begun is None else within
+            pause = between if begun is None else within
             coming = partial((self.begun if come else self.silent).coming, receive)
-            event = await pauses.coming(coming, None if come and begun is None else until)
+            event = await pause.coming(coming, None if come and begun is None else until)
             if event is None:
                 raise DeadlineExceeded(
                     f"a message had not arrived {seconds:g} s after it began"

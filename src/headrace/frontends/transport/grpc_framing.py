@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 from headrace.config import Limits
 from headrace.errors import HeadraceError, InvalidRequest, TooLarge, Unsupported
+from headrace.frontends.calls import told
 from headrace.frontends.wire.compression import Opening, opening
 from headrace.status import codes
 
@@ -162,7 +163,7 @@ def timeout_seconds(value: bytes) -> float:
 
 def short_message(error: HeadraceError) -> str:
     """As much of an error's message as clients accept in trailers."""
-    message = error.message[:_LONGEST_MESSAGE]
+    message = told(error)[:_LONGEST_MESSAGE]
     if len(quote(message, _PLAIN, errors="replace")) > _LONGEST_ENCODED_MESSAGE:
         return message[: _LONGEST_ENCODED_MESSAGE // _TWELVE_BYTES_A_CHARACTER]
     return message

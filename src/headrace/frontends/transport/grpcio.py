@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import socket
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
+from headrace.access.caller import ASKING, Caller
+from headrace.access.verbs import ANY
 from headrace.batching.request import NO_DEADLINE
 from headrace.config import ServerConfig
 from headrace.errors import ConfigError, DeadlineExceeded, HeadraceError, InvalidRequest, Unsupported
@@ -19,9 +23,15 @@ from headrace.frontends.pieces import joined
 from headrace.frontends.transport.asgi import Application
 from headrace.frontends.transport.bodies import Bodies
 from headrace.frontends.transport.grpc_framing import short_message
+from headrace.frontends.transport.headers import echo_request_id
 from headrace.frontends.transport.waiting import Pauses
-from headrace.outcomes import Outcome, Outcomes
+from headrace.outcomes import Outcomes
 from headrace.status import codes
+
+if TYPE_CHECKING:
+    from headrace.access.gate import Gate
+    from headrace.frontends.transport.certificates import Certificate
+    from headrace.frontends.transport.reloading import ServedCertificate
 
 try:
     import grpc
@@ -47,6 +57,7 @@ class GrpcioTransport:
         methods: Sequence[GrpcMethod],
         listener: socket.socket,
         config: ServerConfig,
+        certificate: ServedCertificate | None = None,
     ) -> None:
         """Prepare to serve.
 
@@ -55,10 +66,13 @@ class GrpcioTransport:
             methods: What answers.
             listener: Bound and listening; its port is taken over, because grpcio opens its own sockets.
             config: The server's settings.
+            certificate: What connections are encrypted with, followed as it changes; None for not at all.
         """
-        self._drain_seconds = config.drain_seconds - config.lead_seconds
+        self._drain_seconds = config.answer_seconds
         self.serving: asyncio.Future[None] | None = None
+        self.opened: tuple[socket.socket, ...] = ()
         self._listener = listener
+        self._certificate = certificate
         self._methods = _Methods(methods, application)
         limits = config.limits
         self._server = aio.server(
@@ -67,6 +81,7 @@ class GrpcioTransport:
                 ("grpc.max_receive_message_length", limits.max_message_bytes),
                 ("grpc.max_send_message_length", -1),
                 ("grpc.max_concurrent_streams", limits.max_streams_per_connection),
+                *_age(config),
             ],
         )
 
@@ -74,12 +89,19 @@ class GrpcioTransport:
         """Start answering; returns when connections are accepted."""
         host, port = self._listener.getsockname()[:2]
         self._listener.close()
-        self._server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        if self._certificate is None:
+            self._server.add_insecure_port(address)
+        else:
+            self._server.add_secure_port(address, _credentials(self._certificate))
         await self._server.start()
         self.serving = asyncio.ensure_future(self._until_terminated())
 
     async def _until_terminated(self) -> None:
         await self._server.wait_for_termination()
+
+    def drain(self) -> None:
+        """Nothing: HTTP/2 connections learn that they end when it stops."""
 
     async def stop(self) -> None:
         """Accept nothing more; return when what was accepted is answered, or the drain time is over."""
@@ -92,6 +114,33 @@ class GrpcioTransport:
         self._methods.answering.set()
         self._methods.pauses.end()
         await stopping
+
+
+def _age(config: ServerConfig) -> Iterator[tuple[str, int]]:
+    """The options of connections with a greatest age; grpcio varies it by a tenth by itself."""
+    if config.max_connection_age_seconds:
+        yield "grpc.max_connection_age_ms", math.ceil(config.max_connection_age_seconds * 1000)
+        yield "grpc.max_connection_age_grace_ms", math.ceil(config.drain_seconds * 1000)
+
+
+def _credentials(certificate: ServedCertificate) -> grpc.ServerCredentials:
+    """Those of new connections: of the certificate that is in force when each begins."""
+    given = certificate.current
+
+    def when_changed() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal given
+        if certificate.current is given:
+            return None
+        given = certificate.current
+        return _pairs(given)
+
+    required = given.client_ca is not None
+    return grpc.dynamic_ssl_server_credentials(_pairs(given), when_changed, required)
+
+
+def _pairs(certificate: Certificate) -> grpc.ServerCertificateConfiguration:
+    pairs = [(certificate.key, certificate.chain)]
+    return grpc.ssl_server_certificate_configuration(pairs, certificate.client_ca)
 
 
 class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has no types
@@ -121,13 +170,65 @@ class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has no t
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
         self._calls += 1
         method = self._methods.get(details.method)
-        if method is None:
-            return grpc.stream_stream_rpc_method_handler(_unknown(details.method, self._application.outcomes))
-        if method.unary is not None:
+        gate, outcomes = self._application.gate, self._application.outcomes
+        if method is not None and method.unary is not None:
             # As a stream of one message: only so there is a moment in which it has not arrived yet.
-            unary = _Unary(method.path, method.unary, self._application, self.answering)
-            return grpc.stream_unary_rpc_method_handler(unary.answer)
-        return grpc.stream_stream_rpc_method_handler(_stream(method, self._application, self.pauses))
+            unary: _Answer = _Unary(method.path, method.unary, self._application, self.answering).answer
+            if gate is not None:
+                unary = _through_gate(unary, method, gate, outcomes)
+            return grpc.stream_unary_rpc_method_handler(unary)
+        if method is None:
+            unknown = Unsupported(f"method {details.method} is not served here")
+            stream = _refusing(unknown, details.method, outcomes)
+        else:
+            stream = _stream(method, self._application, self.pauses)
+        if gate is not None:
+            asked = method or GrpcMethod(details.method, verbs=ANY)
+            stream = _stream_through_gate(stream, asked, gate, outcomes)
+        return grpc.stream_stream_rpc_method_handler(stream)
+
+
+_Answer = Callable[[AsyncIterator[bytes], aio.ServicerContext], Awaitable[bytes]]
+_Answers = Callable[[AsyncIterator[bytes], aio.ServicerContext], AsyncIterator[bytes]]
+
+
+def _through_gate(inner: _Answer, method: GrpcMethod, gate: Gate, outcomes: Outcomes) -> _Answer:
+    """A handler of one call that is let in first; the library runs each in a task of its own."""
+
+    async def answer(messages: AsyncIterator[bytes], context: aio.ServicerContext) -> bytes:
+        caller = await _admitted(context, method, gate, outcomes)
+        try:
+            return await inner(messages, context)
+        finally:
+            gate.leave(caller)
+
+    return answer
+
+
+def _stream_through_gate(inner: _Answers, method: GrpcMethod, gate: Gate, outcomes: Outcomes) -> _Answers:
+    """The same for streams."""
+
+    async def answer(messages: AsyncIterator[bytes], context: aio.ServicerContext) -> AsyncIterator[bytes]:
+        caller = await _admitted(context, method, gate, outcomes)
+        try:
+            async for reply in inner(messages, context):
+                yield reply
+        finally:
+            gate.leave(caller)
+
+    return answer
+
+
+async def _admitted(
+    context: aio.ServicerContext, method: GrpcMethod, gate: Gate, outcomes: Outcomes
+) -> Caller:
+    try:
+        caller = gate.admit(_headers(context.invocation_metadata()), method.verbs)
+    except HeadraceError as error:
+        await _abort(context, _call(context, method.path, outcomes), error, outcomes)
+        raise
+    ASKING.set(caller)
+    return caller
 
 
 class _Unary:
@@ -145,7 +246,7 @@ class _Unary:
         bodies = self._application.bodies
         account = Account(bodies.hold_of_stream)
         outcomes = self._application.outcomes
-        call = _call(context, outcomes, account, bodies)
+        call = _call(context, self._path, outcomes, account, bodies)
         bodies.open()
         failed: HeadraceError
         try:
@@ -162,12 +263,12 @@ class _Unary:
             outcomes.failed(call, error)
             raise
         else:
+            if call.outcome is not None:
+                call.outcome.weighed(len(message), len(reply))
             outcomes.answered(call)
             await self._answering.wait()
             if call.notes:
-                context.set_trailing_metadata(
-                    tuple((name.decode(), value.decode()) for name, value in call.notes)
-                )
+                context.set_trailing_metadata(_as_metadata(call.notes))
             return joined(reply)
         finally:
             bodies.close(account.held)
@@ -187,8 +288,8 @@ class _Unary:
             raise InvalidRequest("expected one gRPC message, got none") from None
 
 
-def _stream(method: GrpcMethod, application: Application, pauses: Pauses) -> object:
-    bodies, outcomes = application.bodies, application.outcomes
+def _stream(method: GrpcMethod, application: Application, pauses: Pauses) -> _Answers:
+    bodies, outcomes, gate = application.bodies, application.outcomes, application.gate
 
     async def answer(messages: AsyncIterator[bytes], context: aio.ServicerContext) -> AsyncIterator[bytes]:
         unanswered: deque[int] = deque()
@@ -197,9 +298,11 @@ def _stream(method: GrpcMethod, application: Application, pauses: Pauses) -> obj
             async for message in _in_time(messages, bodies, pauses):
                 bodies.hold_of_stream(len(message))
                 unanswered.append(len(message))
+                if gate is not None:
+                    await gate.in_turn(ASKING.get())
                 yield message
 
-        call = _call(context, outcomes, budget=bodies)
+        call = _call(context, method.path, outcomes, budget=bodies)
         bodies.open()
         try:
             bodies.check_room()
@@ -217,6 +320,8 @@ def _stream(method: GrpcMethod, application: Application, pauses: Pauses) -> obj
             raise
         else:
             outcomes.answered(call)
+            if call.notes:
+                context.set_trailing_metadata(_as_metadata(call.notes))
         finally:
             bodies.close(sum(unanswered))
 
@@ -245,6 +350,7 @@ async def _in_time(messages: AsyncIterator[bytes], bodies: Bodies, pauses: Pause
 
 def _call(
     context: aio.ServicerContext,
+    path: str,
     outcomes: Outcomes,
     account: Account | None = None,
     budget: Budget | None = None,
@@ -253,7 +359,8 @@ def _call(
     deadline = NO_DEADLINE if left is None else time.monotonic() + left * 0.98
     call = GrpcCall(deadline, account, budget, _Metadata(context))
     if outcomes.observed:
-        call.outcome = Outcome(call.door, _caller(context.peer()))
+        outcomes.begin(call, "POST", path, _caller(context.peer()))
+    echo_request_id(call)
     return call
 
 
@@ -263,10 +370,9 @@ def _caller(peer: str) -> str:
     return address if family in {"ipv4", "ipv6"} else ""
 
 
-def _unknown(path: str, outcomes: Outcomes) -> object:
+def _refusing(error: HeadraceError, path: str, outcomes: Outcomes) -> _Answers:
     async def answer(messages: AsyncIterator[bytes], context: aio.ServicerContext) -> AsyncIterator[bytes]:
-        error = Unsupported(f"method {path} is not served here")
-        await _abort(context, _call(context, outcomes), error, outcomes)
+        await _abort(context, _call(context, path, outcomes), error, outcomes)
         yield b""  # makes it a stream; never reached
 
     return answer
@@ -279,8 +385,13 @@ class _Metadata:
         self._context = context
 
     def __iter__(self) -> Iterator[tuple[bytes, bytes]]:
-        for name, value in self._context.invocation_metadata() or ():
-            yield name.encode(), value if isinstance(value, bytes) else value.encode()
+        return _headers(self._context.invocation_metadata())
+
+
+def _headers(metadata: Iterable[tuple[str, str | bytes]] | None) -> Iterator[tuple[bytes, bytes]]:
+    """Metadata as the library has it, as headers."""
+    for name, value in metadata or ():
+        yield name.encode(), value if isinstance(value, bytes) else value.encode()
 
 
 async def _abort(
@@ -288,4 +399,8 @@ async def _abort(
 ) -> None:
     outcomes.failed(call, error)
     message = short_message(error).encode("utf-8", "replace").decode()
-    await context.abort(_STATUS[codes(error).grpc], message)
+    await context.abort(_STATUS[codes(error).grpc], message, _as_metadata(call.names))
+
+
+def _as_metadata(notes: tuple[tuple[bytes, bytes], ...]) -> tuple[tuple[str, str], ...]:
+    return tuple((name.decode(), value.decode()) for name, value in notes)

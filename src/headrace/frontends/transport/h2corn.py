@@ -4,120 +4,277 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import os
+import random
 import resource
 import socket
-from collections.abc import Sequence
-
-from h2corn import Config, RequestPolicy, Server
+import time
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from headrace.config import ServerConfig
 from headrace.frontends.transport.asgi import Application
-from headrace.frontends.transport.listening import IDLE_SECONDS
+from headrace.frontends.transport.generation import Generation
+from headrace.frontends.transport.listeners import Listeners
+
+if TYPE_CHECKING:
+    from headrace.frontends.transport.certificates import Certificate
+    from headrace.frontends.transport.reloading import ServedCertificate
 
 _log = logging.getLogger(__name__)
 
-# Small windows bound what a client can make the server hold: with these, 30 unread answers of 8 MB took 67 MB
-# of memory instead of 361.
-_STREAM_WINDOW_BYTES = 256 * 1024
-_CONNECTION_WINDOW_BYTES = 1024 * 1024
-_RESPONSE_STALL_SECONDS = 60.0
-_HELD_SECONDS = 0.1
 # Descriptors that are not connections: models, logs, listening sockets, the event loop's own.
 _SPARE_DESCRIPTORS = 64
+# Of the drain time, what streams get of a generation that goes while the server stays.
+_STREAMS_SHARE = 0.5
+# Connections that end for their age end in so many parts, one after another.
+_PARTS = 4
+_AGE_JITTER = 0.1
+# Who could not accept begins again when so many descriptors are free, within so long. Where that happens so
+# often, something keeps descriptors for itself, and only another process has them back.
+_FREE_DESCRIPTORS = 24
+_FREE_SECONDS = 5.0
+_LOOK_SECONDS = 0.05
+_MOST_FAILURES, _FAILURES_SECONDS = 3, 60.0
 
 
 class H2cornTransport:
-    """The application on some listening sockets."""
+    """The application on some listening sockets.
+
+    Its connections belong to generations. Mostly there is one; another follows it for a new certificate.
+    Where connections have a greatest age, some serve at a time, and end in turn.
+
+    Attributes:
+        listeners: Where it listens.
+        accepts_no_more: Set when it has stopped to accept connections.
+    """
 
     def __init__(
-        self, application: Application, sockets: Sequence[socket.socket], config: ServerConfig
+        self,
+        application: Application,
+        listeners: Listeners,
+        config: ServerConfig,
+        certificate: ServedCertificate | None = None,
     ) -> None:
         """Prepare to serve.
 
         Args:
             application: What answers.
-            sockets: Bound and listening; they stay the caller's.
+            listeners: Where it listens; their first set stays the caller's.
             config: The server's settings.
+            certificate: What connections are encrypted with, followed as it changes; None for not at all.
         """
         self._application = application
-        limits = config.limits
-        self._server = Server(
-            application.answer,
-            Config(
-                bind=tuple(f"fd://{one.fileno()}" for one in sockets),
-                grpc=True,
-                runtime_threads=1,
-                lifespan="off",
-                access_log=False,
-                log_format=config.log_format,
-                max_concurrent_streams=limits.max_streams_per_connection,
-                limit_connections=_most_connections(limits.max_connections),
-                h2_initial_stream_window_size=_STREAM_WINDOW_BYTES,
-                h2_initial_connection_window_size=_CONNECTION_WINDOW_BYTES,
-                timeout_keep_alive=IDLE_SECONDS,
-                # The smaller of both holds for a kept HTTP/1.1 connection. For heads this is the longest
-                # silence, not the longest time: who sends a byte now and then was never cut off by it.
-                timeout_request_header=IDLE_SECONDS,
-                timeout_graceful_shutdown=config.drain_seconds - config.lead_seconds,
-                request_policies=(
-                    *(
-                        RequestPolicy(
-                            path=path,
-                            max_request_body_size=0,
-                            timeout_request_body_idle=0,
-                            h2_timeout_response_stall=_RESPONSE_STALL_SECONDS,
-                        )
-                        for path in application.stream_paths
-                    ),
-                    # Sizes are limited where bodies are read, with an error that says so. Native gRPC is
-                    # exempt from h2corn's time limits unless a policy names its path.
-                    RequestPolicy(
-                        path="/*",
-                        max_request_body_size=0,
-                        timeout_request_body_idle=limits.body_timeout_seconds,
-                        h2_timeout_response_stall=_RESPONSE_STALL_SECONDS,
-                    ),
-                ),
-            ),
-        )
+        self.listeners = listeners
+        self._config = config
+        self._certificate = certificate
+        self._age_seconds = config.max_connection_age_seconds
+        many = _PARTS if self._age_seconds and self.listeners.has_many else 1
+        changes = bool(self._age_seconds) or certificate is not None
+        self._most_connections = _most_connections(config.limits.max_connections, many, changes=changes)
+        self._current: list[Generation] = []
+        self._many = many
+        self._going: set[asyncio.Task[None]] = set()
+        self._changing = asyncio.Lock()
+        self._may_follow = asyncio.Event()
+        self._may_follow.set()
+        self._draining, self._hurry = asyncio.Event(), asyncio.Event()
+        self._retiring: asyncio.Task[None] | None = None
+        self._failures: deque[float] = deque(maxlen=_MOST_FAILURES)
+        self._beginning_again: set[asyncio.Task[None]] = set()
+        self.accepts_no_more = asyncio.Event()
         self.serving: asyncio.Future[None] | None = None
+
+    @property
+    def opened(self) -> list[socket.socket]:
+        """The listening sockets that were opened beside those given."""
+        return self.listeners.opened
 
     async def start(self) -> None:
         """Start answering; returns when connections are accepted."""
-        self.serving = asyncio.create_task(self._server.serve())
-        started = asyncio.create_task(self._server.wait_started())
-        await asyncio.wait({self.serving, started}, return_when=asyncio.FIRST_COMPLETED)
-        if self.serving.done():
-            started.cancel()
-            await self.serving
-        await started
+        for _ in range(self._many):
+            self._current.append(await self._begun())
+        self._lead()
+        self.serving = asyncio.get_running_loop().create_future()
+        if self._certificate is not None:
+            self._certificate.uses.append(self._use)
+        if self._age_seconds:
+            self._retiring = asyncio.create_task(self._retire_in_turn())
+
+    # --- generations ---
+
+    async def _begun(self, at: int | None = None) -> Generation:
+        number = self.listeners.take() if at is None else at
+        certificate = None if self._certificate is None else self._certificate.current
+        descriptors = self.listeners.descriptors(number)
+        made = Generation(self._application, descriptors, self._config, self._most_connections, certificate)
+        made.number = number
+        try:
+            await made.start()
+        except BaseException:
+            if at is None:
+                self.listeners.give_back(number)
+            raise
+        _log.debug("a generation of connections has begun", extra={"sockets": number})
+        if made.serving is not None:
+            made.serving.add_done_callback(lambda ended: self._ended(made, ended))
+        if self._draining.is_set():
+            made.drain()
+        return made
+
+    def _lead(self) -> None:
+        self.listeners.lead_to([one.number for one in self._current])
+
+    def _ended(self, generation: Generation, ended: asyncio.Future[None]) -> None:
+        """Say so when a generation that takes connections ends; others may."""
+        error = None if ended.cancelled() else ended.exception()
+        if generation not in self._current or self.serving is None or self.serving.done():
+            return
+        if isinstance(error, OSError) and not self._draining.is_set() and self._may_begin_again():
+            _log.error(
+                "no connection could be accepted: %s; all are closed until there are descriptors", error
+            )
+            again = asyncio.create_task(self._begin_again(generation, error, self.serving))
+            self._beginning_again.add(again)
+            again.add_done_callback(self._beginning_again.discard)
+        elif error is None:
+            self.serving.set_result(None)
+        else:
+            self.serving.set_exception(error)
+
+    def _may_begin_again(self) -> bool:
+        now, before = time.monotonic(), self._failures
+        if len(before) == _MOST_FAILURES and now - before[0] < _FAILURES_SECONDS:
+            return False
+        before.append(now)
+        return True
+
+    async def _begin_again(self, failed: Generation, why: OSError, serving: asyncio.Future[None]) -> None:
+        """Let a generation follow one that could accept no connection; h2corn closes those it has then.
+
+        It has the same sockets, so it need not wait for a server that is about to take them over.
+        """
+        until = time.monotonic() + _FREE_SECONDS
+        while not self._draining.is_set():
+            try:
+                _expect_descriptors(_FREE_DESCRIPTORS)
+                async with self._changing:
+                    if failed not in self._current:  # by age, or for a certificate: another has its place
+                        return
+                    self._current[self._current.index(failed)] = await self._begun(failed.number)
+                self._lead()
+            except (OSError, ValueError):
+                if time.monotonic() > until:
+                    if not serving.done():
+                        serving.set_exception(why)
+                    return
+                await asyncio.sleep(_LOOK_SECONDS)
+            else:
+                _log.warning("connections are accepted again")
+                return
+
+    async def _use(self, _certificate: Certificate) -> None:
+        """Let new connections get the certificate in force, and tell those that are to go on a new one."""
+        for place in range(len(self._current)):
+            await self._replace(place)
+
+    async def _retire_in_turn(self) -> None:
+        """Let one part of the connections after the other end, so that none grows older than it may."""
+        place = 0
+        while not self._draining.is_set():
+            seconds = self._age_seconds / self._many
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds * (1 - _AGE_JITTER * random.random())):
+                    await self._draining.wait()
+            # No more than twice as many as serve: each keeps sockets until its last stream has ended.
+            while len(self._going) > 2 * self._many and not self._draining.is_set():
+                await asyncio.wait({*self._going}, return_when=asyncio.FIRST_COMPLETED)
+            try:
+                await self._replace(place)
+            except (OSError, ValueError) as error:
+                _log.error("connections stay beyond their greatest age: %s", error)
+            place = (place + 1) % self._many
+
+    async def _replace(self, place: int) -> None:
+        """Let a new generation take connections in an old one's place, which ends."""
+        await self._may_follow.wait()
+        async with self._changing:
+            if self._draining.is_set():
+                return
+            before, self._current[place] = self._current[place], await self._begun()
+            self._lead()
+            going = asyncio.create_task(self._retire(before))
+            self._going.add(going)
+            going.add_done_callback(self._gone)
+
+    async def _retire(self, generation: Generation) -> None:
+        generation.drain()
+        await self.listeners.until_accepted(generation.number)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._config.lead_seconds):
+                await self._hurry.wait()
+        seconds = _STREAMS_SHARE * (self._config.drain_seconds - self._config.lead_seconds)
+        await generation.stop(seconds, self._hurry)
+        self.listeners.give_back(generation.number)
+
+    def _gone(self, going: asyncio.Task[None]) -> None:
+        self._going.discard(going)
+        if not going.cancelled() and (error := going.exception()) is not None:
+            _log.error("connections that were to end have failed", exc_info=error)
+
+    async def hold(self) -> None:
+        """Let no generation follow another one at other sockets, until ``release``."""
+        self._may_follow.clear()
+        async with self._changing:  # what has begun is done then
+            pass
+
+    def release(self) -> None:
+        """Let generations follow again."""
+        self._may_follow.set()
+
+    # --- the end ---
+
+    def drain(self) -> None:
+        """From now on say in each answer over HTTP/1.1 that its connection ends with it, and let it end."""
+        self._draining.set()
+        for generation in self._current:
+            generation.drain()
 
     async def stop(self) -> None:
         """Accept nothing more; return when what was accepted is answered, or the drain time is over."""
-        if self.serving is None:
-            return
-        # It closes a connection with its GOAWAY as soon as nothing is being answered on it, and what the
-        # client has sent meanwhile makes that a reset.
-        async with self._application.holding_answers(_HELD_SECONDS):
-            self._server.shutdown()
-        # Only now: who is told before that the connection ends opens his next stream here.
-        self._application.bodies.pauses.end()
-        await self.serving
+        self._draining.set()
+        self._hurry.set()
+        if self._retiring is not None:
+            await self._retiring
+        await asyncio.gather(*self._beginning_again)
+        async with self._changing:  # what is about to take another's place has done so, or does not
+            stops = asyncio.gather(*(one.stop() for one in self._current), *self._going)
+            await asyncio.gather(*(one.accepts_no_more.wait() for one in self._current))
+            self.accepts_no_more.set()
+            await stops
+        self.listeners.close()
 
 
-def _most_connections(wanted: int) -> int:
-    """As many connections as are wanted, 0 for any number, and descriptors allow.
+def _most_connections(wanted: int, parts: int, *, changes: bool) -> int:
+    """As many connections for each generation as are wanted of all, 0 for any number, and descriptors allow.
 
-    An accept that finds no descriptor would end the server.
+    An accept that finds no descriptor costs all connections.
+
+    Args:
+        wanted: How many.
+        parts: How many generations serve at a time.
+        changes: Whether others follow them: meanwhile both have connections.
     """
-    possible = _connections_within_file_limit()
+    possible = max(1, _connections_within_file_limit() // (2 if changes else 1))
     if wanted > possible:
         _log.warning(
             "limits.max_connections = %d, but the process may have too few files open: %d are accepted; "
             "raise its limit (ulimit -n)",
             *(wanted, possible),
         )
-    return min(wanted or possible, possible)
+    return math.ceil(min(wanted or possible, possible) / parts)
 
 
 def _connections_within_file_limit() -> int:
@@ -126,3 +283,17 @@ def _connections_within_file_limit() -> int:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         soft = hard
     return max(1, min(soft, 1 << 20) - _SPARE_DESCRIPTORS)
+
+
+def _expect_descriptors(free: int) -> None:
+    """See whether descriptors are free.
+
+    Raises:
+        OSError: There are fewer.
+    """
+    taken: list[int] = []
+    try:
+        taken.extend(os.open(os.devnull, os.O_RDONLY) for _ in range(free))
+    finally:
+        for one in taken:
+            os.close(one)

@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Mapping
-from typing import Any
 
 from headrace.batching.request import NO_DEADLINE
 from headrace.errors import InvalidRequest, Unsupported
-from headrace.frontends.calls import GrpcCall, Headers, HttpCall
+from headrace.frontends.calls import REQUEST_ID, Call, GrpcCall, Headers, HttpCall
 from headrace.frontends.transport.grpc_framing import timeout_seconds
 
 _TIMEOUT_HEADER = b"x-request-timeout-ms"
@@ -27,6 +25,9 @@ def read_http(call: HttpCall) -> tuple[int, bool]:
         Unsupported: It is compressed in a way that is not known here.
     """
     named = dict(call.headers)
+    request_id = named.get(REQUEST_ID)
+    if request_id is not None:
+        call.echo(request_id)
     milliseconds = named.get(_TIMEOUT_HEADER)
     if milliseconds is not None:
         call.deadline = deadline_in(_milliseconds(milliseconds))
@@ -41,6 +42,9 @@ def read_grpc(call: GrpcCall) -> bytes:
         How the messages are compressed; empty if it does not say.
     """
     named = dict(call.headers)
+    request_id = named.get(REQUEST_ID)
+    if request_id is not None:
+        call.echo(request_id)
     timeout = named.get(b"grpc-timeout")
     if timeout is not None:
         call.deadline = deadline_in(timeout_seconds(timeout))
@@ -64,10 +68,11 @@ def _is_compressed(headers: Headers) -> bool:
     return compressed
 
 
-def caller_of(scope: Mapping[str, Any]) -> str:
-    """The other end of a connection, as ``host:port``; "" where the server does not say."""
-    host, port = scope.get("client") or ("", 0)
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}" if host else ""
+def echo_request_id(call: Call) -> None:
+    """Take the name that the caller gave the call; for calls whose other headers nobody reads."""
+    request_id = call.header(REQUEST_ID)
+    if request_id is not None:
+        call.echo(request_id)
 
 
 def is_grpc(headers: Headers) -> bool:

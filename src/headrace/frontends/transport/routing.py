@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from headrace.access.verbs import ANY
 from headrace.frontends.calls import HttpHandler, HttpRoute
 
 PATHS_KEPT = 1024
@@ -13,6 +14,7 @@ PATHS_KEPT = 1024
 
 # Longer than the path of any model that can be: what is longer is no client's usual path.
 _LONGEST_PATH_KEPT = 256
+_LONGEST_PATH = 2048
 
 
 class Match(NamedTuple):
@@ -22,11 +24,13 @@ class Match(NamedTuple):
         handler: What answers it; None when nothing does.
         parameters: The values of the pattern's ``{names}``.
         allowed: The methods that the path has, when the path is known but not with this method.
+        verbs: A key must permit one of them, as bits; what is not here is told to whoever has a key.
     """
 
     handler: HttpHandler | None
     parameters: Mapping[str, str]
     allowed: tuple[str, ...] = ()
+    verbs: int = ANY
 
 
 class Router:
@@ -34,7 +38,9 @@ class Router:
 
     def __init__(self, routes: Iterable[HttpRoute]) -> None:
         """Compile the routes; the first that matches answers."""
-        self._routes = [(route.method, _compiled(route.pattern), route.handler) for route in routes]
+        self._routes = [
+            (route.method, _compiled(route.pattern), route.handler, route.verbs) for route in routes
+        ]
         # Two halves: what was asked for since the last turn, and before it. Paths that clients make up push
         # out one another, and never one that is in use.
         self._recent: dict[tuple[str, str], Match] = {}
@@ -60,11 +66,13 @@ class Router:
         self._recent[asked] = found
 
     def _search(self, method: str, path: str) -> Match:
+        if len(path) > _LONGEST_PATH:  # names have 128 characters at most: there is nothing to be found
+            return Match(None, {})
         allowed, asked = [], "GET" if method == "HEAD" else method
-        for known, pattern, handler in self._routes:
+        for known, pattern, handler, verbs in self._routes:
             matched = pattern.fullmatch(path)
             if matched and known == asked:
-                return Match(handler, matched.groupdict())
+                return Match(handler, matched.groupdict(), verbs=verbs)
             if matched:
                 allowed.append(known)
         return Match(None, {}, tuple(sorted(set(allowed))))

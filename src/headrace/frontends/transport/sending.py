@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
-COUNTED_FROM_BYTES = 2048
+COUNTED_ANSWER_BYTES = 2048
 """Smaller answers are within what the server keeps for a stream anyway."""
 
 _OWN_BYTES = 1024
@@ -35,14 +35,13 @@ class _Answer:
 
     Attributes:
         size: What it counts with.
-        room: Where it counts.
         due: Until when its client should have read it, on the monotonic clock; infinity before it is sent.
     """
 
-    __slots__ = ("due", "room", "size")
+    __slots__ = ("due", "size")
 
-    def __init__(self, size: int, room: _Room) -> None:
-        self.size, self.room, self.due = size, room, math.inf
+    def __init__(self, size: int) -> None:
+        self.size, self.due = size, math.inf
 
 
 class _Room:
@@ -55,20 +54,24 @@ class _Room:
 
     def __init__(self, most_bytes: int) -> None:
         self.most_bytes, self.bytes = most_bytes, 0
-        self._line: dict[asyncio.Task[object], _Answer] = {}
+        self._line: dict[asyncio.Task[object] | None, _Answer] = {}
         self._looked = -math.inf
 
     def has(self, size: int) -> bool:
         """Whether there is room for one more."""
         return not self.bytes or self.bytes + size <= self.most_bytes
 
-    def enter(self, task: asyncio.Task[object], answer: _Answer) -> None:
+    def enter(self, task: asyncio.Task[object] | None, answer: _Answer) -> None:
         """Count an answer."""
         self._line[task] = answer
         self.bytes += answer.size
 
-    def leave(self, task: asyncio.Task[object]) -> bool:
-        """Count an answer no more; False if it had to leave before."""
+    def find(self, task: asyncio.Task[object] | None) -> _Answer | None:
+        """The answer of a task, if it counts here."""
+        return self._line.get(task)
+
+    def leave(self, task: asyncio.Task[object] | None) -> bool:
+        """Count an answer no more; False if it did not, or had to leave before."""
         answer = self._line.pop(task, None)
         if answer is not None:
             self.bytes -= answer.size
@@ -92,7 +95,8 @@ class _Room:
             if self.has(size + self.most_bytes // _ENOUGH_SHARE):
                 break
             self.leave(tasks[place])
-            tasks[place].cancel()
+            if (task := tasks[place]) is not None:
+                task.cancel()
             ended += 1
         return ended
 
@@ -113,7 +117,6 @@ class Answers:
         """
         self._small = _Room(most_bytes // _SMALL_SHARE)
         self._large = _Room(most_bytes - most_bytes // _SMALL_SHARE)
-        self._line: dict[asyncio.Task[object] | None, _Answer] = {}
         self._ended, self._said = 0, -_SAID_EVERY_SECONDS
 
     @property
@@ -128,7 +131,7 @@ class Answers:
             Overloaded: There is no room for it beside others, which are being read.
         """
         task = asyncio.current_task()
-        if size < COUNTED_FROM_BYTES or task is None:
+        if size < COUNTED_ANSWER_BYTES or task is None:
             return
         room, counted = self._small if size <= _SMALL_BYTES else self._large, size + _OWN_BYTES
         if not room.has(counted):
@@ -139,15 +142,13 @@ class Answers:
                     f"answers of {room.bytes} bytes are being sent; {size} more would pass the part of "
                     f"max_inflight_bytes that is theirs, {room.most_bytes}"
                 )
-        self._line[task] = answer = _Answer(counted, room)
-        room.enter(task, answer)
+        room.enter(task, _Answer(counted))
 
     def end(self) -> None:
         """The current task's answer is sent, or its client has gone."""
         task = asyncio.current_task()
-        answer = self._line.pop(task, None)
-        if answer is not None and task is not None:
-            answer.room.leave(task)
+        self._small.leave(task)
+        self._large.leave(task)
 
     async def send(self, send: Send, slices: Iterator[bytes], *, more: bool = False) -> bool:
         """Send the body of the current task's answer.
@@ -161,7 +162,8 @@ class Answers:
             Whether it was sent; False if it had to make room for others.
         """
         task = asyncio.current_task()
-        answer = self._line.get(task)  # none for an error, which is not counted
+        room = self._small if self._small.find(task) is not None else self._large
+        answer = room.find(task)  # none for an error, which is not counted
         if answer is not None:
             answer.due = time.monotonic() + _SECONDS + answer.size / _BYTES_A_SECOND
         body = next(slices, b"")
@@ -172,7 +174,7 @@ class Answers:
                 await asyncio.sleep(0)  # a fast reader's answer is no reason for others to wait
             await send({"type": "http.response.body", "body": body, "more_body": more})
         except asyncio.CancelledError:
-            if task is None or answer is None or answer.room.leave(task) or task.uncancel():
+            if task is None or answer is None or room.leave(task) or task.uncancel():
                 raise  # for another reason, or for another one, too
             return False
         if answer is not None:

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import time
+from typing import TYPE_CHECKING
 
 from headrace.config import Limits, ServerConfig
 from headrace.errors import ConfigError, DeadlineExceeded, TooLarge
 from headrace.frontends.transport.asgi import Application, Scope
 from headrace.frontends.transport.bodies import Event, Receive
+from headrace.frontends.transport.certificates import pem_files
 from headrace.frontends.transport.headers import announced_bytes
 from headrace.frontends.transport.listening import IDLE_SECONDS
 from headrace.frontends.transport.sending import Send
+
+if TYPE_CHECKING:
+    from headrace.frontends.transport.certificates import Certificate
+    from headrace.frontends.transport.reloading import ServedCertificate
 
 try:
     import uvicorn
@@ -23,15 +30,28 @@ except ImportError as error:
 class UvicornTransport:
     """The application on one listening socket."""
 
-    def __init__(self, application: Application, listener: socket.socket, config: ServerConfig) -> None:
+    def __init__(
+        self,
+        application: Application,
+        listener: socket.socket,
+        config: ServerConfig,
+        certificate: ServedCertificate | None = None,
+    ) -> None:
         """Prepare to serve.
 
         Args:
             application: What answers.
             listener: Bound and listening.
             config: The server's settings.
+            certificate: What connections are encrypted with, followed as it changes; None for not at all.
         """
+        if config.max_connection_age_seconds:
+            raise ConfigError(
+                "max_connection_age_seconds: expected 0 with http_server = uvicorn, which keeps connections; "
+                "h2corn can end them"
+            )
         self._listener = listener
+        tls = None if certificate is None else _Encryption(certificate)
         self._server = _Embedded(
             uvicorn.Config(
                 _Guarded(application, config.limits),
@@ -41,16 +61,21 @@ class UvicornTransport:
                 lifespan="off",
                 limit_concurrency=config.limits.max_connections or None,
                 timeout_keep_alive=IDLE_SECONDS,
-                timeout_graceful_shutdown=max(1, round(config.drain_seconds - config.lead_seconds)),
-            )
+                timeout_graceful_shutdown=max(1, round(config.answer_seconds)),
+            ),
+            tls,
         )
         self.serving: asyncio.Future[None] | None = None
+        self.opened: tuple[socket.socket, ...] = ()
 
     async def start(self) -> None:
         """Start answering; returns when connections are accepted."""
         # uvicorn closes what it serves; the listening socket is its owner's, so it gets a copy.
         self.serving = asyncio.create_task(self._server.serve([self._listener.dup()]))
         await self._server.begun.wait()
+
+    def drain(self) -> None:
+        """Nothing: the application says that its connections end."""
 
     async def stop(self) -> None:
         """Accept nothing more, and return when what was accepted has been answered."""
@@ -104,9 +129,12 @@ class _Body:
 class _Embedded(uvicorn.Server):
     """A server that leaves signals to its host, and says when it has begun."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, tls: _Encryption | None) -> None:
         super().__init__(config)
         self.begun = asyncio.Event()
+        if tls is not None:
+            config.load()
+            config.ssl = tls.first
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         await self._serve(sockets)
@@ -114,3 +142,34 @@ class _Embedded(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self.begun.set()
+
+
+class _Encryption:
+    """How connections are encrypted: each as the certificate says that is in force when it begins.
+
+    Attributes:
+        first: What a connection begins with, before its client's first message has come.
+    """
+
+    def __init__(self, certificate: ServedCertificate) -> None:
+        self._current = self.first = _context(certificate.current)
+        self.first.sni_callback = self._choose
+        certificate.uses.append(self._use)
+
+    async def _use(self, certificate: Certificate) -> None:
+        self._current = await asyncio.to_thread(_context, certificate)
+
+    def _choose(self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+        if self._current is not self.first:
+            connection.context = self._current
+
+
+def _context(certificate: Certificate) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.set_alpn_protocols(["http/1.1"])
+    with pem_files(certificate) as files:
+        context.load_cert_chain(files["chain"], files["key"])
+    if certificate.client_ca is not None:
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(cadata=certificate.client_ca.decode())
+    return context

@@ -78,10 +78,12 @@ class Pauses:
 
     Attributes:
         over: Whether the server is stopping.
+        why: Why streams end, as their clients are told.
     """
 
     def __init__(self) -> None:
         """Start with no pauses."""
+        self.why = "the server is stopping, and ends streams once it has answered what it has read"
         self.over = False
         self._open: set[asyncio.Timeout] = set()
 
@@ -141,7 +143,5 @@ class StreamPauses:
             if is_last:
                 self._left_seconds -= clock() - began
         if self._pauses.over:
-            raise Unavailable(
-                "the server is stopping, and ends streams once it has answered what it has read"
-            )
+            raise Unavailable(self._pauses.why)
         return None

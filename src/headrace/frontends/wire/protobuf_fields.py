@@ -26,6 +26,18 @@ class Field(NamedTuple):
     stop: int
 
 
+def first_text(message: bytes) -> str:
+    """The text in field 1 of a message that begins with it; "" where it does not."""
+    try:
+        tag, position = read_varint(message, 0)
+        size, position = read_varint(message, position)
+    except ValueError:
+        return ""
+    if tag != 1 << 3 | LENGTH_DELIMITED or position + size > len(message):
+        return ""
+    return message[position : position + size].decode(errors="replace")
+
+
 def fields(
     message: bytes, start: int = 0, stop: int | None = None, *, steps: Iterator[object] | None = None
 ) -> Iterator[Field]:

@@ -49,7 +49,9 @@ def build(
         metadata = {"training": training_now, SCHEMA_KEY: schema, **spaces_of(features)}
         signature = f"keras: {len(features.categorical)} categorical fields -> probability"
         with saying(f"no version can be published in {model_directory}"):
-            path = publish(model.write, model_directory, signature=signature, metadata=metadata)
+            path = publish(
+                model.write, model_directory, signature=signature, metadata=metadata, sign=publisher.sign
+            )
             size_bytes = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
             deleted = tuple(publisher.delete_old())
         return Publication(int(path.name), path, None, size_bytes, time.perf_counter() - started, deleted)

@@ -26,7 +26,7 @@ from headrace.stream.features import Features
 from headrace.training.releasing.patch import Patch, base_of, choose_base, find_patch, open_base, write_patch
 from headrace.versions.control import read_control, undisturbed
 from headrace.versions.layout import version_directories
-from headrace.versions.manifest import SPACES_KEY, publish
+from headrace.versions.manifest import SPACES_KEY, Signer, publish
 from headrace.versions.named import read_named_versions
 from headrace.versions.retention import (
     delete_versions,
@@ -91,7 +91,12 @@ Release = Callable[[Training], Callable[[], Publication]]
 
 
 class Publisher:
-    """Publishes versions of one model into its directory. Several may publish into the same one."""
+    """Publishes versions of one model into its directory. Several may publish into the same one.
+
+    Attributes:
+        model_directory: Where the model's versions are.
+        sign: Signs each version; None, as it is at first, to sign none.
+    """
 
     def __init__(
         self,
@@ -126,6 +131,7 @@ class Publisher:
         self._patch = patch
         self._whole_every = whole_every
         self._server_configs = server_configs
+        self.sign: Signer | None = None
 
     def publish(
         self, settings: ModelSettings, features: Features, weights: Weights, training: Training
@@ -189,9 +195,8 @@ class Publisher:
             "base": None if isinstance(content, Weights) else content[1].base,
             **spaces_of(features),
         }
-        return publish(
-            write, self.model_directory, signature=_signature(settings, features), metadata=metadata
-        )
+        said = _signature(settings, features)
+        return publish(write, self.model_directory, signature=said, metadata=metadata, sign=self.sign)
 
     def delete_old(self) -> list[int]:
         """Delete the versions that are neither among the newest, nor needed, nor named by the operator."""

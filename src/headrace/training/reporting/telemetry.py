@@ -9,7 +9,6 @@ from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from headrace.frontends.metrics_port import listen
 from headrace.training.releasing.publishing import Publication
 from headrace.training.reporting.progress import Pace, Progress
 from headrace.training.scoring.windows import Window
@@ -114,18 +113,3 @@ class Telemetry:
             if metric.name in values:
                 family = CounterMetricFamily if metric.counter else GaugeMetricFamily
                 yield family(f"headrace_training_{metric.name}", metric.help, value=values[metric.name])
-
-    def listen(self, host: str, port: int) -> tuple[int, Callable[[], None]]:
-        """Answer scrapes.
-
-        Args:
-            host: The address.
-            port: The port; 0 for any free one.
-
-        Returns:
-            The port, and what ends it.
-
-        Raises:
-            ConfigError: The port cannot be had.
-        """
-        return listen(self, host, port)

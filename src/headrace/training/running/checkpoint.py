@@ -20,11 +20,15 @@ from urllib.parse import unquote
 from headrace.ctr.files.arrays import read_array, write_array
 from headrace.ctr.files.description import file_name
 from headrace.disk import saying
-from headrace.errors import FailedPrecondition, LoadError
+from headrace.errors import FailedPrecondition, LoadError, NewerFormat
+from headrace.formats import check_number
 from headrace.tensors import Array
 from headrace.versions.layout import version_directories
 from headrace.versions.manifest import check_manifest, publish
 from headrace.versions.retention import delete_versions, sweep
+
+FORMAT = 1
+"""The format of what a checkpoint holds; newer ones are not read. It stands in the manifest's metadata."""
 
 KEPT = 2
 """How many checkpoints stay, and how many damaged ones, for whoever wants to know what happened to them."""
@@ -32,6 +36,7 @@ KEPT = 2
 DAMAGED_DAYS = 7
 """How long damaged ones stay."""
 
+_FORMAT_KEY = "format"
 _DAMAGED = ".damaged-"
 _STAMP = "%Y%m%dT%H%M%S.%f"
 
@@ -111,7 +116,8 @@ def save_checkpoint(directory: Path, state: Mapping[str, Array], meta: Mapping[s
     with saying(f"the checkpoint in {directory} cannot be written"):
         directory.mkdir(parents=True, exist_ok=True)
         sweep(directory)
-        saved = publish(lambda draft: _write(draft, state), directory, metadata=meta)
+        told = {**meta, _FORMAT_KEY: FORMAT}
+        saved = publish(lambda draft: _write(draft, state), directory, metadata=told)
         delete_versions(directory, sorted(version_directories(directory))[:-KEPT])
         _sweep_damaged(directory)
     return saved
@@ -122,11 +128,13 @@ def load_checkpoint(directory: Path) -> Checkpoint | None:
 
     Checkpoints that are damaged are put aside under a name with a dot, so that they do not count as kept; the
     last ones stay there for some days. Where none is whole, all stay as they are: whoever tries again is told
-    the same, and does not begin with fresh weights before somebody has decided that.
+    the same, and does not begin with fresh weights before somebody has decided that. One that a newer
+    headrace wrote is not damaged: what it has learnt is not to be lost without a word.
 
     Raises:
         LoadError: There are checkpoints, and all are damaged.
-        FailedPrecondition: The directory, or a checkpoint, cannot be read; nothing is changed then.
+        FailedPrecondition: The directory, or a checkpoint, cannot be read, or the newest is of a newer
+            format; nothing is changed then.
     """
     damaged: dict[int, tuple[Path, str]] = {}
     with saying(f"the checkpoints in {directory} cannot be read"):
@@ -135,6 +143,8 @@ def load_checkpoint(directory: Path) -> Checkpoint | None:
         for number, path in reversed(version_directories(directory).items()):
             try:
                 loaded = _load(number, path)
+            except NewerFormat as error:
+                raise _newer(directory, number, error) from error
             except LoadError as error:
                 if isinstance(error.__cause__, OSError | MemoryError) and not _is_missing(error.__cause__):
                     raise _unreadable(directory, number, error) from error
@@ -158,6 +168,13 @@ def _unreadable(directory: Path, number: int, error: LoadError) -> FailedPrecond
     return FailedPrecondition(
         f"checkpoint {number} in {directory} cannot be read, which is no damage: {error.message}; "
         "it stays as it is, for when that is mended"
+    )
+
+
+def _newer(directory: Path, number: int, error: NewerFormat) -> FailedPrecondition:
+    return FailedPrecondition(
+        f"checkpoint {number} in {directory} was written by a newer headrace: {error.message}; or move it "
+        "away, to go on from the one before it"
     )
 
 
@@ -190,5 +207,7 @@ def _load(number: int, path: Path) -> Checkpoint:
     manifest = check_manifest(path)
     if manifest is None:
         raise LoadError("corrupt: the manifest is not there")
+    meta = dict(manifest.metadata)
+    check_number(meta.pop(_FORMAT_KEY, None), FORMAT, "the checkpoint")
     state = {unquote(name.removesuffix(".npy")): read_array(path / name) for name in manifest.files}
-    return Checkpoint(number, state, manifest.metadata)
+    return Checkpoint(number, state, meta)

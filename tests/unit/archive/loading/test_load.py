@@ -320,7 +320,7 @@ def test_vectors_that_are_none_are_named(
         (
             "u.csv",
             b"user_id,age,score\na,1,2\nb,1\n",
-            r"row 2 \(line 3\): Expected 3 columns, got 2: b,1; is",
+            r"row 2 \(line 3\): Expected 3 columns, got 2: b,1; columns are split at",
         ),
         ("u.csv", b"user_id,age,score\na,1,2\n\xff,1,2\n", r"row 2 \(line 3\): .*invalid UTF8.*save it as"),
         ("u.parquet", b"user_id,age\n", "expected parquet, which cannot be read"),
@@ -348,7 +348,8 @@ def test_a_column_without_a_name_as_pandas_writes_its_index_is_left_out(
 def test_a_wrong_delimiter_is_what_an_error_asks_for(archive: Archive, tmp_path: Path) -> None:
     (tmp_path / "f.csv").write_text("id;year\na;1995\n")
     with pytest.raises(
-        InvalidRequest, match=r"FILE: beside the key 'id;year', .*is --delimiter what stands bet"
+        InvalidRequest,
+        match=r"FILE: beside the key 'id;year', .*separated by something else, name that: --del",
     ):
         load_table(archive, "films", tmp_path / "f.csv")
 

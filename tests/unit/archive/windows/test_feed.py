@@ -263,7 +263,7 @@ def test_rows_that_cannot_be_counted_are_named(tmp_path: Path) -> None:
     assert "row 1, field 'timestamp'" in refused(tmp_path, good)
     for time in (-1, -(2**63)):
         told = refused(tmp_path, {**good, "timestamp": [0, time]})
-        assert f"row 1, field 'timestamp': expected a time since 1970, got {time} µs; mend the row" in told
+        assert f"row 1, field 'timestamp': expected a time since 1970, got {time} µs; correct the row" in told
     good["timestamp"] = [1, 2]
     assert "row 1, field 'item'" in refused(tmp_path, {**good, "item": ["a", "b" * 9000]})
     told = "row 1, field 'change': expected a number, got 'many'"

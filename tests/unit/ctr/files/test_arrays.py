@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace import sealed
 from headrace.ctr.files.arrays import (
     MissingFile,
     WrongChecksum,
@@ -23,6 +22,7 @@ from headrace.ctr.files.arrays import (
     write_array,
 )
 from headrace.errors import LoadError
+from headrace.sealed import copies as sealed
 
 LARGE = ("float32", (2**16, 8))
 

@@ -44,10 +44,17 @@ SPACES = {
 
 
 @contextmanager
-def a_door(*, is_admin: bool = False, limits: Limits | None = None) -> Iterator[Door]:
-    """A Door to four spaces and two feature tables, which are filled by Put."""
+def an_archive() -> Iterator[Archive]:
+    """What is behind the Door."""
     config = ArchiveConfig(store=MemoryStore(), queue=MemoryQueue(), spaces=SPACES)
     with Archive(config, open_store(config.store), open_queue(config.queue)) as archive:
+        yield archive
+
+
+@contextmanager
+def a_door(*, is_admin: bool = False, limits: Limits | None = None) -> Iterator[Door]:
+    """A Door to four spaces and two feature tables, which are filled by Put."""
+    with an_archive() as archive:
         door = Door(archive, limits or Limits(), Lane(), is_admin=is_admin)
         try:
             yield door

@@ -188,3 +188,11 @@ def test_a_table_is_described_with_its_columns() -> None:
         (space,) = ask(door, "Describe", space="users").spaces
     assert (space.versions[0].dtype, space.versions[0].answered) == ("row", "row")
     assert [one.name for one in space.versions[0].columns] == ["age", "country", "score"]
+
+
+def test_more_columns_than_any_table_has_are_refused() -> None:
+    columns = [{"name": f"c{number}", "dtype": "int64"} for number in range(1001)]
+    put = {"space": "users", "keys": ["a"], "dtype": "row", "columns": columns, "vectors": bytes(8008)}
+    with a_door() as door:
+        error = error_of(lambda: ask(door, "Put", **put))
+    assert "columns: expected 1 to 1000 columns, each once, got 1001" in error.message

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from headrace.batching.counts import VersionCounts
 from headrace.batching.joining import join
 from headrace.batching.request import NO_DEADLINE, Answer, BatchOutputs, Call, Timings
 from headrace.batching.statistics import VersionStatistics
@@ -60,7 +61,7 @@ class ServiceDouble:
 
     name = "headrace"
     version = "0.0.0"
-    draining = False
+    going = False
     limits = Limits()
 
     def __init__(self, *versions: LoadedDouble, admin: bool = False) -> None:
@@ -104,6 +105,15 @@ class ServiceDouble:
             raise NotFound(f"model {model!r} is not here")
         failed = VersionStatus(1, State.FAILED, error="corrupt", attempts=5)
         return [*sorted(found, key=lambda one: -one.version), failed]
+
+    async def counts(self, model: str = "", version: int | None = None) -> list[VersionCounts]:
+        if model:
+            self.status(model)
+        return [
+            VersionCounts.of(name, number, one.statistics)
+            for (name, number), one in self.versions.items()
+            if model in ("", name) and version in (None, number)
+        ]
 
     def live(self) -> bool:
         return True

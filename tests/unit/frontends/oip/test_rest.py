@@ -13,9 +13,10 @@ import pytest
 
 from headrace.config import Limits
 from headrace.errors import FailedPrecondition, InvalidRequest, NotFound, TooLarge, Unsupported
-from headrace.frontends.calls import Headers, HttpCall, HttpReply
+from headrace.frontends.calls import Headers, HttpCall, HttpReply, NotReady
 from headrace.frontends.oip.infer_json import JSON_LENGTH_HEADER
 from headrace.frontends.oip.rest import http_routes
+from headrace.frontends.transport.replies import error_reply
 from headrace.frontends.transport.routing import Router
 from headrace.frontends.wire import long_lists
 from headrace.frontends.wire.lane import Lane
@@ -28,7 +29,10 @@ def call(
 ) -> HttpReply:
     match = Router(http_routes(service)).match(method, path)
     assert match.handler is not None, f"no route for {method} {path}"
-    reply = run(match.handler(HttpCall(method, path, match.parameters, headers, body)))
+    try:
+        reply = run(match.handler(HttpCall(method, path, match.parameters, headers, body)))
+    except NotReady as error:
+        reply = error_reply(error)
     assert isinstance(reply, HttpReply)
     return reply
 

@@ -83,7 +83,7 @@ def test_streams_that_end_with_the_server_leave_nothing() -> None:
             streams = asyncio.gather(*(one([part(GOOD)] * (at % 2)) for at in range(STREAMS)))
             for _ in range(10):
                 await asyncio.sleep(0)
-            application.bodies.pauses.end()
+            application.pauses.end()
             await streams
             del streams
 

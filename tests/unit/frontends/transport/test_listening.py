@@ -5,11 +5,17 @@ from __future__ import annotations
 import asyncio
 import socket
 import sys
+from contextlib import ExitStack
 
 import pytest
 
 from headrace.errors import ConfigError
-from headrace.frontends.transport.listening import listen, take_no_more, until_accepted
+from headrace.frontends.transport.listening import (
+    listen,
+    take_no_more,
+    until_accepted,
+    until_first_answers,
+)
 
 LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="packet filters are Linux's")
 
@@ -71,5 +77,56 @@ def test_one_waits_until_all_are_accepted_but_not_for_ever() -> None:
                     assert not emptied.done()
                     listener.accept()[0].close()
                 await asyncio.wait_for(emptied, 30)
+
+    asyncio.run(scenario())
+
+
+@LINUX
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_one_waits_until_all_have_got_something_and_all_is_read(host: str) -> None:
+    async def scenario() -> None:
+        with listen(host, 0, "http_port") as listener, listen(host, 0, "grpc_port") as other:
+            connected = [socket.create_connection(listener.getsockname()[:2]) for _ in range(3)]
+            accepted = [listener.accept()[0] for _ in connected]
+            _, asks, leaves = connected
+            await asyncio.wait_for(until_first_answers([other], 60), 30)  # where nobody has connected
+            done = asyncio.create_task(until_first_answers([listener], 60))
+            await _still_waits(done)
+            asks.sendall(b"half of a")
+            assert accepted[1].recv(64) == b"half of a"
+            await _still_waits(done)
+            asks.sendall(b" question")
+            accepted[1].sendall(b"an answer")
+            accepted[0].sendall(b"an answer")
+            leaves.close()
+            accepted[2].close()
+            await _still_waits(done)  # something is unread
+            accepted[1].recv(64)
+            await asyncio.wait_for(done, 30)
+            for one in (*connected, *accepted):
+                one.close()
+
+    asyncio.run(scenario())
+
+
+async def _still_waits(task: asyncio.Task[None]) -> None:
+    _, pending = await asyncio.wait({task}, timeout=0.1)
+    assert pending
+
+
+@LINUX
+def test_who_never_asks_is_waited_for_only_for_a_while() -> None:
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        with ExitStack() as opened:
+            listener = opened.enter_context(listen("127.0.0.1", 0, "http_port"))
+            silent = opened.enter_context(socket.create_connection(listener.getsockname()))
+            accepted = opened.enter_context(listener.accept()[0])
+            before = loop.time()
+            await until_first_answers([listener], 0.1)
+            assert loop.time() - before >= 0.1
+            await asyncio.wait_for(until_first_answers([listener], 0.0), 30)
+            accepted.sendall(b"x")  # its descriptor is as it was
+            assert silent.recv(1) == b"x"
 
     asyncio.run(scenario())

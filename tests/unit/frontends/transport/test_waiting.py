@@ -176,7 +176,7 @@ def test_a_server_that_stops_ends_streams_between_their_messages_only() -> None:
             asked(server, STREAM, crowd) as (wires, calls),
             asked(server, UNARY, [SILENT, [part(half)]]) as (unary, _),
         ):
-            server.application.bodies.pauses.end()
+            server.application.pauses.end()
             await asyncio.wait(calls[:2], timeout=30)
             assert [outcome(wire) for wire in wires] == [14, 14, None]
             said = dict(wires[1].sent[-1]["headers"])[b"grpc-message"]

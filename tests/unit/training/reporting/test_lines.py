@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from headrace.errors import ConfigError
+from headrace.frontends.metrics_port import listen
 from headrace.training.releasing.publishing import Publication
 from headrace.training.reporting.lines import JsonReport, TerminalReport, Warnings, summary
 from headrace.training.reporting.progress import Pace, Progress
@@ -117,7 +118,7 @@ def test_prometheus_reads_the_last_window_and_the_age_of_the_last_version() -> N
     telemetry.published(PUBLICATION, 300)
     telemetry.failed("not published")
     now[0] = 25.0
-    port, close = telemetry.listen("127.0.0.1", 0)
+    port, close = listen(telemetry, "127.0.0.1", 0)
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
             lines = response.read().decode().splitlines()
@@ -141,9 +142,9 @@ def test_the_age_of_a_version_that_never_came_is_told_where_one_is_to_come() -> 
 
 
 def test_a_port_that_is_taken_is_an_error_that_says_so() -> None:
-    port, close = Telemetry().listen("127.0.0.1", 0)
+    port, close = listen(Telemetry(), "127.0.0.1", 0)
     try:
         with pytest.raises(ConfigError, match=rf"metrics-port: 127.0.0.1:{port} cannot be listened on"):
-            Telemetry().listen("127.0.0.1", port)
+            listen(Telemetry(), "127.0.0.1", port)
     finally:
         close()

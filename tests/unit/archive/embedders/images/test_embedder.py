@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 import socket
 import ssl
 import subprocess
@@ -20,7 +21,8 @@ from tests.hostile_images import HostileServer, answer, redirect
 from tests.image_encoder import encoded, picture, write_encoder
 
 RED, BLUE = picture((255, 0, 0)), picture((0, 0, 255))
-ENCODER = Path("/work/shared/data/efficientnet-lite0.onnx")
+ENCODER = Path(os.environ.get("IMAGE_ENCODER", "efficientnet-lite0.onnx"))
+"""A pretrained encoder, where there is one."""
 
 
 @pytest.fixture
@@ -209,7 +211,7 @@ def test_a_recipe_that_does_not_fit_the_encoder_is_told(tmp_path: Path) -> None:
     embedder.close()
 
 
-@pytest.mark.skipif(not ENCODER.exists(), reason="the pretrained encoder is not on this machine")
+@pytest.mark.skipif(not ENCODER.exists(), reason="IMAGE_ENCODER names no pretrained encoder")
 def test_a_pretrained_encoder_sees_what_is_alike(tmp_path: Path) -> None:
     from sklearn.datasets import load_sample_images
 

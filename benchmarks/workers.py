@@ -1,0 +1,130 @@
+"""Two workers beside one process: what a request costs, who gets connections, what memory they take."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from benchmarks.load import Sample, measure_grpc_connections, measure_http
+from benchmarks.processes import TICKS, Server, running, session
+from benchmarks.rounds import Effort, interleaved, middle, print_lines, ratios, spread, verdict
+from benchmarks.sides import JSON_PATH, Contender, Wire, headrace
+
+CONNECTIONS = ((1, 1), (64, 64), (64, 128))
+"""Of one process, and of two workers: the same load for all, then the same for each worker."""
+
+PROTOCOLS: dict[str, Wire] = {"REST": "json", "gRPC": "grpc"}
+
+_FIRST_RATE = 3000.0
+"""Calls a second that are asked for before it is known how many there are."""
+
+_ONE, _TWO = "one process", "two workers"
+_MEBIBYTE = 2**20
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round of load on one server.
+
+    Attributes:
+        sample: What the load saw, and what the server spent.
+        shares: Which part of the server's processor time each of its processes spent, the largest first.
+    """
+
+    sample: Sample
+    shares: list[float]
+
+
+def run(effort: Effort) -> None:
+    """Load a server of one process and one of two workers in turns, with one connection and with many.
+
+    Args:
+        effort: How much measuring is done.
+    """
+    everywhere = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+    with ExitStack() as stack:
+        servers = {}
+        for name, options in ((_ONE, ()), (_TWO, ("--workers", "2"))):
+            side = headrace("json", name=name, options=options)
+            servers[name] = side, stack.enter_context(running(side.command, everywhere))
+        for protocol, wire in PROTOCOLS.items():
+            sides = {
+                name: Contender(replace(side, wire=wire), server, 1)
+                for name, (side, server) in servers.items()
+            }
+            for few, many in CONNECTIONS:
+                measures = {
+                    _ONE: _load(sides[_ONE], effort.seconds, few),
+                    _TWO: _load(sides[_TWO], effort.seconds, many),
+                }
+                _tell(protocol, {_ONE: few, _TWO: many}, interleaved(measures, effort.rounds))
+        print_lines([("", "processes", "MiB, shared parts divided"), *map(_memory, sides.values())])
+
+
+def _load(asked: Contender, seconds: float, connections: int) -> Callable[[], Round]:
+    server, rate = asked.server, _FIRST_RATE
+
+    def one_round() -> Round:
+        nonlocal rate
+        before = _spent(server)
+        if asked.side.wire == "grpc":
+            calls = max(round(rate * seconds), 4 * connections)
+            sample = measure_grpc_connections(server, asked.bodies[0], asked.answer_bytes, calls, connections)
+            rate = sample.per_second
+        else:
+            sample = measure_http(server, JSON_PATH, "application/json", asked.bodies, seconds, connections)
+        spent = [after - before.get(number, 0.0) for number, after in _spent(server).items()]
+        return Round(sample, sorted((one / sum(spent) for one in spent), reverse=True))
+
+    one_round()
+    return one_round
+
+
+def _spent(server: Server) -> dict[int, float]:
+    """The processor time of each of a server's processes."""
+    found = {}
+    for number in session(server.process.pid):
+        fields = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()
+        found[number] = (int(fields[11]) + int(fields[12])) / TICKS
+    return found
+
+
+def _tell(protocol: str, connections: dict[str, int], measured: dict[str, list[Round]]) -> None:
+    head = (protocol, "requests/s", "CPU µs/req", "p50 ms", "p99 ms", "largest share", "failed")
+    lines = [
+        (
+            f"{name}, connections: {connections[name]}",
+            f"{middle([one.sample.per_second for one in rounds]):,.0f}",
+            f"{middle([one.sample.cpu_microseconds for one in rounds]):.1f}",
+            f"{middle([one.sample.p50_milliseconds for one in rounds]):.3f}",
+            f"{middle([one.sample.p99_milliseconds for one in rounds]):.3f}",
+            f"{middle([one.shares[0] for one in rounds]):.0%}",
+            f"{sum(one.sample.failures for one in rounds)}",
+        )
+        for name, rounds in measured.items()
+    ]
+    print_lines([head, *lines])
+    cpu = {name: [one.sample.cpu_microseconds for one in rounds] for name, rounds in measured.items()}
+    more = ratios(cpu[_TWO], cpu[_ONE])
+    told = f"{protocol}, {connections[_TWO]} connections beside {connections[_ONE]}"
+    verdict(f"{told}: CPU per request ≤ 1.1 × one process's", middle(more) <= 1.1, spread(more))
+    if connections[_TWO] > 1:
+        shares = [one.shares[0] for one in measured[_TWO]]
+        verdict(
+            f"{told}: each worker takes 40 to 60 %", middle(shares) <= 0.6, f"the larger {spread(shares)}"
+        )
+
+
+def _memory(asked: Contender) -> tuple[str, str, str]:
+    """What a server's processes take: what several of them share counts for each in part."""
+    processes = session(asked.server.process.pid)
+    kilobytes = 0
+    for number in processes:
+        said = Path(f"/proc/{number}/smaps_rollup").read_text()
+        found = re.search(r"(?m)^Pss:\s+(\d+) kB", said)
+        kilobytes += int(found[1]) if found else 0
+    return asked.side.name, str(len(processes)), f"{kilobytes * 1024 / _MEBIBYTE:.0f}"

@@ -1,0 +1,85 @@
+"""A file of keys with one more, or some fewer; comments stay, and what is written has been read back."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+
+from headrace.access.caller import USUAL_PRIORITIES
+from headrace.access.key_file import KeyEntry, KeyFile, parse_keys
+from headrace.errors import Conflict
+
+NEW_FILE = """# Who may ask this server what. `headrace key new` and `revoke` change it, and so may you.
+# A key itself is nowhere in here: only its digest is.
+"""
+_KEY_BEGINS = re.compile(r"^[ \t]*\[\[[ \t]*key[ \t]*\]\]", re.MULTILINE)
+_TABLE_BEGINS = re.compile(r"^[ \t]*\[", re.MULTILINE)
+
+
+def with_key(text: str, entry: KeyEntry, where: str) -> str:
+    """A file with one more key, at its end.
+
+    Args:
+        text: The file.
+        entry: The key.
+        where: What to call the file in errors.
+
+    Raises:
+        ConfigError: The file is wrong already.
+    """
+    before = parse_keys(text, where)
+    made = f"{text.rstrip()}\n\n{_block(entry)}"
+    return _read_back(made, (*before.key, entry), where)
+
+
+def without_keys(text: str, ids: Collection[str], where: str) -> str:
+    """A file without some keys.
+
+    Args:
+        text: The file.
+        ids: The public names of the keys.
+        where: What to call the file in errors.
+
+    Raises:
+        ConfigError: The file is wrong already.
+        Conflict: It is written in a way in which they cannot be cut out.
+    """
+    before = parse_keys(text, where)
+    pieces, last = [], 0
+    for number, begins in enumerate(_KEY_BEGINS.finditer(text)):
+        after = _TABLE_BEGINS.search(text, begins.end())
+        ends = len(text) if after is None else after.start()
+        if number < len(before.key) and before.key[number].id in ids:
+            pieces.append(text[last : begins.start()])
+            last = ends
+    left = [entry for entry in before.key if entry.id not in ids]
+    return _read_back("".join([*pieces, text[last:]]), left, where)
+
+
+def _read_back(made: str, expected: Iterable[KeyEntry], where: str) -> str:
+    if parse_keys(made, where) != KeyFile(key=tuple(expected)):
+        raise Conflict(f"{where} is written in a way that cannot be changed here; change it with an editor")
+    return made
+
+
+def _block(entry: KeyEntry) -> str:
+    lines = ["[[key]]", f'name = "{entry.name}"', f'id = "{entry.id}"', f'digest = "{entry.digest}"']
+    lines += [f"{key} = {_list(getattr(entry, key))}" for key in ("verbs", "models", "spaces")]
+    if entry.requests_per_second:
+        lines.append(f"requests_per_second = {entry.requests_per_second!r}")
+    if entry.rows_per_second:
+        lines.append(f"rows_per_second = {entry.rows_per_second!r}")
+    if entry.burst_seconds != 1.0:
+        lines.append(f"burst_seconds = {entry.burst_seconds!r}")
+    if entry.concurrent_requests:
+        lines.append(f"concurrent_requests = {entry.concurrent_requests}")
+    if entry.priorities != USUAL_PRIORITIES:
+        lines.append(f"priorities = [{', '.join(map(str, entry.priorities))}]")
+    if entry.expires is not None:
+        lines.append(f"expires = {entry.expires:%Y-%m-%dT%H:%M:%SZ}")
+    return "\n".join(lines) + "\n"
+
+
+def _list(texts: Iterable[str]) -> str:
+    quoted = ", ".join('"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"' for text in texts)
+    return f"[{quoted}]"

@@ -1,0 +1,49 @@
+"""Names as patterns of a shell: ``*``, ``?`` and ``[…]``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from fnmatch import translate
+
+_LONGEST_NAME = 128  # of models and spaces; nothing longer is there to be asked for
+_REMEMBERED = 256
+_WILD = frozenset("*?[")
+
+
+class Globs:
+    """Some patterns; says whether a name is among them.
+
+    Attributes:
+        texts: The patterns.
+        everything: Whether every name is.
+    """
+
+    __slots__ = ("_known", "_names", "_patterns", "everything", "texts")
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        """Compile patterns.
+
+        Args:
+            texts: Such as ``ctr*``; none for no name at all.
+        """
+        self.texts = tuple(texts)
+        self.everything = "*" in self.texts
+        self._names = frozenset(text for text in self.texts if not _WILD.intersection(text))
+        self._patterns = tuple(re.compile(translate(text)) for text in self.texts if text not in self._names)
+        self._known: dict[str, bool] = {}
+
+    def match(self, name: str) -> bool:
+        """Whether a name is among them; answers are remembered, of a bounded number of names."""
+        if self.everything:
+            return True
+        found = self._known.get(name)
+        if found is None:
+            if not 0 < len(name) <= _LONGEST_NAME:
+                return False
+            if len(self._known) >= _REMEMBERED:
+                self._known.clear()
+            found = self._known[name] = name in self._names or any(
+                one.match(name) is not None for one in self._patterns
+            )
+        return found

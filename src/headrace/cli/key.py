@@ -1,0 +1,323 @@
+"""``headrace key VERB``: keys for callers of a server."""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headrace.cli import auditing, groups, numbers, verbs
+from headrace.config import checks
+from headrace.disk import saying, whole_file
+from headrace.errors import Conflict, InvalidRequest, NotFound, instead
+from headrace.terminal import table
+
+if TYPE_CHECKING:
+    from headrace.access.key_file import KeyEntry
+
+_FILE = Path("keys.toml")
+_EXAMPLES = """examples:
+  headrace key new ranking --verbs predict --models 'ctr*'
+  headrace key list
+  headrace key revoke ranking
+  headrace serve models --access-file keys.toml
+"""
+_MOST_DAYS = 36_500
+_PATIENCE_SECONDS, _LOOK_SECONDS = 10.0, 0.02
+_PRIORITIES = ("1", "2", "3")
+_FOR_MODELS, _FOR_SPACES = ("predict", "feedback", "route"), ("archive-read", "archive-write")
+
+
+def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the verbs to the command line."""
+    parser = words.add_parser(
+        "key",
+        help="make, list and revoke the keys of callers",
+        description="Keys for those who ask a server: who may do what, with which models and spaces.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    below = groups.add_words(parser, "verbs", "VERB")
+    _add_new(below)
+    _add(
+        below,
+        run_list,
+        name="list",
+        help="show whose keys there are, and what they permit",
+        description="Show the keys of a file: whose they are, what they permit, when they end.",
+        examples="examples:\n  headrace key list\n  headrace key list --file /etc/headrace/keys.toml --json",
+        failure="the file cannot be read",
+    )
+    revoke = _add(
+        below,
+        run_revoke,
+        name="revoke",
+        help="take keys out of the file",
+        description="Take one key out of the file, by its id, or all keys of a caller. Servers that follow "
+        "the file refuse them within two seconds, and end the streams that they have opened.",
+        examples="examples:\n  headrace key revoke ranking\n  headrace key revoke 0123456789ab",
+        failure="the file cannot be written",
+    )
+    auditing.add_option(revoke)
+    revoke.add_argument("name", metavar="NAME", help="the caller, or the id of one key")
+
+
+def _add(
+    words: argparse._SubParsersAction[argparse.ArgumentParser],
+    run: Callable[[argparse.Namespace], int],
+    **said: str,
+) -> argparse.ArgumentParser:
+    parser = verbs.add(words, verbs.Verb(run=run, **said))
+    parser.add_argument(
+        "--file", metavar="FILE", type=Path, default=_FILE, help=f"the file of keys (default {_FILE})"
+    )
+    return parser
+
+
+def _add_new(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = _add(
+        words,
+        run_new,
+        name="new",
+        help="make a key, and print it once",
+        description="Make a key for a caller, add its digest to the file, and print the key on standard "
+        "output. Nobody can print it again. Servers that follow the file take it within two seconds.",
+        examples="examples:\n  headrace key new ranking --verbs predict --models 'ctr*'\n"
+        "  headrace key new feeds --verbs archive-read,archive-write --spaces titles --days 90\n"
+        "  headrace key new prometheus --verbs metrics\n"
+        "  headrace key new batch --models '*' --rows-per-second 50000 --priorities 3",
+        failure="the file cannot be written",
+    )
+    parser.add_argument("name", metavar="NAME", help="the caller; several keys may be one caller's")
+    parser.add_argument(
+        "--verbs",
+        metavar="NAMES",
+        type=verbs.names,
+        default=("predict",),
+        help="what it permits, with commas between: predict, feedback, archive-read, archive-write, route, "
+        "admin, metrics (default predict)",
+    )
+    parser.add_argument(
+        "--models",
+        metavar="NAMES",
+        type=verbs.names,
+        default=(),
+        help="patterns of the models that it is for, such as 'ctr*' (default none)",
+    )
+    parser.add_argument(
+        "--spaces",
+        metavar="NAMES",
+        type=verbs.names,
+        default=(),
+        help="patterns of the archive's spaces that it is for (default none)",
+    )
+    parser.add_argument(
+        "--days",
+        metavar="N",
+        type=numbers.whole("days"),
+        default=0,
+        help="for how many days it is valid; 0 = until it is revoked (default 0)",
+    )
+    _add_limits(parser)
+    auditing.add_option(parser)
+
+
+def _add_limits(parser: argparse.ArgumentParser) -> None:
+    for what, counted in (("requests", "calls"), ("rows", "rows of predictions")):
+        parser.add_argument(
+            f"--{what}-per-second",
+            metavar="R",
+            type=numbers.above_zero(f"{what}-per-second", most=checks.LARGEST_RATE),
+            help=f"how many {counted} a second the caller may have, of all workers together (default any)",
+        )
+    parser.add_argument(
+        "--burst-seconds",
+        metavar="S",
+        type=numbers.seconds("burst-seconds", most=checks.DAY),
+        default=1.0,
+        help="how many seconds' worth of both may come at once (default 1)",
+    )
+    parser.add_argument(
+        "--concurrent-requests",
+        metavar="N",
+        type=numbers.whole("concurrent-requests"),
+        default=0,
+        help="how many of its calls may be under way; 0 = any number (default 0)",
+    )
+    parser.add_argument(
+        "--priorities",
+        metavar="NAMES",
+        type=verbs.names,
+        default=("2", "3"),
+        help="the classes that its requests may have, with commas between; 1 is before all (default 2,3)",
+    )
+
+
+def run_new(options: argparse.Namespace) -> int:
+    """Make a key."""
+    from headrace.access.editing import NEW_FILE, with_key  # noqa: PLC0415 - not for the list of verbs
+    from headrace.access.keys import draw  # noqa: PLC0415 - as above
+
+    key = draw()
+    entry = _entry(options, key.id, key.digest)
+    with _alone(options.file):
+        text = _text(options.file) if options.file.exists() else NEW_FILE
+        with auditing.told(options, "key-new", f"{entry.name} {entry.id} in {options.file}"):
+            _write(options.file, with_key(text, entry, str(options.file)))
+    if options.json:
+        verbs.print_json({**_said(entry), "key": key.text})
+    else:
+        print(key.text)
+    for doubt in _doubts(entry):
+        print(f"headrace: {doubt}", file=sys.stderr)
+    return verbs.DONE
+
+
+def _doubts(entry: KeyEntry) -> Iterator[str]:
+    """What a key permits that it can use nowhere."""
+    for kind, wanting, named in (
+        ("models", _FOR_MODELS, entry.models),
+        ("spaces", _FOR_SPACES, entry.spaces),
+    ):
+        vain = [verb for verb in entry.verbs if verb in wanting]
+        if vain and not named:
+            yield f"the key permits {', '.join(vain)} of no {kind}; make another one with --{kind} NAMES"
+
+
+def run_list(options: argparse.Namespace) -> int:
+    """Show the keys."""
+    from headrace.access.key_file import parse_keys  # noqa: PLC0415 - as above
+
+    entries = parse_keys(_text(options.file), str(options.file)).key
+    if options.json:
+        verbs.print_json({"keys": [_said(entry) for entry in entries]})
+        return verbs.DONE
+    rows = [("caller", "id", "verbs", "models", "spaces", "expires")]
+    for entry in entries:
+        said = _said(entry)
+        expires = f"{said['expires'] or 'never'}{'' if said['state'] == 'valid' else ' (expired)'}"
+        verbs_told, models, spaces = map(" ".join, (entry.verbs, entry.models, entry.spaces))
+        rows.append((entry.name, entry.id, verbs_told, models, spaces, expires))
+    print(table(rows) if entries else "no keys")
+    return verbs.DONE
+
+
+def run_revoke(options: argparse.Namespace) -> int:
+    """Take keys out."""
+    from headrace.access.editing import without_keys  # noqa: PLC0415 - as above
+    from headrace.access.key_file import parse_keys  # noqa: PLC0415 - as above
+
+    with _alone(options.file):
+        text = _text(options.file)
+        entries = parse_keys(text, str(options.file)).key
+        gone = [entry.id for entry in entries if options.name in (entry.name, entry.id)]
+        if not gone:
+            others = instead(options.name, {one.name for one in entries})
+            raise NotFound(f"no key of {options.name!r}; {others}")
+        with auditing.told(options, "key-revoke", f"{', '.join(gone)} in {options.file}"):
+            _write(options.file, without_keys(text, gone, str(options.file)))
+    if options.json:
+        verbs.print_json({"revoked": gone})
+    else:
+        print(f"revoked {', '.join(gone)}")
+    return verbs.DONE
+
+
+def _entry(options: argparse.Namespace, public: str, digest: str) -> KeyEntry:
+    from headrace.access.key_file import KeyEntry  # noqa: PLC0415 - as above
+    from headrace.access.verbs import VERBS  # noqa: PLC0415 - as above
+
+    unknown = [verb for verb in options.verbs if verb not in VERBS]
+    if unknown or not options.verbs:
+        got = repr(unknown[0]) if unknown else "none"
+        raise InvalidRequest(f"expected some of {', '.join(VERBS)}, got {got}", field="--verbs")
+    if options.days > _MOST_DAYS:
+        raise InvalidRequest(f"expected at most {_MOST_DAYS} days, got {options.days}", field="--days")
+    if not set(options.priorities) <= set(_PRIORITIES):
+        given = ",".join(options.priorities)
+        raise InvalidRequest(
+            f"expected some of {', '.join(_PRIORITIES)}, got {given:.40}", field="--priorities"
+        )
+    until = datetime.now(UTC).replace(microsecond=0) + timedelta(days=options.days)
+    return KeyEntry(
+        name=options.name,
+        id=public,
+        digest=digest,
+        verbs=tuple(dict.fromkeys(options.verbs)),
+        models=options.models,
+        spaces=options.spaces,
+        expires=until if options.days else None,
+        requests_per_second=options.requests_per_second or 0.0,
+        rows_per_second=options.rows_per_second or 0.0,
+        burst_seconds=options.burst_seconds,
+        concurrent_requests=options.concurrent_requests,
+        priorities=tuple(sorted({int(one) for one in options.priorities})),
+    )
+
+
+def _said(entry: KeyEntry) -> dict[str, object]:
+    from headrace.access.key_file import states  # noqa: PLC0415 - as above
+    from headrace.access.limits import CallerLimits  # noqa: PLC0415 - as above
+
+    return {
+        "name": entry.name,
+        "id": entry.id,
+        "verbs": entry.verbs,
+        "models": entry.models,
+        "spaces": entry.spaces,
+        "expires": None if entry.expires is None else entry.expires.isoformat(),
+        "state": states(entry),
+        **CallerLimits.of(entry)._asdict(),
+        "priorities": entry.priorities,
+    }
+
+
+@contextmanager
+def _alone(file: Path) -> Iterator[None]:
+    """Change a file while nobody else who runs these verbs does: who is second would undo the first's change.
+
+    Raises:
+        Conflict: Others went on doing so.
+    """
+    with saying(f"{file.parent} cannot be opened"):
+        directory = os.open(file.absolute().parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while not _locked(directory):
+            if time.monotonic() >= deadline:
+                raise Conflict(f"others have been changing {file} for {_PATIENCE_SECONDS:g} s; try again")
+            time.sleep(_LOOK_SECONDS)
+        yield
+    finally:
+        os.close(directory)
+
+
+def _locked(directory: int) -> bool:
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks, as NFS may be for directories
+        return True
+    return True
+
+
+def _text(file: Path) -> str:
+    with saying(f"{file} cannot be read"):
+        return file.read_text("utf-8")
+
+
+def _write(file: Path, text: str) -> None:
+    """Write the file whole, for its owner alone where it is new, else for who could read it."""
+    with saying(f"{file} cannot be written"):
+        mode = file.stat().st_mode & 0o777 if file.exists() else 0o600
+        with whole_file(file) as opened:
+            Path(opened.name).chmod(mode)
+            opened.write(text.encode())

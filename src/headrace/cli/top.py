@@ -1,0 +1,98 @@
+"""``headrace top``: what a running server does, renewed in place."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from headrace.cli import status, verbs
+from headrace.cli.scraping import Interval, Scrape, Source, add_source, source
+from headrace.cli.watched import as_json, as_text, watched
+from headrace.errors import Unavailable
+from headrace.terminal import fitted
+
+_EXAMPLES = """examples:
+  headrace top http://127.0.0.1:8501
+  headrace top https://models.internal:8501 --token-file token --interval-seconds 5
+  headrace top http://127.0.0.1:8501 | cat     one table, and the end
+
+Ctrl-C ends it. A * stands behind the version that answers unnamed requests.
+"""
+_ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
+_HOME, _CLEAR_LINE, _CLEAR_REST = "\x1b[H", "\x1b[K", "\x1b[J"
+
+
+def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the verb to the command line."""
+    parser = verbs.add(
+        words,
+        verbs.Verb(
+            name="top",
+            help="watch a running server on the terminal",
+            description="Show what status shows of a running server, renewed in place. A server that goes "
+            "away is waited for. Where the output is no terminal, one table is printed.",
+            examples=_EXAMPLES,
+            failure="the server does not answer",
+            run=run,
+        ),
+    )
+    add_source(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Show it until somebody interrupts."""
+    asked = source(options)
+    before = asked.scrape()
+    if options.json:
+        verbs.print_json(as_json(status.look(asked, options.interval_seconds, before)))
+    elif not sys.stdout.isatty():
+        print(as_text(status.look(asked, options.interval_seconds, before)))
+    else:
+        try:
+            with _screen():
+                _show(f"{asked.name}: …")
+                _watch(asked, before, options.interval_seconds)
+        except KeyboardInterrupt:  # how one leaves it
+            pass
+    return verbs.DONE
+
+
+def _watch(asked: Source, before: Scrape | None, seconds: float) -> None:
+    """Renew what is shown for ever; a server that has gone is asked again."""
+    while True:
+        time.sleep(seconds)
+        try:
+            after = asked.scrape()
+        except Unavailable as error:
+            before = None
+            _show(f"{error.message}\nasked again every {seconds:g} s; Ctrl-C ends it")
+            continue
+        if before is None:
+            _show(f"{asked.name}: it is back …")
+        else:
+            _show(as_text(watched(asked.name, Interval(before, after))))
+        before = after
+
+
+@contextmanager
+def _screen() -> Iterator[None]:
+    """The terminal's other screen, without a cursor; what was there before comes back."""
+    sys.stdout.write(_ENTER)
+    try:
+        yield
+    finally:
+        sys.stdout.write(_LEAVE)
+        sys.stdout.flush()
+
+
+def _show(text: str) -> None:
+    """Write over what is there; no line may wrap, or the next picture would lie beside this one."""
+    columns, lines = shutil.get_terminal_size()
+    shown = fitted(text, columns, lines)
+    sys.stdout.write(_HOME + "".join(f"{line}{_CLEAR_LINE}\r\n" for line in shown[:-1]))
+    sys.stdout.write(f"{shown[-1]}{_CLEAR_LINE}{_CLEAR_REST}")
+    sys.stdout.flush()

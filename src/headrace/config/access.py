@@ -1,0 +1,98 @@
+"""Who may ask what: ``[access]`` of a server's settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from headrace.config.checks import DAY, LARGEST_RATE, MINUTE, seconds, whole, wrong
+
+Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
+"""How tokens may be signed: by key pairs only. With a shared secret, whoever can check could sign."""
+
+
+class CallerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How much a caller may ask.
+
+    Attributes:
+        requests_per_second: How many calls, by all keys or tokens of the caller; 0 for any number.
+        rows_per_second: The same of rows of predictions.
+        burst_seconds: How many seconds' worth of both may come at once.
+        concurrent_requests: How many calls may be under way; 0 for any number.
+    """
+
+    requests_per_second: float = 0.0
+    rows_per_second: float = 0.0
+    burst_seconds: float = 1.0
+    concurrent_requests: int = 0
+
+    def check_limits(self, prefix: str = "") -> None:
+        """Refuse what cannot be; the prefix stands before the names in errors."""
+        for name in ("requests_per_second", "rows_per_second"):
+            if not 0 <= getattr(self, name) <= LARGEST_RATE:
+                raise wrong(prefix + name, f"a number from 0 to {LARGEST_RATE:g}", getattr(self, name))
+        seconds(f"{prefix}burst_seconds", self.burst_seconds, most=DAY)
+        whole(f"{prefix}concurrent_requests", self.concurrent_requests, most=2**31)
+
+
+class Jwt(CallerSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which tokens of an identity provider let somebody in, and how much each ``sub`` may ask.
+
+    Attributes:
+        keys: A JWKS file: the public keys that tokens may be signed with; None for no tokens.
+        issuer: The ``iss`` that a token must have.
+        audience: An ``aud`` that a token must have: this server, not another one of the same provider.
+        algorithms: How it may be signed.
+        leeway_seconds: How far clocks may be apart.
+    """
+
+    keys: Path | None = None
+    issuer: str | None = None
+    audience: str | None = None
+    algorithms: tuple[Algorithm, ...] = ("RS256", "ES256", "EdDSA")
+    leeway_seconds: float = 30.0
+
+    def __post_init__(self) -> None:
+        """Check each setting, and that none is missing."""
+        seconds("access.jwt.leeway_seconds", self.leeway_seconds, most=10 * MINUTE)
+        self.check_limits("access.jwt.")
+        if self.keys is None:
+            if self.issuer or self.audience:
+                raise wrong("access.jwt.keys", "a JWKS file of the issuer's public keys", None)
+            return
+        for name in ("issuer", "audience"):
+            if not getattr(self, name):
+                expected = "the one that tokens must have: the provider makes others, too"
+                raise wrong(f"access.jwt.{name}", expected, getattr(self, name))
+        if not self.algorithms:
+            raise wrong("access.jwt.algorithms", "at least one", "none")
+
+
+class AccessConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who may ask what.
+
+    Attributes:
+        file: The file of keys; None where everybody may do everything.
+        open: The verbs for which nobody needs a key.
+        jwt: Which tokens stand for a key.
+    """
+
+    file: Path | None = None
+    open: tuple[Literal["health", "metrics"], ...] = ("health",)
+    jwt: Jwt = msgspec.field(default_factory=Jwt)
+
+    def below(self, base: Path) -> AccessConfig:
+        """The same with files that are found from a directory."""
+        replace, keys = msgspec.structs.replace, self.jwt.keys
+        return replace(
+            self,
+            file=None if self.file is None else base / self.file,
+            jwt=self.jwt if keys is None else replace(self.jwt, keys=base / keys),
+        )
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anybody is asked who he is."""
+        return self.file is not None or self.jwt.keys is not None

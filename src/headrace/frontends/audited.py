@@ -1,0 +1,136 @@
+"""Administration over the network, told in the audit log before it is done and afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
+from functools import partial
+from typing import TypeVar
+
+from headrace.access.caller import ASKING, NOT_ADMITTED
+from headrace.audit import AuditLog, result_of
+from headrace.errors import HeadraceError
+from headrace.frontends.administration import is_administration
+from headrace.frontends.calls import (
+    Call,
+    GrpcCall,
+    GrpcMethod,
+    HttpCall,
+    HttpHandler,
+    HttpRoute,
+    UnaryHandler,
+)
+from headrace.frontends.wire import protos
+from headrace.frontends.wire.protobuf_fields import first_text
+from headrace.outcomes import Outcomes
+
+Reply = TypeVar("Reply")
+Told = TypeVar("Told")
+
+_OF_MODELS = {
+    "RepositoryModelLoad": ("load", "inference.RepositoryModelLoadRequest"),
+    "RepositoryModelUnload": ("unload", "inference.RepositoryModelUnloadRequest"),
+    "HandleReloadConfigRequest": ("reload", "tensorflow.serving.ReloadConfigRequest"),
+}
+
+
+def audited(
+    routes: Iterable[HttpRoute], methods: Iterable[GrpcMethod], log: AuditLog, outcomes: Outcomes
+) -> tuple[list[HttpRoute], list[GrpcMethod]]:
+    """The same, with administration told.
+
+    Args:
+        routes: All routes of the server.
+        methods: All its methods.
+        log: Where it is told.
+        outcomes: Knows the other ends of connections, and is asked for those of these calls.
+    """
+    routes, methods = list(routes), list(methods)
+    paths = {one.path for one in methods if is_administration(one)}
+    ends = tuple(_action(one) for one in routes if is_administration(one))
+    outcomes.record_paths(lambda path: path in paths or path.endswith(ends))
+    shown = [replace(one, handler=_http(one, log)) if is_administration(one) else one for one in routes]
+    given = [
+        replace(one, unary=_grpc(one.path, one.unary, log)) if one.unary and one.path in paths else one
+        for one in methods
+    ]
+    return shown, given
+
+
+def _action(route: HttpRoute) -> str:
+    """What a route does: the last word of its pattern."""
+    return route.pattern.replace(":", "/").rpartition("/")[2]
+
+
+def _http(route: HttpRoute, log: AuditLog) -> HttpHandler:
+    action, handler = _action(route), route.handler
+
+    async def handle(call: HttpCall) -> object:
+        on = call.parameters.get("model") or call.parameters.get("space") or ""
+        return await _told(log, action, on, call, lambda: handler(call))
+
+    return handle  # type: ignore[return-value]
+
+
+def _grpc(path: str, handler: UnaryHandler, log: AuditLog) -> UnaryHandler:
+    method = path.rpartition("/")[2]
+
+    async def handle(message: bytes, call: GrpcCall) -> object:
+        action, on = _asked(method, message)
+        return await _told(log, action, on, call, lambda: handler(message, call))
+
+    return handle  # type: ignore[return-value]
+
+
+def _asked(method: str, message: bytes) -> tuple[str, str]:
+    """What a message asks for, and on what; "" where it is none."""
+    if method not in _OF_MODELS:  # an archive's, which may be large: the space is its first field
+        return method.lower(), first_text(message)
+    action, kind = _OF_MODELS[method]
+    try:
+        asked = protos.parse(protos.message(kind), message)
+    except HeadraceError:
+        return action, ""
+    if action == "reload":
+        return action, ", ".join(one.name for one in asked.config.model_config_list.config)
+    return action, asked.model_name
+
+
+async def _told(
+    log: AuditLog, action: str, on: str, call: Call, act: Callable[[], Awaitable[Reply]]
+) -> Reply:
+    """Do it once it is told; disks are waited for in a thread."""
+    by: dict[str, str] = {}
+    if (caller := ASKING.get()) is not NOT_ADMITTED:
+        by["caller"] = caller.name
+    if call.outcome is not None and call.outcome.caller:
+        by["address"] = call.outcome.caller
+    name, left = await _whole(partial(log.begin, action, on, by))
+    result = "done"
+    try:
+        if left is not None:
+            raise left
+        return await act()
+    except BaseException as error:
+        result = result_of(error)
+        raise
+    finally:
+        _, left = await _whole(partial(log.end, name, action, on, by, result))
+        if left is not None:
+            raise left
+
+
+async def _whole(tell: Callable[[], Told]) -> tuple[Told, asyncio.CancelledError | None]:
+    """Tell to the end, also where the caller leaves meanwhile: each line has one that goes with it.
+
+    Returns:
+        What came of it, and the cancelling that came meanwhile, if it did.
+    """
+    telling, left = asyncio.get_running_loop().run_in_executor(None, tell), None
+    while not telling.done():
+        try:
+            await asyncio.wait((telling,))
+        except asyncio.CancelledError as error:
+            left = error
+    return telling.result(), left

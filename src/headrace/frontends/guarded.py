@@ -1,0 +1,130 @@
+"""What codecs ask, behind a gate: here models and spaces are named, so here it is asked whose they are.
+
+The caller is that of the call in whose task this runs. A transport has let him in; without one, nobody may
+anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable
+from inspect import iscoroutinefunction
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
+
+from headrace.access.caller import ASKING, Caller
+from headrace.batching.request import NO_DEADLINE, Answer
+from headrace.errors import InvalidRequest, NotFound
+from headrace.frontends.calls import Call as ReceivedCall
+from headrace.outcomes import Call
+
+if TYPE_CHECKING:
+    from headrace.access.gate import Gate
+    from headrace.frontends.service import Service
+    from headrace.loaded import LoadedVersion
+    from headrace.servable import CheckedInputs
+
+PRIORITY = b"headrace-priority"
+"""The header, or the key of metadata, that says of which class a request is."""
+
+_PRIORITIES = (b"1", b"2", b"3")
+Rest = ParamSpec("Rest")
+Told = TypeVar("Told")
+
+
+def guard(service: Service, gate: Gate) -> None:
+    """Let callers find their own models only; before any codec has been given the service.
+
+    Args:
+        gate: Counts the rows that they ask for.
+        service: Of any class: each of its methods that begins with a model is guarded, also those to come.
+    """
+    for name in questions(type(service)):
+        ask = getattr(service, name)
+        setattr(service, name, _awaited_first(ask) if iscoroutinefunction(ask) else _asked_first(ask))
+    predict, models, loaded_of = service.predict, service.models, service.loaded
+
+    def his_loaded(model: str, version: int | None = None, label: str | None = None) -> LoadedVersion:
+        caller = ASKING.get()
+        if not caller.models.match(model):
+            caller.check_model(model)
+        try:
+            return loaded_of(model, version, label)
+        except NotFound as error:
+            raise _told_to(caller, error) from None
+
+    def predict_his(
+        loaded: LoadedVersion,
+        inputs: CheckedInputs,
+        deadline: float = NO_DEADLINE,
+        call: Call | None = None,
+    ) -> asyncio.Future[Answer]:
+        caller = ASKING.get()
+        if not caller.models.match(loaded.name):
+            caller.check_model(loaded.name)
+        if isinstance(call, ReceivedCall):
+            priority = call.header(PRIORITY)
+            if priority is not None:
+                call.priority = _checked_priority(priority, caller)
+        if caller.limits is not None:
+            gate.take_rows(caller, inputs.rows)
+        return predict(loaded, inputs, deadline, call)
+
+    def his_models() -> list[str]:
+        his = ASKING.get().models
+        return [model for model in models() if his.match(model)]
+
+    service.loaded = his_loaded
+    service.predict = predict_his
+    service.models = his_models  # type: ignore[method-assign]  # an instance's own: any class may be guarded
+    service.guarded = True
+
+
+def _checked_priority(text: bytes, caller: Caller) -> int:
+    if text not in _PRIORITIES:
+        came = text[:40].decode("latin-1")
+        raise InvalidRequest(f"expected 1, 2 or 3, got {came!r}; 1 is before all", field=PRIORITY.decode())
+    priority = int(text)
+    caller.check_priority(priority)
+    return priority
+
+
+def questions(kind: type[Service]) -> list[str]:
+    """The methods of a Service that begin with a model."""
+    return [
+        name
+        for name, member in inspect.getmembers(kind, inspect.isfunction)
+        if not name.startswith("_") and "model" in inspect.signature(member).parameters
+    ]
+
+
+def _awaited_first(ask: Callable[..., Awaitable[Told]]) -> Callable[..., Awaitable[Told]]:
+    """What is awaited may be of all models that are his: then it names none."""
+
+    async def checked(model: str = "", *args: object) -> Told:
+        caller = ASKING.get()
+        if model:
+            caller.check_model(model)
+        try:
+            return await ask(model, *args)
+        except NotFound as error:
+            raise _told_to(caller, error) from None
+
+    return checked
+
+
+def _asked_first(ask: Callable[Concatenate[str, Rest], Told]) -> Callable[Concatenate[str, Rest], Told]:
+    def checked(model: str, /, *args: Rest.args, **named: Rest.kwargs) -> Told:
+        caller = ASKING.get()
+        caller.check_model(model)
+        try:
+            return ask(model, *args, **named)
+        except NotFound as error:
+            raise _told_to(caller, error) from None
+
+    return checked
+
+
+def _told_to(caller: Caller, error: NotFound) -> NotFound:
+    """Not which other models there are, unless all are his."""
+    return error if caller.models.everything else error.without_others()

@@ -1,0 +1,308 @@
+"""What a server knows of the last seconds: its load, and what is left of error budgets.
+
+Counters are read once a second, in the serving thread, from the first scrape on; where nobody has scraped for
+some minutes, no more. So it costs requests nothing, and a server that nobody watches nothing at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from weakref import WeakKeyDictionary
+
+from headrace import cpus
+from headrace.batching.capacity import ModelDemand, ServerDemand, batch_in_time, fit_of, server_load
+from headrace.batching.statistics import ObjectiveCounts
+from headrace.config.model import ObjectivePolicy
+from headrace.engine import Engine
+from headrace.loaded import LoadedVersion, inline_seconds, instances
+
+_TICK_SECONDS = 1.0
+_MEMORY_SECONDS = 3.0
+"""Rates forget with this time constant: a load that doubles is seen after two or three seconds."""
+
+_WATCHED_SECONDS = 300.0
+"""For so long after a scrape the counters are read."""
+
+_SLOTS, _BURN_SLOTS = 60, 5
+"""An objective's window is kept in so many parts; how fast its budget burns is told of the last few."""
+
+_QUIET_ROWS_PER_SECOND = 1e-3
+
+_SLICE_SECONDS, _PAUSE_SECONDS = 5e-4, 2e-3
+"""A thousand models take some 30 ms: they are read for so long at a time, with requests between."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How an objective fares over its window.
+
+    Attributes:
+        remaining: The share of the error budget that is left; below 0 it is overdrawn.
+        burn_rate: How fast it is used up, in the last twelfth of the window: 1 is as fast as is allowed.
+    """
+
+    remaining: float
+    burn_rate: float
+
+
+class Sampler:
+    """Reads the counters of an engine once a second. Serving thread only.
+
+    Attributes:
+        load: The load of the server, see ``headrace.batching.capacity``; None until it is known.
+        serving_busy: The share of its time that the serving thread works beside models.
+        model_loads: The part of the processors that the requests to each model ask for.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        """Begin when somebody watches."""
+        self.load: float | None = None
+        self.serving_busy = 0.0
+        self.model_loads: dict[str, float] = {}
+        self._engine = engine
+        self._timer: asyncio.TimerHandle | None = None
+        self._watched = 0.0
+        self._flows = WeakKeyDictionary[LoadedVersion, _Flow]()
+        self._objectives: dict[str, ObjectiveHistory] = {}
+        self._meter = _Meter()
+
+    def watch(self) -> None:
+        """Somebody reads the metrics: go on for some minutes, or begin."""
+        self._watched = time.monotonic()
+        if self._timer is None:
+            self._flows.clear()
+            self._go_on(self._sample())
+
+    def budgets(self) -> Iterator[tuple[str, Budget]]:
+        """How the objectives of models fare, one model after the other."""
+        for model, history in list(self._objectives.items()):
+            yield model, history.budget()
+
+    def _tick(self) -> None:
+        if time.monotonic() - self._watched <= _WATCHED_SECONDS:
+            self._go_on(self._sample())
+        else:
+            self.load, self.model_loads, self._timer = None, {}, None
+
+    def _go_on(self, sampling: Iterator[None]) -> None:
+        """Read for a slice of time, and plan what comes next."""
+        loop, until = asyncio.get_running_loop(), time.monotonic() + _SLICE_SECONDS
+        for _ in sampling:
+            if time.monotonic() >= until:
+                self._timer = loop.call_later(_PAUSE_SECONDS, self._go_on, sampling)
+                return
+        self._timer = loop.call_later(_TICK_SECONDS, self._tick)
+
+    def _sample(self) -> Iterator[None]:
+        """Read all counters, one model after the other."""
+        computed = inline = 0.0
+        demands, loads = list[ModelDemand](), dict[str, float]()
+        processors = cpus.available()
+        is_first = not self._flows
+        for loaded in self._engine.manager.all_loaded():
+            yield
+            now = time.monotonic()
+            flow = self._flows.get(loaded)
+            if flow is None:
+                flow = self._flows[loaded] = _Flow(loaded, now)
+                continue
+            seconds, of_serving_thread = flow.read(loaded, now)
+            computed, inline = computed + seconds, inline + of_serving_thread
+            self._count_objective(loaded, flow, now)
+            demand = flow.demand(loaded)
+            loads.setdefault(loaded.name, 0.0)
+            if demand is not None:
+                demands.append(demand)
+                loads[loaded.name] += demand.busy * demand.threads / processors
+        self._meter.read(computed, inline)
+        if not is_first:
+            self.model_loads = loads
+            beside = self._meter.demand(float(processors))
+            self.load, self.serving_busy = server_load(demands, beside), beside.serving
+
+    def _count_objective(self, loaded: LoadedVersion, flow: _Flow, now: float) -> None:
+        policy = loaded.config.objective
+        if not policy.latency_seconds:
+            return
+        history = self._objectives.get(loaded.name)
+        if history is None or history.policy != policy:
+            history = self._objectives[loaded.name] = ObjectiveHistory(policy, now)
+        history.count(flow.objective_delta(loaded), now)
+
+
+class _Flow:
+    """The rates of one version, from its counters."""
+
+    __slots__ = (
+        "_before",
+        "_objective",
+        "_queued",
+        "_read_at",
+        "batch_rows",
+        "request_rows",
+        "rows_per_second",
+        "threads",
+    )
+
+    def __init__(self, loaded: LoadedVersion, now: float) -> None:
+        self._read_at = now
+        self._before = _counters(loaded)
+        self._queued = loaded.queued_rows
+        self._objective = _objective(loaded)
+        self.rows_per_second = 0.0
+        self.request_rows = self.batch_rows = 1.0
+        policy = loaded.config.batching
+        self.threads = policy.threads_per_instance or cpus.share(cpus.available(), instances(policy))
+
+    def read(self, loaded: LoadedVersion, now: float) -> tuple[float, float]:
+        """Read the counters.
+
+        Returns:
+            The processor seconds that the model has taken since the last time, and those of them that the
+            serving thread has spent.
+        """
+        after, queued = _counters(loaded), loaded.queued_rows
+        elapsed, self._read_at = now - self._read_at, now
+        if after == self._before and queued == self._queued and not self.rows_per_second:
+            return 0.0, 0.0
+        requests, rows, unanswered, batches, seconds, aside = (
+            new - old for new, old in zip(after, self._before, strict=True)
+        )
+        grown = queued - self._queued
+        self._before, self._queued = after, queued
+        weight = 1.0 - math.exp(-elapsed / _MEMORY_SECONDS)
+        if requests > 0:
+            self.request_rows += weight * (rows / requests - self.request_rows)
+        if batches > 0:
+            self.batch_rows += weight * (rows / batches - self.batch_rows)
+        arrived = max(0.0, rows + unanswered * self.request_rows + grown)
+        self.rows_per_second += weight * (arrived / elapsed - self.rows_per_second)
+        if self.rows_per_second < _QUIET_ROWS_PER_SECOND:
+            self.rows_per_second = 0.0
+        return seconds * self.threads, max(0.0, seconds - aside)
+
+    def demand(self, loaded: LoadedVersion) -> ModelDemand | None:
+        """What is asked of the version; None while that is nothing, or nobody knows what it costs."""
+        batcher, policy = loaded.batcher, loaded.config.batching
+        if not self.rows_per_second or not batcher.cost.known:
+            return None
+        objective = loaded.config.objective.latency_seconds or 2 * policy.max_batch_seconds
+        rows, seconds = batch_in_time(
+            fit_of(batcher.cost), loaded.warmed, self.batch_rows, policy.max_batch_rows, objective
+        )
+        return ModelDemand(
+            self.rows_per_second,
+            rows,
+            seconds,
+            instances=instances(policy),
+            threads=self.threads,
+            is_inline=seconds < inline_seconds(policy, loaded.servable),
+        )
+
+    def objective_delta(self, loaded: LoadedVersion) -> ObjectiveCounts:
+        """How requests have ended since the last time."""
+        after = _objective(loaded)
+        delta = ObjectiveCounts(*(new - old for new, old in zip(after, self._objective, strict=True)))
+        self._objective = after
+        return delta
+
+
+def _counters(loaded: LoadedVersion) -> tuple[float, ...]:
+    """Requests, rows, requests without an answer, batches, seconds in the model, those beside the thread."""
+    requests = rows = unanswered = batches = 0
+    seconds = aside = 0.0
+    for part in loaded.all_statistics():
+        requests += part.requests
+        rows += part.rows
+        unanswered += part.failures + part.refused + part.cancelled
+        batches += part.batches
+        seconds += part.compute_seconds
+        aside += part.aside_seconds
+    return requests, rows, unanswered, batches, seconds, aside
+
+
+def _objective(loaded: LoadedVersion) -> ObjectiveCounts:
+    counts = ObjectiveCounts()
+    for part in loaded.all_statistics():
+        counts = counts.plus(part.objective or ObjectiveCounts())
+    return counts
+
+
+class ObjectiveHistory:
+    """How the requests of the last window ended.
+
+    Attributes:
+        policy: The objective.
+    """
+
+    def __init__(self, policy: ObjectivePolicy, now: float) -> None:
+        """Start with an empty window."""
+        self.policy = policy
+        self._slots: deque[list[int]] = deque([[0, 0]], maxlen=_SLOTS)
+        self._slot_ends = now + policy.window_seconds / _SLOTS
+
+    def count(self, ended: ObjectiveCounts, now: float) -> None:
+        """Add requests that have ended."""
+        slot_seconds = self.policy.window_seconds / _SLOTS
+        if now >= self._slot_ends:
+            passed = int((now - self._slot_ends) / slot_seconds) + 1
+            self._slots.extend([0, 0] for _ in range(min(passed, _SLOTS)))
+            self._slot_ends += passed * slot_seconds
+        slot = self._slots[-1]
+        slot[0] += ended.kept
+        slot[1] += sum(ended) - ended.kept
+
+    def budget(self) -> Budget:
+        """What is left, and how fast it goes."""
+        slots = list(self._slots)
+        return Budget(1.0 - self._used(slots), self._used(slots[-_BURN_SLOTS:]))
+
+    def _used(self, slots: list[list[int]]) -> float:
+        """The share of requests that broke the objective, in parts of what is allowed."""
+        kept, broken = (sum(column) for column in zip(*slots, strict=True))
+        return broken / (kept + broken) / (1.0 - self.policy.target) if broken else 0.0
+
+
+class _Meter:
+    """How busy the serving thread and the process are, beside the models."""
+
+    def __init__(self) -> None:
+        self._file = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat")
+        self._serving_before, self._process_before = self._serving_seconds(), time.process_time()
+        self._read_at = time.monotonic()
+        self._serving = self._working = 0.0
+
+    def read(self, computed: float, inline: float) -> None:
+        """Read the clocks.
+
+        Args:
+            computed: Processor seconds that models have taken since the last time.
+            inline: Those of them that the serving thread has spent.
+        """
+        serving, process, now = self._serving_seconds(), time.process_time(), time.monotonic()
+        elapsed, self._read_at = max(now - self._read_at, _PAUSE_SECONDS), now
+        weight = 1.0 - math.exp(-elapsed / _MEMORY_SECONDS)
+        others = max(0.0, serving - self._serving_before - inline) / elapsed
+        self._serving += weight * (min(1.0, others) - self._serving)
+        working = max(0.0, process - self._process_before - computed) / elapsed
+        self._working += weight * (working - self._working)
+        self._serving_before, self._process_before = serving, process
+
+    def _serving_seconds(self) -> float:
+        """The time for which this thread has run, or has waited for a processor."""
+        try:
+            running, waiting, _ = self._file.read_text().split()
+        except (OSError, ValueError):  # a kernel without schedstat
+            return time.thread_time()
+        return (int(running) + int(waiting)) / 1e9
+
+    def demand(self, processors: float) -> ServerDemand:
+        """What is measured, smoothed."""
+        return ServerDemand(self._serving, self._working, processors)

@@ -1,0 +1,284 @@
+"""The running server's part: it waits for another one that takes its place, and gives it the sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import stat
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+from headrace.errors import ConfigError, HeadraceError, Unavailable
+from headrace.frontends.transport.listeners import Listeners
+from headrace.handover.conversation import Conversation
+from headrace.handover.messages import (
+    PROTOCOLS,
+    Ask,
+    Given,
+    Go,
+    Hello,
+    Message,
+    Ready,
+    Refused,
+    Take,
+    Taken,
+    protocol,
+)
+
+_log = logging.getLogger(__name__)
+
+_SILENCE_SECONDS = 60.0
+"""How long a server that takes over may say nothing; it asks every second while it loads."""
+
+_LONGEST_SECONDS = 3660.0
+"""How long a server may take over for, in all: more than ``handover_seconds`` may be.
+
+Certificates and ages of connections wait for it.
+"""
+
+_MODE = 0o600
+_BACKLOG = 8
+
+
+class Side(Protocol):
+    """What a running server gives away.
+
+    Attributes:
+        listeners: Its listening sockets.
+    """
+
+    listeners: Listeners
+
+    @property
+    def admin(self) -> list[socket.socket]:
+        """The listening sockets of administration."""
+
+    def ready(self) -> Mapping[str, tuple[int, ...]]:
+        """The versions of each model that answer."""
+
+    async def hold(self) -> None:
+        """Leave the listening sockets as they are, until ``release``."""
+
+    def release(self) -> None:
+        """See ``hold``."""
+
+    def leave(self) -> None:
+        """Another server takes new connections: begin to go."""
+
+
+class Giving:
+    """Waits at a path.
+
+    Attributes:
+        taken: Has a result once another server has taken the place of this one.
+    """
+
+    def __init__(self, socket_at_path: PathSocket, side: Side, release: str) -> None:
+        """Begin to wait.
+
+        Args:
+            socket_at_path: Where, at its path; it belongs to this from now on.
+            side: What is given.
+            release: Which headrace this is.
+        """
+        self._at_path = socket_at_path
+        self._listener = socket_at_path.listener
+        self._side = side
+        self._release = release
+        self._loop = asyncio.get_running_loop()
+        self.taken: asyncio.Future[None] = self._loop.create_future()
+        self._busy: asyncio.Task[None] | None = None
+        self._others: set[asyncio.Task[None]] = set()
+        self._loop.add_reader(self._listener, self._accept)
+
+    def _accept(self) -> None:
+        try:
+            end, _ = self._listener.accept()
+        except OSError:  # whoever it was is gone
+            return
+        conversation = Conversation(end)
+        if len(self._others) >= _BACKLOG:
+            conversation.close()
+        elif self._busy is not None and not self._busy.done():
+            refusing = self._loop.create_task(_refuse(conversation, "another server is about to take over"))
+            self._others.add(refusing)
+            refusing.add_done_callback(self._others.discard)
+        else:
+            self._busy = self._loop.create_task(self._talk(conversation))
+
+    async def _talk(self, conversation: Conversation) -> None:
+        listeners = self._side.listeners
+        try:
+            if conversation.user != os.geteuid():
+                await _refuse(conversation, "expected a server of the same user")
+                return
+            await self._side.hold()
+            try:
+                async with asyncio.timeout(_LONGEST_SECONDS):
+                    await self._give(conversation)
+            except TimeoutError as error:
+                if not self.taken.done():
+                    raise Unavailable(f"it has not taken over within {_LONGEST_SECONDS:g} s") from error
+            finally:
+                if not self.taken.done():
+                    listeners.resume()
+                self._side.release()
+            if self.taken.done():
+                await conversation.until_closed()
+        except HeadraceError as error:
+            _log.warning("the server that was to take over is given up: %s", error.message)
+        finally:
+            conversation.close()
+
+    async def _give(self, conversation: Conversation) -> None:
+        hello = await conversation.hear()
+        if not isinstance(hello, Hello):
+            raise Unavailable("it is no server that takes over")
+        spoken = protocol(hello.protocols)
+        if spoken is None:
+            theirs = ", ".join(map(str, hello.protocols))
+            why = f"headrace {self._release} speaks the protocol {PROTOCOLS[0]} of handing over, not {theirs}"
+            await conversation.say(Refused(f"{why}: stop the running server, and start the new one"))
+            raise Unavailable(f"headrace {hello.headrace} speaks another protocol: {theirs}")
+        _log.info("another server is about to take over", extra={"release": hello.headrace})
+        await self._give_sockets(conversation, spoken)
+        while (message := await conversation.hear(_SILENCE_SECONDS)) is not None:
+            await self._answer(conversation, message)
+            if self.taken.done():
+                return
+        raise Unavailable("it has ended, or given up")
+
+    async def _give_sockets(self, conversation: Conversation, spoken: int) -> None:
+        listeners, admin = self._side.listeners, self._side.admin
+        given = Given(
+            protocol=spoken,
+            headrace=self._release,
+            sets=len(listeners.sets),
+            free=tuple(listeners.free),
+            leading=tuple(listeners.leading),
+            has_many=listeners.has_many,
+            admin=len(admin),
+        )
+        await conversation.say(given)
+        sockets = [one for several in listeners.sets for one in several]
+        await conversation.give([one.fileno() for one in (*sockets, *admin)])
+
+    async def _answer(self, conversation: Conversation, message: Message) -> None:
+        if isinstance(message, Ask):
+            await conversation.say(Ready(dict(self._side.ready())))
+        elif isinstance(message, Take):
+            self._side.listeners.pause()
+            await conversation.say(Go())
+        elif isinstance(message, Taken):
+            _log.info("another server has taken over")
+            self.taken.set_result(None)
+            self._close_path()
+            self._side.leave()
+        else:
+            raise Unavailable(f"it says what was not asked: {type(message).__name__}")
+
+    def _close_path(self) -> None:
+        self._loop.remove_reader(self._listener)
+        self._at_path.close()
+
+    async def close(self) -> None:
+        """Wait no more; a server that is about to take over is told so by the end of the conversation."""
+        if not self.taken.done():
+            self._close_path()
+        going = [one for one in (self._busy, *self._others) if one is not None]
+        for one in going:
+            one.cancel()
+        await asyncio.gather(*going, return_exceptions=True)
+
+
+async def _refuse(conversation: Conversation, why: str) -> None:
+    """Hear what it says first: who is refused before that cannot tell why."""
+    try:
+        await conversation.hear()
+        await conversation.say(Refused(why))
+    except HeadraceError as error:
+        _log.warning("a server that wanted to take over is refused (%s), and does not listen: %s", why, error)
+    finally:
+        conversation.close()
+
+
+def expect_own_directory(path: Path) -> None:
+    """Check that nobody else can put anything at a path.
+
+    Raises:
+        ConfigError: The directory is another user's, or others may write there.
+    """
+    directory = path.absolute().parent
+    try:
+        found = directory.stat()
+    except OSError as error:
+        raise ConfigError(f"handover: cannot look at {directory}: {error.strerror or error}") from error
+    if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o022:
+        raise ConfigError(
+            f"handover: expected a directory that only this user can write, but {directory} is another "
+            "user's, or open to others: make one (mkdir -m 700), and name a path in it"
+        )
+
+
+class PathSocket:
+    """Listens beside a path first, and then at it, without a moment at which nothing is there.
+
+    Attributes:
+        listener: The socket.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Listen beside a path: what can fail fails now, mostly.
+
+        Args:
+            path: In a directory that only this user can write.
+
+        Raises:
+            ConfigError: The path cannot be had.
+        """
+        expect_own_directory(path)
+        self._path, self._beside = path, path.with_name(f".{path.name}.{os.getpid()}")
+        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            with suppress(FileNotFoundError):
+                self._beside.unlink()
+            self.listener.bind(str(self._beside))
+            os.chmod(self._beside, _MODE)
+            self.listener.listen(_BACKLOG)
+            self.listener.setblocking(False)
+            self._identity = _identity(self._beside)
+        except OSError as error:
+            self.listener.close()
+            with suppress(OSError):
+                self._beside.unlink()
+            raise ConfigError(f"handover: cannot listen at {path}: {error.strerror or error}") from error
+
+    def move(self) -> None:
+        """Be at the path, in the place of what is there.
+
+        Raises:
+            ConfigError: The path cannot be had; then it is closed.
+        """
+        try:
+            os.replace(self._beside, self._path)
+        except OSError as error:
+            self.close()
+            expected = f"cannot listen at {self._path}: {error.strerror or error}"
+            raise ConfigError(f"handover: {expected}") from error
+
+    def close(self) -> None:
+        """Listen no more; what others have put at the path stays."""
+        self.listener.close()
+        for one in (self._beside, self._path):
+            with suppress(OSError):
+                if _identity(one) == self._identity:
+                    one.unlink()
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    found = path.lstat()
+    return found.st_dev, found.st_ino

@@ -1,0 +1,396 @@
+"""A model's process as the server sees it: started, called, watched, and ended.
+
+One thread keeps each process: it starts it (the process dies with this very thread), reads what it prints,
+and looks for calls that take too long and for memory that grows. Calls come from any thread. Each has a slot
+to itself: a pipe there, a pipe back, and an area of memory. A slot is made when all that there are are taken.
+
+When the process has ended, its keeper says so in the pipe of each call that waits. So nobody has to ask the
+time, or waits for what never comes.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from headrace.config import IsolationPolicy
+from headrace.errors import ModelDied, ModelError, Unavailable
+from headrace.isolation.area import Area
+from headrace.isolation.messages import (
+    CLOSE,
+    KNOWN,
+    NEW_SLOT,
+    RELEASE,
+    Kind,
+    Note,
+    copy_tensors,
+    error_of,
+    failure_of,
+    read_bytes,
+    read_head,
+    start_of,
+    write,
+    write_bytes,
+)
+from headrace.isolation.output import Output
+from headrace.isolation.restarts import Ending, ending_of
+from headrace.isolation.slot import Limit, Slot
+from headrace.tensors import Tensors
+
+_log = logging.getLogger(__name__)
+
+_LONGEST_TICK_SECONDS, _SHORTEST_TICK_SECONDS, _MEMORY_TICK_SECONDS = 1.0, 0.02, 0.25
+_TICKS_A_TIMEOUT = 8
+_KEPT_AREA_BYTES = 64 * 1024 * 1024
+_HARD_LIMIT_TIMES = 1.5
+_DYING_SECONDS = 2.0
+_LAST_READS = 256
+_CLOSE_SECONDS = 10.0
+_PAGE = os.sysconf("SC_PAGESIZE")
+GARBAGE = (ValueError, TypeError, KeyError, OverflowError, BufferError, msgspec.MsgspecError)
+
+ResultT = TypeVar("ResultT")
+Ask = Callable[[str, Tensors], Tensors]
+
+
+class Retired(Exception):
+    """Another process answers by now; nothing was asked of this one."""
+
+
+class ModelProcess:
+    """One process.
+
+    Attributes:
+        ending: How it ended; None while it has not.
+    """
+
+    def __init__(
+        self,
+        about: Mapping[str, Any],
+        policy: IsolationPolicy,
+        on_end: Callable[[ModelProcess], object],
+        on_large: Callable[[ModelProcess], object],
+    ) -> None:
+        """Start nothing yet.
+
+        Args:
+            about: The model and the version, for the log.
+            policy: The limits.
+            on_end: Called when it has ended, in the thread that keeps it.
+            on_large: Called when it takes more memory than it may, in that thread, once.
+        """
+        self.ending: Ending | None = None
+        self._about = dict(about)
+        self._policy = policy
+        self._on_end = on_end
+        self._on_large = on_large
+        self._is_large = False
+        self._lock = threading.Lock()
+        self._idle: list[Slot] = []
+        self._busy: set[Slot] = set()
+        self._retired = False
+        self._killed_for: Ending | None = None
+        self._over = threading.Event()
+        self._all_back = threading.Condition(self._lock)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+
+    # --- life ---
+
+    def start(self) -> None:
+        """Start it; nothing is loaded yet.
+
+        Raises:
+            OSError: The system refuses to.
+            RuntimeError: There is no thread to keep it.
+        """
+        started: Future[None] = Future()
+        name = "{model}/{version} keeper".format_map(self._about)
+        threading.Thread(target=self._keep, args=(started,), name=name, daemon=True).start()
+        started.result()
+
+    @property
+    def memory_bytes(self) -> int:
+        """What it takes of memory that nobody else has, 0 when it has ended."""
+        process = self._process
+        if process is None or self.ending is not None:
+            return 0
+        try:
+            told = Path(f"/proc/{process.pid}/statm").read_text().split()
+        except OSError:
+            return 0
+        return (int(told[1]) - int(told[2])) * _PAGE
+
+    def kill(self, ending: Ending) -> None:
+        """End it at once.
+
+        Args:
+            ending: Why.
+        """
+        with self._lock:
+            self._killed_for = self._killed_for or ending
+            if self._process is not None:
+                self._process.kill()
+
+    def retire(self, most_seconds: float) -> None:
+        """Take no more calls, let those that run end, and close.
+
+        Args:
+            most_seconds: How long to wait for them.
+        """
+        with self._lock:
+            self._retired = True
+            self._all_back.wait_for(lambda: not self._busy, most_seconds)
+        self.close()
+
+    def close(self) -> None:
+        """Let the model free what it holds, and end the process; nothing is left of it afterwards."""
+        with self._lock:
+            self._retired = True
+            self._killed_for = self._killed_for or Ending("closed", "was closed")
+            if self._control is not None and self.ending is None:
+                with suppress(OSError):
+                    self._control.send(NEW_SLOT.pack(CLOSE, 0))
+        if not self._over.wait(_CLOSE_SECONDS):
+            _log.warning("its process does not end by itself; it is killed", extra=self._about)
+            self.kill(Ending("closed", "was closed"))
+            self._over.wait(_CLOSE_SECONDS)
+
+    # --- calls ---
+
+    def call(
+        self,
+        write_it: Callable[[Slot], Note],
+        read_it: Callable[[Slot, Note], ResultT],
+        limit: Limit,
+        ask: Ask | None,
+    ) -> ResultT:
+        """Ask the model's process something, and wait for the answer.
+
+        Args:
+            write_it: Puts the question into a slot's area.
+            read_it: Makes something of the answer there.
+            limit: How long it may take, before the process is ended.
+            ask: Asks another model, for this one.
+
+        Raises:
+            Retired: Another process is to be asked.
+            ModelDied: It ended meanwhile.
+            HeadraceError: What the model said.
+        """
+        slot = self._take(limit)
+        try:
+            return self._answered(slot, write_it(slot), read_it, ask)
+        finally:
+            self._give_back(slot)
+
+    def _answered(
+        self, slot: Slot, note: Note, read_it: Callable[[Slot, Note], ResultT], ask: Ask | None
+    ) -> ResultT:
+        try:
+            answer = slot.exchange(note)
+            while answer.kind == Kind.CALL:
+                answer = slot.exchange(_asked(slot.area, answer, ask))
+            if answer.kind & ~KNOWN == Kind.ANSWER:
+                return read_it(slot, answer)
+            if answer.kind == Kind.DIED:
+                raise self._died()
+            if answer.kind != Kind.FAILURE:
+                raise ValueError(f"a message of kind {answer.kind}")
+            failure = error_of(read_bytes(slot.area, answer))
+        except (OSError, MemoryError) as error:
+            raise Unavailable(
+                "there is no memory for the answer of the model's process; try again"
+            ) from error
+        except GARBAGE as error:
+            self.kill(Ending("protocol", "was ended because it answered what is no answer"))
+            raise ModelError("the model's process answered what is no answer, and is replaced") from error
+        raise failure
+
+    def _died(self) -> ModelDied:
+        said = self.ending.said if self.ending is not None else "ended"
+        which = "{model} version {version}".format_map(self._about)
+        return ModelDied(f"{which}: its process {said} while it computed this request")
+
+    def _take(self, limit: Limit) -> Slot:
+        with self._lock:
+            if self._retired or self.ending is not None or self._control is None:
+                raise Retired
+            slot = self._idle.pop() if self._idle else None
+            if slot is None:
+                name = "headrace {model}/{version}".format_map(self._about)
+                try:
+                    slot = Slot(self._control, name, self._policy.shared_bytes)
+                except (BrokenPipeError, ConnectionResetError) as error:  # it is ending
+                    raise Retired from error
+                except OSError as error:
+                    said = f"nothing is left for a call to the model's process: {error.strerror}; try again"
+                    raise Unavailable(said) from error
+            slot.due, slot.limit = time.monotonic() + limit.seconds, limit
+            self._busy.add(slot)
+            return slot
+
+    def _give_back(self, slot: Slot) -> None:
+        with self._lock:
+            self._busy.discard(slot)
+            spoiled = slot.is_spoiled or slot.is_asking or slot.area.size > _KEPT_AREA_BYTES
+            if spoiled or self.ending is not None:
+                slot.close()
+            else:
+                self._idle.append(slot)
+            if not self._busy:
+                self._all_back.notify_all()
+
+    # --- the thread that keeps it ---
+
+    def _keep(self, started: Future[None]) -> None:
+        try:
+            self._spawn()
+        except BaseException as error:  # noqa: BLE001  # It is raised where it is waited for.
+            started.set_exception(error)
+            return
+        started.set_result(None)
+        try:
+            self._watch()
+        except Exception:  # noqa: BLE001 - the boundary: whatever happens, nobody waits for ever
+            _log.exception("watching a model's process failed", extra=self._about)
+        try:
+            self._bury()
+        finally:
+            self._over.set()
+            self._on_end(self)
+
+    def _spawn(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "headrace.isolation.child",
+            str(theirs.fileno()),
+            str(os.getpid()),
+            RELEASE,
+        ]
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                bufsize=0,
+                pass_fds=(theirs.fileno(),),
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            )
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        ours.setblocking(
+            False
+        )  # a process that hangs reads no orders, and nobody may wait for it with the lock
+        self._control = ours
+
+    def _watch(self) -> None:
+        process, control = self._process, self._control
+        if process is None or control is None or process.stdout is None or process.stderr is None:
+            raise RuntimeError("nothing was started")
+        outputs = {
+            pipe.fileno(): Output(pipe.fileno(), level, self._about)
+            for pipe, level in ((process.stdout, logging.INFO), (process.stderr, logging.WARNING))
+        }
+        poll = select.poll()
+        for fd in (control.fileno(), *outputs):
+            poll.register(fd, select.POLLIN)
+        tick = self._tick_seconds()
+        while process.poll() is None:
+            for fd, _ in poll.poll(tick * 1000):
+                if fd == control.fileno():  # it says nothing here: this is its end
+                    with suppress(subprocess.TimeoutExpired):
+                        process.wait(_DYING_SECONDS)
+                    process.kill()
+                elif not outputs[fd].read():
+                    poll.unregister(fd)
+            self._look(time.monotonic())
+        for output in outputs.values():  # its last words; a program that it has started may go on for ever
+            for _ in range(_LAST_READS):
+                if not (poll_now(output.fd) and output.read()):
+                    break
+
+    def _tick_seconds(self) -> float:
+        longest = _MEMORY_TICK_SECONDS if self._policy.memory_bytes else _LONGEST_TICK_SECONDS
+        return max(_SHORTEST_TICK_SECONDS, min(longest, self._policy.timeout_seconds / _TICKS_A_TIMEOUT))
+
+    def _look(self, now: float) -> None:
+        """End it if a call takes too long, or it far too much memory; say so when it takes too much."""
+        with self._lock:
+            late = next((slot.limit for slot in self._busy if slot.due <= now), None)
+        if late is not None:
+            self.kill(Ending("hang", f"was ended because {late.said} = {late.seconds:g}"))
+        limit_bytes = self._policy.memory_bytes
+        if not limit_bytes:
+            return
+        taken = self.memory_bytes
+        if taken > limit_bytes * _HARD_LIMIT_TIMES:
+            limit = f"isolation.memory_bytes = {limit_bytes}"
+            said = f"was ended because it took {taken} bytes, far more than {limit}"
+            self.kill(Ending("memory", said))
+        elif taken > limit_bytes and not self._is_large:
+            self._is_large = True
+            self._on_large(self)
+
+    def _bury(self) -> None:
+        process = self._process
+        if process is None:
+            raise RuntimeError("nothing was started")
+        if process.poll() is None:
+            process.kill()
+        code = process.wait()
+        for pipe in (process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
+        with self._lock:
+            self.ending = self._killed_for or ending_of(code)
+            if self._control is not None:
+                self._control.close()
+                self._control = None
+            for slot in self._busy:
+                slot.tell_end()
+            for slot in self._idle:
+                slot.close()
+            self._idle.clear()
+
+
+def poll_now(fd: int) -> bool:
+    """Whether there is something to read right now."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def _asked(area: Area, note: Note, ask: Ask | None) -> Note:
+    """Ask another model what this one wants of it, and write down the answer."""
+    head = read_head(area, note)
+    inputs = copy_tensors(area.view, head, note)
+    floor = start_of(note) + sum(piece.size + 64 for piece in head.pieces)
+    try:
+        if ask is None:
+            raise ModelError(
+                f"cannot call {head.about!r}: this model was loaded outside of a server or engine"
+            )
+        return write(area, floor, Kind.ANSWER, "", ask(head.about, inputs))[0]
+    except Exception as error:  # noqa: BLE001  # The boundary to the other model: its error is its answer.
+        return write_bytes(area, floor, Kind.FAILURE, failure_of(error))

@@ -1,0 +1,216 @@
+"""What the spans of a call say: its Outcome in the words of OpenTelemetry's semantic conventions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from headrace.batching.request import Timings
+from headrace.outcomes import Door, Outcome
+from headrace.status import OK
+from headrace.trace_context import TraceContext
+from headrace.tracing.batches import BatchSpan
+
+Value = str | int | float | bool
+
+QUEUE, BATCH, COMPUTE = "queue", "batch", "compute"
+"""The parts of a request: until a batch is formed, until the model is called, until it has answered."""
+
+# The codes of gRPC that are the server's fault, by its semantic conventions.
+_SERVER_ERRORS = frozenset(
+    {"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"}
+)
+_LONGEST_PATH, _LONGEST_ERROR = 256, 512
+_OTHER = "_OTHER"
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH"})
+
+
+class SpanData(NamedTuple):
+    """One span.
+
+    Attributes:
+        name: What is done, without what differs from call to call.
+        context: Its trace, itself, and its parent.
+        start: When it began, on the monotonic clock.
+        end: When it ended.
+        attributes: What is said of it.
+        is_server: Whether it answers somebody over the network.
+        error: What went wrong; None where nothing did that is this server's fault.
+        links: Spans of other traces.
+    """
+
+    name: str
+    context: TraceContext
+    start: float
+    end: float
+    attributes: Mapping[str, Value]
+    is_server: bool = False
+    error: str | None = None
+    links: Sequence[TraceContext] = ()
+
+
+class Routes:
+    """Names REST's calls by their routes: a name is what calls have in common."""
+
+    def __init__(self, patterns: Iterable[str]) -> None:
+        """Know the routes.
+
+        Args:
+            patterns: Paths, with ``{names}``; the first that matches is a path's route.
+        """
+        self._routes = [(pattern, _compiled(pattern)) for pattern in patterns]
+
+    def of(self, path: str) -> str:
+        """The route of a path; "" if it has none."""
+        if len(path) <= _LONGEST_PATH:
+            for pattern, compiled in self._routes:
+                if compiled.fullmatch(path):
+                    return pattern
+        return ""
+
+
+def _compiled(pattern: str) -> re.Pattern[str]:
+    pieces = re.split(r"\{\w+\}", pattern)
+    return re.compile("[^/:]+".join(map(re.escape, pieces)), re.IGNORECASE)
+
+
+class Describer:
+    """Makes the spans of calls."""
+
+    def __init__(self, routes: Routes, methods: Iterable[str], scheme: str = "http") -> None:
+        """Know what is served.
+
+        Args:
+            routes: Of REST.
+            methods: The paths of gRPC's methods.
+            scheme: ``http`` or ``https``.
+        """
+        self._routes, self._methods, self._scheme = routes, frozenset(methods), scheme
+
+    def call(self, outcome: Outcome, context: TraceContext) -> SpanData:
+        """The span of the call itself."""
+        attributes: dict[str, Value] = {"headrace.request_id": outcome.request_id}
+        if outcome.door is Door.GRPC:
+            name, error = self._grpc(outcome, attributes)
+        else:
+            name, error = self._http(outcome, attributes)
+        host, _, port = outcome.caller.rpartition(":")
+        if host:
+            attributes |= {"client.address": host.strip("[]"), "client.port": int(port)}
+        if outcome.key_of:
+            attributes["enduser.id"] = outcome.key_of
+        if outcome.code is not OK:
+            attributes["error.type"] = outcome.error_type
+        attributes |= _who(outcome)
+        return SpanData(
+            name,
+            context,
+            outcome.arrived,
+            outcome.ended,
+            attributes,
+            is_server=True,
+            error=outcome.error[:_LONGEST_ERROR] if error else None,
+        )
+
+    def _grpc(self, outcome: Outcome, attributes: dict[str, Value]) -> tuple[str, bool]:
+        is_known = outcome.path in self._methods
+        method = outcome.path.lstrip("/") if is_known else _OTHER
+        attributes |= {
+            "rpc.system.name": "grpc",
+            "rpc.method": method,
+            "rpc.response.status_code": outcome.code.name,
+        }
+        if not is_known:
+            attributes["rpc.method_original"] = outcome.path.lstrip("/")[:_LONGEST_PATH]
+        return method if is_known else "grpc", outcome.code.name in _SERVER_ERRORS
+
+    def _http(self, outcome: Outcome, attributes: dict[str, Value]) -> tuple[str, bool]:
+        method = outcome.method if outcome.method in _METHODS else _OTHER
+        status = outcome.status or outcome.code.http
+        attributes |= {
+            "http.request.method": method,
+            "url.path": outcome.path[:_LONGEST_PATH],
+            "url.scheme": self._scheme,
+            "http.response.status_code": status,
+        }
+        route = self._routes.of(outcome.path)
+        if route:
+            attributes["http.route"] = route
+        for name, size in (("request", outcome.request_bytes), ("response", outcome.response_bytes)):
+            if size >= 0:
+                attributes[f"http.{name}.body.size"] = size
+        verb = "HTTP" if method == _OTHER else method
+        return f"{verb} {route}" if route else verb, status >= 500
+
+
+def _who(outcome: Outcome) -> dict[str, Value]:
+    """What was asked, and who answered."""
+    found: dict[str, Value] = {}
+    if outcome.asked is not None:
+        found |= {"headrace.model.name": outcome.asked.model, "headrace.model.version": outcome.asked.version}
+    source, timings = outcome.source, outcome.timings
+    if source is None:
+        return found
+    found["headrace.rows"] = outcome.rows
+    found["headrace.answered_by"] = outcome.answered_by
+    if source.is_default and source.version:
+        found |= {
+            "headrace.default.model.name": source.model,
+            "headrace.default.model.version": source.version,
+        }
+    if timings is not None and outcome.is_computed:
+        found |= {"headrace.batch.rows": timings.rows, "headrace.batch.requests": timings.requests}
+    return found
+
+
+def parts(outcome: Outcome, context: TraceContext, batch: BatchSpan) -> list[SpanData]:
+    """The parts of a call that was computed, one after another.
+
+    A call that joined an equal one under way came when that had begun: its parts begin with itself.
+
+    Args:
+        outcome: The call.
+        context: Its span.
+        batch: The batch that it was computed in.
+    """
+    timings = batch.timings
+    bounds = (
+        (QUEUE, outcome.handed, timings.formed),
+        (BATCH, timings.formed, timings.started),
+        (COMPUTE, timings.started, timings.finished),
+    )
+    return [
+        SpanData(
+            name,
+            context.child(),
+            max(start, outcome.handed),
+            max(end, outcome.handed),
+            {},
+            links=(batch.context,) if name == COMPUTE else (),
+        )
+        for name, start, end in bounds
+    ]
+
+
+def batch_span(batch: BatchSpan) -> SpanData:
+    """The span of a batch."""
+    origin, timings = batch.origin, batch.timings
+    return SpanData(
+        f"batch {origin.model}",
+        batch.context,
+        timings.formed,
+        timings.finished,
+        {
+            "headrace.model.name": origin.model,
+            "headrace.model.version": origin.version,
+            "headrace.batch.rows": timings.rows,
+            "headrace.batch.requests": timings.requests,
+            "headrace.batch.compute_seconds": _rounded(timings),
+        },
+        links=tuple(batch.links),
+    )
+
+
+def _rounded(timings: Timings) -> float:
+    return round(timings.finished - timings.started, 9)

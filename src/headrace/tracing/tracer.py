@@ -1,0 +1,133 @@
+"""Takes the Outcomes of recorded calls in the serving thread, and sends their spans from another one."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+
+from headrace.background_queue import BackgroundQueue
+from headrace.config import Tracing
+from headrace.outcomes import Outcome, Outcomes
+from headrace.tracing.batches import Batches
+from headrace.tracing.exporting import Export
+from headrace.tracing.sampling import ParentBased
+from headrace.tracing.settings import combined
+from headrace.tracing.spans import Describer, SpanData, batch_span, parts
+
+_log = logging.getLogger(__name__)
+
+_AT_ONCE_CALLS = 256
+# All requests of a batch are answered within a few milliseconds but for those whose answers are large.
+_BATCH_WAIT_SECONDS = 2.0
+_GIVEN_UP_SECONDS = 0.5
+
+
+class Tracer:
+    """Records calls as spans.
+
+    Attributes:
+        sent: Calls whose spans a collector has taken.
+        unsent: Calls whose spans it has not.
+    """
+
+    def __init__(
+        self, export: Export, sampler: ParentBased, describer: Describer, *, most: int, every_seconds: float
+    ) -> None:
+        """Start the thread that sends.
+
+        Args:
+            export: Sends.
+            sampler: Decides which calls are recorded.
+            describer: Says what spans say.
+            most: How many calls may wait to be sent.
+            every_seconds: How often they are sent.
+        """
+        self.sent = self.unsent = 0
+        self._export, self._sampler, self._describer = export, sampler, describer
+        self._batches = Batches(_BATCH_WAIT_SECONDS)
+        self._is_last = False
+        self._queue = BackgroundQueue(
+            "headrace-traces", self._send, most=most, at_once=_AT_ONCE_CALLS, every_seconds=every_seconds
+        )
+
+    @classmethod
+    def start(cls, config: Tracing, outcomes: Outcomes, describer: Describer, version: str) -> Tracer | None:
+        """Trace calls from now on.
+
+        Args:
+            config: The settings.
+            outcomes: Where calls end.
+            describer: Says what spans say.
+            version: Of headrace.
+
+        Returns:
+            What traces; None where OpenTelemetry's variables switch it off.
+
+        Raises:
+            ConfigError: A package is missing, or one of OpenTelemetry's variables is wrong.
+        """
+        settings = combined(config, os.environ)
+        if settings is None:
+            _log.info("calls are not traced: OTEL_SDK_DISABLED or OTEL_TRACES_EXPORTER says so")
+            return None
+        sampler = ParentBased(settings.rate, settings.most_per_second, follows_parent=settings.follows_parent)
+        made = cls(
+            Export(settings, version),
+            sampler,
+            describer,
+            most=settings.most_waiting,
+            every_seconds=settings.every_seconds,
+        )
+        outcomes.observe_sampled(made._queue.put, sampler)
+        return made
+
+    @property
+    def dropped(self) -> int:
+        """Calls whose spans were never sent, as too many waited."""
+        return self._queue.dropped
+
+    @property
+    def over_limit(self) -> int:
+        """Calls that were not recorded, as too many had been in that second."""
+        return self._sampler.over_limit
+
+    def close(self, seconds: float) -> bool:
+        """Send what waits, and end.
+
+        Args:
+            seconds: How long that may take.
+
+        Returns:
+            Whether all was sent, or at least tried.
+        """
+        self._is_last = True
+        if self._queue.close(seconds):
+            self._export.close()
+            return True
+        self._export.close()  # what is under way fails, and the thread ends
+        self._queue.close(_GIVEN_UP_SECONDS)
+        _log.warning("not all traces could be sent before the end", extra={"seconds": seconds})
+        return False
+
+    def _send(self, outcomes: list[Outcome]) -> None:
+        now = time.monotonic()
+        spans = [span for outcome in outcomes for span in self._spans(outcome, now)]
+        spans += map(batch_span, self._batches.due(now, is_last=self._is_last and not outcomes))
+        if not spans:
+            return
+        if self._export.send(spans):
+            self.sent += len(outcomes)
+        else:
+            self.unsent += len(outcomes)
+
+    def _spans(self, outcome: Outcome, now: float) -> list[SpanData]:
+        context = outcome.trace
+        if context is None:  # it would not have been chosen
+            return []
+        made = [self._describer.call(outcome, context)]
+        origin, timings = outcome.source or outcome.asked, outcome.timings
+        if origin is not None and timings is not None and outcome.is_computed:
+            batch = self._batches.join(origin, timings, context, now)
+            made += parts(outcome, context, batch)
+        return made

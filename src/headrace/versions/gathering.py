@@ -1,0 +1,81 @@
+"""The files that a person names, gathered into the directory of a version that is being written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from headrace.disk import open_file
+from headrace.errors import InvalidRequest, NotFound
+from headrace.versions.layout import SIGNATURE_FILE
+
+_PIECE_BYTES = 2**24
+
+
+def named_files(sources: Sequence[Path]) -> dict[str, Path]:
+    """The files of a version, by their paths in it, with slashes.
+
+    A directory alone is the version: what is in it lies at the version's top. Beside others it keeps its
+    name, so that ``out/*`` is the same as ``out``. A signature is of another manifest, and is left out.
+
+    Args:
+        sources: Files and directories.
+
+    Raises:
+        NotFound: One is not there.
+        InvalidRequest: Two have one name, or a directory is a link, which may lead in a circle.
+        OSError: A directory cannot be listed.
+    """
+    found: dict[str, Path] = {}
+    for source in sources:
+        if not source.exists():
+            raise NotFound(f"FILE: {source} is not there")
+        if not source.is_dir():
+            inside = iter([(source.name, source)])
+        elif len(sources) == 1:
+            inside = _inside(source, "")
+        else:
+            inside = _inside(source, f"{source.resolve().name}/")
+        for name, file in inside:
+            if name in found:
+                both = f"{found[name]} and {file}"
+                raise InvalidRequest(f"FILE: {both} would both be {name} in the version; rename one of them")
+            found[name] = file
+    found.pop(SIGNATURE_FILE, None)
+    return found
+
+
+def _inside(directory: Path, prefix: str) -> Iterator[tuple[str, Path]]:
+    for folder, directories, names in os.walk(directory, onerror=_raised):
+        for name in directories:
+            if os.path.islink(link := os.path.join(folder, name)):
+                raise InvalidRequest(f"FILE: {link} is a link to a directory; put the directory there")
+        for name in sorted(names):
+            file = Path(folder, name)
+            yield prefix + file.relative_to(directory).as_posix(), file
+
+
+def _raised(error: OSError) -> None:
+    raise error
+
+
+def copy_files(files: Mapping[str, Path], directory: Path, copied: Callable[[int], object]) -> None:
+    """Copy files to their places below a directory.
+
+    Args:
+        files: They, by their paths below it.
+        directory: Where they go; must exist.
+        copied: Told how many bytes each piece had; what it raises ends the copying.
+
+    Raises:
+        OSError: One cannot be read, is no ordinary file, or cannot be written.
+    """
+    piece = memoryview(bytearray(_PIECE_BYTES))
+    for name, file in files.items():
+        target = directory / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with open_file(file) as opened, target.open("xb") as written:
+            while size := opened.readinto(piece):
+                written.write(piece[:size])
+                copied(size)

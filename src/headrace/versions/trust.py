@@ -1,0 +1,163 @@
+"""Which files of a version may be loaded: none that a link brings in, and none that strangers can write.
+
+A link that leads out of the served directory makes the server read what whoever put it there could perhaps
+not read himself. Within that directory links are followed, as Kubernetes' volumes and releases by link want
+it. And a model that is code runs as the server does: so only root and the server's own user may be able to
+write it, or whom the operator names.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import stat
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from headrace.config import ServerConfig
+from headrace.errors import ConfigError, LoadError
+from headrace.versions.manifest import Manifest, check_manifest
+
+_OTHERS = stat.S_IWOTH
+
+
+@dataclass(frozen=True, slots=True)
+class TrustedFiles:
+    """What may be loaded.
+
+    Attributes:
+        roots: The directories that links must not leave: the served one, and those of models elsewhere.
+        owners: The ids of users whose files may be loaded; None where data may be anybody's, and code root's
+            and this process's user's.
+        follow_links: Whether links may lead anywhere.
+    """
+
+    roots: Sequence[Path]
+    owners: frozenset[int] | None = None
+    follow_links: bool = False
+
+    def check(self, version: Path, *, is_code: bool) -> None:
+        """Refuse a version that holds what may not be loaded.
+
+        Args:
+            version: Its directory.
+            is_code: Whether it is run rather than read.
+
+        Raises:
+            LoadError: A link leads out, somebody else could have written a file, or it cannot be read.
+        """
+        owners = self.owners
+        if owners is None and is_code:
+            owners = frozenset({0, os.geteuid()})
+        roots = [] if self.follow_links else [os.path.realpath(root) for root in self.roots]
+        try:
+            for path in _below(version):
+                name = "its directory" if path == str(version) else os.path.relpath(path, version)
+                if roots:
+                    _check_link(path, name, roots)
+                if owners is not None:
+                    _check_owner(os.stat(path), name, owners, is_code)
+        except OSError as error:
+            raise LoadError(f"its files cannot be looked at: {error.strerror}") from error
+
+    def check_again(self, version: Path, manifest: Manifest | None, *, is_code: bool) -> None:
+        """Look whether a version that is loaded once more, later, is still what was checked.
+
+        Args:
+            version: Its directory.
+            manifest: What it was; None if it has no manifest.
+            is_code: Whether it is run rather than read.
+
+        Raises:
+            LoadError: It is not, or holds by now what may not be loaded.
+        """
+        self.check(version, is_code=is_code)
+        if check_manifest(version) != manifest:
+            raise LoadError("its manifest was changed; publish the version again")
+
+
+def trusted_files(models: Path | None, config: ServerConfig) -> TrustedFiles:
+    """What a server or an engine may load.
+
+    Args:
+        models: The served directory, if there is one.
+        config: The settings.
+
+    Raises:
+        ConfigError: A user who is trusted is not there.
+    """
+    elsewhere = [entry.path for entry in config.models.values() if entry.path is not None]
+    roots = elsewhere if models is None else [models, *elsewhere]
+    return TrustedFiles(roots, owners_named(config.trusted_owners), config.follow_links)
+
+
+def owners_named(names: Collection[str]) -> frozenset[int] | None:
+    """The ids of users.
+
+    Args:
+        names: Their names or numbers; none for None.
+
+    Raises:
+        ConfigError: There is no such user.
+    """
+    return frozenset(map(_user, names)) if names else None
+
+
+def _user(name: str) -> int:
+    if name.isascii() and name.isdigit() and len(name) <= 10:
+        return int(name)
+    try:
+        return pwd.getpwnam(name).pw_uid
+    except (KeyError, ValueError):
+        raise ConfigError(
+            f"trusted_owners: expected users of this machine, by name or number, got {name!r}"
+        ) from None
+
+
+def _below(version: Path) -> Iterator[str]:
+    """The directory, and all files and directories below it; links to directories are entered once."""
+    seen, folders = set[tuple[int, int]](), [str(version)]
+    while folders:
+        folder = folders.pop()
+        status = os.stat(folder)
+        if (status.st_dev, status.st_ino) in seen:
+            continue
+        seen.add((status.st_dev, status.st_ino))
+        yield folder
+        with os.scandir(folder) as listed:
+            entries = list(listed)
+        for entry in entries:
+            if _is_directory(entry):
+                folders.append(entry.path)
+            elif entry.is_symlink() and not os.path.exists(entry.path):
+                continue  # to nothing, or in a circle: whoever opens it says so
+            else:
+                yield entry.path
+
+
+def _is_directory(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link in a circle
+        return False
+
+
+def _check_link(path: str, name: str, roots: Sequence[str]) -> None:
+    real = os.path.realpath(path)
+    if not any(os.path.commonpath((real, root)) == root for root in roots):
+        raise LoadError(
+            f"{name} is a link that leads out of the model directory; put the files themselves there, or "
+            "start the server with --follow-links"
+        )
+
+
+def _check_owner(status: os.stat_result, name: str, owners: frozenset[int], is_code: bool) -> None:
+    why = "is code, which" if is_code else ""
+    if status.st_uid not in owners:
+        raise LoadError(
+            f"{name} {why or 'is a file that'} belongs to user {status.st_uid}, who is not trusted here; "
+            "change its owner, or name him in trusted_owners"
+        )
+    if status.st_mode & _OTHERS:
+        raise LoadError(f"{name} {why or 'is a file that'} everybody may write; chmod o-w it")

@@ -1,0 +1,492 @@
+"""The supervisor process: opens the ports, keeps workers running, and ends them; it serves nothing itself."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from headrace.config import ServerConfig
+from headrace.errors import ConfigError, HeadraceError
+from headrace.frontends.transport.listeners import Listeners, Ports
+from headrace.frontends.transport.listening import until_none_waits
+from headrace.lifecycle.state import VersionStatus
+from headrace.sealed.process import KeeperProcess
+from headrace.server_life import ServerLife
+from headrace.server_process import end_of, expect_signals, service_manager, tells
+from headrace.workers import budgets, plan
+from headrace.workers.channel import Channel
+from headrace.workers.commons import Commons
+from headrace.workers.messages import RELEASE, Alone, Beat, Begin, Drain, Failed, Finish, Message, Serving
+from headrace.workers.place import Place, open_places, places_at
+from headrace.workers.steering import taking
+
+if TYPE_CHECKING:
+    from headrace.handover.place import Handover
+    from headrace.service_manager import ServiceManager
+
+_log = logging.getLogger(__name__)
+
+_LONGEST_BEAT_SECONDS = 1.0
+_BEATS_OF_TIMEOUT = 6
+_START_SECONDS = 300.0
+_GRACE_SECONDS = 5.0
+_MOST_ENDS = 1000
+
+
+class Start(NamedTuple):
+    """How the command began.
+
+    Attributes:
+        models: The directory of models.
+        config: The settings.
+        json: Whether what is served is printed as JSON.
+        begun: When, on the monotonic clock.
+        command: What starts a worker; the number of a descriptor follows.
+    """
+
+    models: Path | None
+    config: ServerConfig
+    json: bool
+    begun: float
+    command: Sequence[str]
+
+
+class Pool:
+    """All workers of a server.
+
+    Attributes:
+        failed: Has a result once the server cannot go on: why.
+        listeners: The listening sockets: a set a place, and those that other servers have left.
+    """
+
+    def __init__(self, start: Start, workers: int, ports: Ports | None = None) -> None:
+        """Open the ports.
+
+        Args:
+            start: How the command began.
+            workers: How many workers.
+            ports: The listening sockets of a running server whose place is taken; None to open some.
+
+        Raises:
+            ConfigError: A port or an address cannot be had.
+            Unavailable: There are too few sockets for the workers.
+        """
+        self._start = start
+        config = start.config
+        self._config = budgets.of_server(config, workers)
+        self._beat_seconds = min(_LONGEST_BEAT_SECONDS, config.worker_timeout_seconds / _BEATS_OF_TIMEOUT)
+        if ports is None:
+            self.places = open_places(config, workers)
+            self.listeners = Listeners([one.sockets for one in self.places], may_join=True, free=())
+        else:
+            self.listeners = ports.listeners
+            self.places = places_at(self.listeners, workers)
+        self._commons = Commons(start.models, config, self.places)
+        self.failed: asyncio.Future[HeadraceError] = asyncio.get_running_loop().create_future()
+        self._ends: list[plan.End] = []
+        self._last_end = ""
+        self._callers: tuple[int, ...] = ()
+        if config.access.is_on:
+            from headrace.access.meters import shared_memory  # noqa: PLC0415 - only where callers are counted
+
+            self._callers = (shared_memory(workers),)
+        self._announced = self._was_tried = False
+        self._stopping = asyncio.Event()
+        self._keeping: list[asyncio.Task[None]] = []
+        self._keeper = _keeper(config)
+
+    @property
+    def config(self) -> ServerConfig:
+        """The server's settings."""
+        return self._start.config
+
+    @property
+    def statuses(self) -> dict[str, Sequence[VersionStatus]] | None:
+        """What the server says of the versions of all models; None as long as they have not been tried."""
+        self._was_tried = self._was_tried or (
+            self._commons.has_tried and all(one.serving for one in self.places)
+        )
+        return self._commons.statuses if self._was_tried else None
+
+    # --- life ---
+
+    def start(self) -> None:
+        """Start the workers, and keep them running from now on."""
+        self._steer()
+        self._commons.start()
+        tasks = [self._keep(place) for place in self.places]
+        self._keeping = [asyncio.ensure_future(task) for task in (*tasks, self._measure(), self._beat())]
+        for one in self._keeping:
+            one.add_done_callback(self._kept)
+
+    def _kept(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            _log.error("what keeps the workers running has failed", exc_info=error)
+            self._fail(HeadraceError(f"what keeps the workers running has failed: {error!r}"))
+
+    async def stop(self, *, lead: bool) -> None:
+        """Let all workers answer what was accepted, and end.
+
+        Args:
+            lead: Whether to take connections for ``drain_lead_seconds`` more.
+        """
+        config = self._start.config
+        until = time.monotonic() + config.drain_seconds
+        self.drain()
+        if lead:
+            await asyncio.sleep(config.lead_seconds)
+        await until_none_waits([one for several in self.listeners.sets for one in several])
+        await self._finish(Finish(until, config.first_answer_seconds if lead else 0.0))
+
+    async def leave(self) -> None:
+        """Go, as ``stop`` does, while another server listens at the same ports, and takes new connections."""
+        config = self._start.config
+        until = time.monotonic() + config.drain_seconds
+        self.drain(is_followed=True)
+        await asyncio.sleep(config.lead_seconds)
+        listeners = self.listeners
+        await listeners.until_accepted(*listeners.used)
+        await self._finish(Finish(until, config.first_answer_seconds))
+
+    def drain(self, *, is_followed: bool = False) -> None:
+        """Say in each answer that its connection ends with it; new ones are still taken.
+
+        Args:
+            is_followed: Whether another server takes new connections: then they go on to be ready.
+        """
+        self._stopping.set()
+        self._commons.stop()
+        self._tell_all(Drain(is_followed))
+
+    async def _finish(self, message: Finish) -> None:
+        self._tell_all(message)
+        for place in self.places:
+            if not place.serving:  # nothing is in its hands
+                place.kill()
+        keeping = self._keeping[:-2]
+        seconds = max(0.0, message.until - time.monotonic()) + _GRACE_SECONDS
+        _, late = await asyncio.wait(keeping, timeout=seconds)
+        if late:
+            _log.warning("workers were still at work at the end", extra={"workers": len(late)})
+        self.end()
+        await asyncio.gather(*self._keeping, return_exceptions=True)
+
+    def end(self) -> None:
+        """End all workers at once, and close the ports."""
+        self._stopping.set()
+        for task in self._keeping[-2:]:
+            task.cancel()
+        if self._keeper is not None:
+            self._keeper.close()
+            self._keeper = None
+        for place in self.places:
+            place.kill()
+        for one in (*self.listeners.sets[0], *self.listeners.opened):
+            one.close()
+        for descriptor in self._callers:
+            os.close(descriptor)
+        self._callers = ()
+
+    def _tell_all(self, message: Message) -> None:
+        for place in self.places:
+            place.send(message)
+
+    def _fail(self, error: HeadraceError) -> None:
+        if not self.failed.done():
+            self.failed.set_result(error)
+
+    # --- one worker ---
+
+    async def _keep(self, place: Place) -> None:
+        while not self._stopping.is_set():
+            await self._run(place)
+            if self._stopping.is_set():
+                return
+            now = time.monotonic()
+            ready = sum(map(self._commons.is_ready, self.places))
+            if plan.gives_up(self._ends, now, ready=ready):
+                self._fail(
+                    HeadraceError(
+                        f"{plan.MOST_FAILED_STARTS} workers have ended within a minute before they were "
+                        f"ready (a model may end its process); the last one {self._last_end}"
+                    )
+                )
+                return
+            pause = plan.pause_seconds(self._ends, place.number, now)
+            _log.warning("a worker is started again", extra={"worker": place.number, "after_seconds": pause})
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), pause)
+                return
+            self._commons.restarts += 1
+
+    async def _run(self, place: Place) -> None:
+        """Start a worker, and wait for its end."""
+        ours, theirs = socket.socketpair()
+        descriptors = [one.fileno() for one in place.sockets]
+        keeper = [] if self._keeper is None else [self._keeper.descriptor]
+        place.channel = Channel()
+        await place.channel.open(ours, partial(self._told, place))
+        place.missed, place.starts = 0, place.starts + 1
+        try:
+            place.process = await asyncio.create_subprocess_exec(
+                *self._start.command,
+                str(theirs.fileno()),
+                RELEASE,
+                stdin=asyncio.subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(), *descriptors, *keeper, *self._callers),
+            )
+        except OSError as error:
+            _log.error("a worker cannot be started: %s", error, extra={"worker": place.number})
+            self._last_end = f"could not be started: {error.strerror}"
+        finally:
+            theirs.close()
+        if place.process is None:
+            self._ended(place, None)
+            return
+        if self._stopping.is_set():
+            place.kill()
+        place.send(self._begin(place))
+        self._commons.began(place)
+        self._hurry()
+        self._ended(place, await place.process.wait())
+
+    def _begin(self, place: Place) -> Begin:
+        http, grpc = place.sockets
+        return Begin(
+            worker=place.number,
+            models=self._start.models,
+            config=self._config,
+            sockets=(http.fileno(), grpc.fileno()),
+            workers=len(self.places),
+            announces=place.number == 0 and not self._announced,
+            json=self._start.json,
+            begun=self._start.begun,
+            waits=self._commons.was_ready,
+            fills=place.number == 0,
+            keeper=None if self._keeper is None else self._keeper.descriptor,
+            callers=self._callers[0] if self._callers else -1,
+        )
+
+    def _ended(self, place: Place, code: int | None) -> None:
+        if code is not None:
+            self._last_end = _how(code)
+        if not self._stopping.is_set():
+            self._ends = [
+                *self._ends[-_MOST_ENDS:],
+                plan.End(place.number, time.monotonic(), self._commons.is_ready(place)),
+            ]
+            _log.error("a worker has ended: it %s", self._last_end, extra={"worker": place.number})
+        place.leave()
+        self._commons.ended(place)
+        self._steer()
+
+    def _told(self, place: Place, message: Message) -> None:
+        if isinstance(message, Beat):
+            place.missed = 0
+            if place.suspect:
+                place.suspect = False
+                _log.info("a worker answers again", extra={"worker": place.number})
+                self._commons.changed()
+                self._steer()
+        elif isinstance(message, Serving):
+            place.serving, place.late = True, self._stopping.is_set()
+            self._announced = self._announced or place.number == 0
+            self._commons.changed()
+            self._steer()
+        elif isinstance(message, Failed):
+            _log.error("a worker cannot start: %s", message.message, extra={"worker": place.number})
+            if place.starts == 1:
+                kind = ConfigError if message.wrong else HeadraceError
+                self._fail(kind(message.message))
+        else:
+            was_ready = self._commons.is_ready(place)
+            self._commons.told(place, message)
+            if self._commons.is_ready(place) != was_ready:
+                self._steer()
+
+    # --- all workers ---
+
+    def look_again(self) -> None:
+        """Let all read what is read again when it changes: now."""
+        for place in self.places:
+            if place.process is not None and place.serving:
+                place.process.send_signal(signal.SIGHUP)
+
+    def _hurry(self) -> None:
+        """Let those who load take connections soon where nobody answers."""
+        starting = [one.process is not None and not one.serving for one in self.places]
+        for number in plan.alone(starting, [one.answers for one in self.places]):
+            self.places[number].send(Alone())
+
+    def _steer(self) -> None:
+        found = taking(
+            [one.serving for one in self.places],
+            [one.late for one in self.places],
+            [one.suspect for one in self.places],
+            [self._commons.is_ready(one) for one in self.places],
+        )
+        self.listeners.lead_to([self.places[number].set for number in found])
+        self._hurry()
+
+    async def _measure(self) -> None:
+        while True:
+            await asyncio.sleep(_LONGEST_BEAT_SECONDS)
+            await self._commons.look_after()
+
+    async def _beat(self) -> None:
+        """Ask all workers again and again whether they answer, and end those that do not."""
+        timeout = self._start.config.worker_timeout_seconds
+        while True:
+            await asyncio.sleep(self._beat_seconds)
+            if self._keeper is not None:
+                self._keeper.look_after()
+            for place in self.places:
+                if place.process is None:
+                    continue
+                limit = timeout if place.serving else max(timeout, _START_SECONDS)
+                self._judge(place, plan.silence(place.missed, self._beat_seconds, limit), limit)
+                place.missed += 1
+                place.send(Beat())
+
+    def _judge(self, place: Place, silence: plan.Silence, limit: float) -> None:
+        if silence is plan.Silence.OVER:
+            _log.error(
+                "a worker has not answered for %g s; it is ended", limit, extra={"worker": place.number}
+            )
+            place.kill()
+        elif silence is plan.Silence.SUSPECT and not place.suspect:
+            place.suspect = True
+            _log.warning(
+                "a worker does not answer; it gets no new connections", extra={"worker": place.number}
+            )
+            self._commons.silent(place)
+            self._steer()
+
+
+def _keeper(config: ServerConfig) -> KeeperProcess | None:
+    """What makes the workers' sealed copies; each makes its own if it cannot be started."""
+    try:
+        return KeeperProcess(config.log_format, config.log_level)
+    except OSError as error:
+        _log.warning("models' memory is not shared: the keeper cannot be started: %s", error)
+        return None
+
+
+def _how(code: int) -> str:
+    if code >= 0:
+        return f"ended with code {code}"
+    try:
+        return f"was ended by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was ended by signal {-code}"
+
+
+async def run(start: Start, workers: int) -> int:
+    """Keep workers serving until SIGTERM or SIGINT, then drain; a second signal ends all at once.
+
+    Args:
+        start: How the command began.
+        workers: How many.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        ConfigError: A port cannot be had, or a setting is wrong.
+        HeadraceError: The workers cannot serve.
+    """
+    life = ServerLife(start.models, start.config)
+    loop = asyncio.get_running_loop()
+    stopping: asyncio.Future[signal.Signals] = loop.create_future()
+    pools: list[Pool] = []
+
+    def stop_or_end(number: signal.Signals) -> None:
+        if stopping.done():
+            for pool in pools:
+                pool.end()
+            os._exit(128 + number)
+        stopping.set_result(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop_or_end, number)
+
+    expect_signals(loop)
+
+    def begin(ports: Ports | None) -> Pool:
+        pools.append(Pool(start, workers, ports))
+        if start.config.looks_again:
+            loop.add_signal_handler(signal.SIGHUP, pools[0].look_again)
+        pools[0].start()
+        return pools[0]
+
+    manager = service_manager(start.config)
+    if manager is not None:
+        manager.inherited(start.config)  # refuses them: workers open their own
+    handing: Handover | None = None
+
+    async def started() -> bool:
+        if handing is not None:
+            return await handing.start(stopping)
+        begin(None)
+        return True
+
+    if start.config.handover is not None:
+        from headrace.workers.handover import handover  # noqa: PLC0415 - only where ports are handed over
+
+        handing = handover(begin, start.config)
+    try:
+        serves = await life.told("start", started(), "it was told to stop first")
+    except BaseException:
+        for pool in pools:
+            pool.end()
+        raise
+    return await _serve(pools[0], handing, manager, stopping, life) if serves else _given_up(pools)
+
+
+def _given_up(pools: Sequence[Pool]) -> int:
+    for pool in pools:
+        pool.end()
+    return 0
+
+
+async def _serve(
+    pool: Pool,
+    handover: Handover | None,
+    manager: ServiceManager | None,
+    stopping: asyncio.Future[signal.Signals],
+    life: ServerLife,
+) -> int:
+    if handover is not None and handover.has_taken:
+        life.note("take-over")
+    telling = tells(manager, lambda: pool.statuses, pool.config, life)
+    taken = () if handover is None else (handover.taken,)
+    await asyncio.wait((stopping, pool.failed, *taken), return_when=asyncio.FIRST_COMPLETED)
+    if telling is not None:
+        telling.stop(is_followed=handover is not None and handover.taken.done())
+    _log.info("draining", extra={"seconds": pool.config.drain_seconds})
+    lead = stopping.done() and stopping.result() is signal.SIGTERM
+    await life.told(end_of(handover), _stopped(pool, handover, lead=lead))
+    if pool.failed.done():
+        raise pool.failed.result()
+    _log.info("stopped")
+    return 0
+
+
+async def _stopped(pool: Pool, handover: Handover | None, *, lead: bool) -> None:
+    if handover is not None and handover.taken.done():
+        await pool.leave()
+        await handover.close()
+        return
+    if handover is not None:
+        await handover.close()
+    await pool.stop(lead=lead)

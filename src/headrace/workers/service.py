@@ -1,0 +1,161 @@
+"""What codecs ask in a worker: its own engine for answers, all workers for what is said about the server."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from headrace.batching.counts import VersionCounts, added_up
+from headrace.engine import Engine
+from headrace.errors import FailedPrecondition, NotFound, Unavailable
+from headrace.frontends.service import Service
+from headrace.lifecycle.state import VersionStatus
+from headrace.workers import merging
+from headrace.workers.messages import Act, Count, Counted, Message, ModelTold, Scrape, Scraped, View
+from headrace.workers.telling import model_told
+
+_ANSWER_SECONDS = 5.0
+"""Less than Prometheus waits for an answer, which is ten seconds."""
+_MOST_QUESTIONS = 64
+
+
+class WorkerService(Service):
+    """A Service that tells what all workers can. Serving thread only.
+
+    Attributes:
+        engine: This worker's.
+        as_protobuf: Not those of several processes.
+    """
+
+    as_protobuf = False
+
+    def __init__(self, engine: Engine, send: Callable[[Message], object]) -> None:
+        """Stand before a worker's engine.
+
+        Args:
+            engine: The engine.
+            send: Tells the supervisor something.
+        """
+        super().__init__(engine)
+        self.engine = engine
+        self._send = send
+        self._view: dict[str, ModelTold] = {}
+        self._all_ready = False
+        self._questions: dict[int, asyncio.Future[Scraped | Counted]] = {}
+        self._numbers = itertools.count()
+
+    # --- from the supervisor ---
+
+    def see(self, view: View) -> None:
+        """Take what has changed in what all workers tell."""
+        for name, told in view.models.items():
+            if told is None:
+                self._view.pop(name, None)
+            else:
+                self._view[name] = told
+        self._all_ready = view.ready
+
+    def told(self, message: Scraped | Counted) -> None:
+        """Take the answer to a question."""
+        waiting = self._questions.pop(message.number, None)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(message)
+
+    def counted(self, message: Count) -> Counted:
+        """What this worker has counted, for another; nothing of what it does not have."""
+        found: list[VersionCounts] = []
+        for model in message.models:
+            with suppress(NotFound, Unavailable, FailedPrecondition):
+                found += self._own_counts([model], message.version)
+        return Counted(message.number, tuple(found))
+
+    def act(self, message: Act) -> None:
+        """Do what another worker was asked to, and could."""
+        if not self._engine.manager.knows(message.model):
+            return
+        if message.unload:
+            self._engine.manager.unload(message.model)
+        else:
+            self._engine.manager.reload(message.model)
+
+    # --- from clients ---
+
+    def ready(self) -> bool:
+        """Whether requests should be sent to this server, whichever worker gets them."""
+        return self._all_ready and super().ready()
+
+    def answers(self, model: str) -> bool:
+        """Whether a model answers in every worker."""
+        seen = self._view.get(model)
+        return seen is not None and seen.answers and any(one.answers for one in super().status(model))
+
+    def status(self, model: str) -> list[VersionStatus]:
+        """The versions of a model, newest first: as far as all workers are with each.
+
+        Raises:
+            NotFound: There is no such model.
+        """
+        super().status(model)
+        merged = merging.model([model_told(self._engine, model), self._view.get(model)])
+        return [] if merged is None else list(merged.versions)
+
+    async def metrics(self) -> bytes:
+        """The metrics of all workers together.
+
+        Raises:
+            Unavailable: The supervisor does not answer.
+        """
+        told: Scraped = await self._answer(Scrape)
+        return told.text
+
+    async def counts(self, model: str = "", version: int | None = None) -> list[VersionCounts]:
+        """What versions have done in all workers that answer.
+
+        Raises:
+            HeadraceError: There is no such model or version, or it is not ready.
+            Unavailable: The supervisor does not answer.
+        """
+        models = [model] if model else self.models()
+        mine = self._own_counts(models, version)
+        others: Counted = await self._answer(lambda number: Count(number, tuple(models), version))
+        return added_up((*mine, *others.counts))
+
+    async def _answer(self, question: Callable[[int], Scrape | Count]) -> Any:
+        """What the supervisor answers to a question that is given a number."""
+        if len(self._questions) >= _MOST_QUESTIONS:
+            raise Unavailable(
+                f"{_MOST_QUESTIONS} callers wait for metrics or statistics already; ask again later"
+            )
+        number = next(self._numbers)
+        waiting = self._questions[number] = asyncio.get_running_loop().create_future()
+        self._send(question(number))
+        try:
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                return await waiting
+        except TimeoutError:
+            raise Unavailable("the supervisor of this server does not answer; ask again later") from None
+        finally:
+            self._questions.pop(number, None)
+
+    def reload(self, model: str) -> None:
+        """Try anew what failed, in every worker.
+
+        Raises:
+            FailedPrecondition: The operator has not opened the administration.
+            NotFound: There is no such model.
+        """
+        super().reload(model)
+        self._send(Act(model, unload=False))
+
+    def unload(self, model: str) -> None:
+        """Unload all versions of a model in every worker, until it is loaded again.
+
+        Raises:
+            FailedPrecondition: The operator has not opened the administration.
+            NotFound: There is no such model.
+        """
+        super().unload(model)
+        self._send(Act(model, unload=True))

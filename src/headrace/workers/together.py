@@ -1,0 +1,83 @@
+"""What all workers tell, kept by the supervisor: put together anew where something has changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from headrace.workers import merging
+from headrace.workers.merging import Standing
+from headrace.workers.messages import ModelTold, States, View
+
+
+class Together:
+    """The states of all models in all workers.
+
+    Attributes:
+        view: What the server says of each model.
+        ready: Whether it says that it is ready.
+    """
+
+    def __init__(self) -> None:
+        """Know nothing yet."""
+        self.view: dict[str, ModelTold] = {}
+        self.ready = False
+        self._told: dict[int, dict[str, ModelTold]] = {}
+        self._ready: dict[int, bool] = {}
+        self._counted: list[int] = []
+        self._changed: set[str] = set()
+
+    def begin(self, worker: int) -> None:
+        """A process has begun at a worker's place, and has told nothing."""
+        self._changed |= self._told.get(worker, {}).keys()
+        self._told[worker], self._ready[worker] = {}, False
+
+    def end(self, worker: int) -> None:
+        """The process at a worker's place has ended."""
+        self._told.pop(worker, None)
+        self._ready.pop(worker, None)
+
+    def take(self, worker: int, states: States) -> None:
+        """A worker tells what has changed there."""
+        told = self._told.setdefault(worker, {})
+        for name, model in states.models.items():
+            if model is None:
+                told.pop(name, None)
+            else:
+                told[name] = model
+        self._changed |= states.models.keys()
+        self._ready[worker] = states.ready
+
+    def is_ready(self, worker: int) -> bool:
+        """Whether a worker has told that its models have been tried, and one answers."""
+        return self._ready.get(worker, False)
+
+    def changes(self, standings: Mapping[int, Standing]) -> View | None:
+        """Put together anew what has changed since the last time; None if that is nothing.
+
+        Args:
+            standings: The workers that run.
+        """
+        counted = [number for number, one in standings.items() if merging.is_counted(one)]
+        if counted != self._counted:
+            self._changed |= self.view.keys() | {name for told in self._told.values() for name in told}
+        self._counted = counted
+        changed: dict[str, ModelTold | None] = {}
+        for name in self._changed:
+            model = merging.model([self._told.get(number, {}).get(name) for number in counted])
+            if model == self.view.get(name):
+                continue
+            changed[name] = model
+            if model is None:
+                del self.view[name]
+            else:
+                self.view[name] = model
+        self._changed.clear()
+        ready = merging.ready(standings.values())
+        if not changed and ready == self.ready:
+            return None
+        self.ready = ready
+        return View(changed, ready)
+
+    def whole(self) -> View:
+        """Everything, for a worker that knows nothing yet."""
+        return View(dict(self.view), self.ready)

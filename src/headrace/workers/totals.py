@@ -1,0 +1,208 @@
+"""The metrics of several processes as those of one server: sums, without a label for the process; pure.
+
+What is put together is Prometheus' text format, line by line, so whatever a worker measures is in it.
+Counters of workers that have ended are kept, so no total ever falls.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import NamedTuple
+
+Number = int | float
+Series = dict[str, Number]
+
+# By their names: the supervisor imports none of what is measured.
+HIGHEST = frozenset(
+    {
+        "headrace_load_attempts",
+        "headrace_model_age_seconds",
+        "headrace_model_max_age_seconds",
+        "headrace_model_stale",
+        "headrace_objective_seconds",
+        "headrace_objective_target",
+        "headrace_objective_burn_rate",
+        # Each worker has its share of the processors: the one that has most to do says how much that is.
+        "headrace_load",
+        "headrace_model_load",
+        "headrace_serving_thread_busy",
+        "headrace_access_keys",
+        "headrace_access_file_broken",
+        # Of what all workers share: each tells the same, or a moment apart.
+        "headrace_archive_queued_keys",
+        "headrace_archive_queue_oldest_seconds",
+        "headrace_archive_store_breaker_open",
+    }
+)
+"""Of which the server has the highest that a worker tells."""
+
+LOWEST = frozenset(
+    {
+        "headrace_default_version",
+        "headrace_disk_free_ratio",
+        "headrace_isolated_ready",
+        "headrace_objective_budget_remaining",
+        "headrace_tls_certificate_expires_seconds",
+        "process_start_time_seconds",
+        "process_max_fds",
+    }
+)
+"""Of which it has the lowest."""
+
+READY, VERSION_STATE = "headrace_ready", "headrace_version_state"
+OWN = frozenset({READY, VERSION_STATE})
+"""What a worker cannot say for all: the supervisor says it."""
+
+_COUNTS = frozenset({"counter", "histogram"})
+_TRITONS = ("nv_inference_", "nv_cache_")  # gauges by their type, counters by what they hold
+_OF_A_VERSION = re.compile(r'[{,]model="([^"]*)",(?:.*,)?version="([^"]*)"')
+
+
+class Family(NamedTuple):
+    """One metric.
+
+    Attributes:
+        head: Its lines of help and type.
+        kind: Its type.
+        series: Values by what stands before them: the name and the labels.
+    """
+
+    head: tuple[str, ...]
+    kind: str
+    series: Series
+
+
+Version = tuple[str, str]
+"""A model's name and the number of a version."""
+
+
+def parse(text: str) -> dict[str, Family]:
+    """Read Prometheus' text format.
+
+    Args:
+        text: As this project writes it: each metric with its type in front.
+
+    Returns:
+        The metrics by the names of their types, in their order.
+    """
+    found: dict[str, Family] = {}
+    help_line: tuple[str, ...] = ()
+    series: Series = {}
+    for line in text.splitlines():
+        if line.startswith("# HELP "):
+            help_line = (line,)
+        elif line.startswith("# TYPE "):
+            _, _, name, kind = line.split(" ", 3)
+            series = {}
+            found[name] = Family((*help_line, line), kind, series)
+            help_line = ()
+        elif line:
+            key, _, value = line.rpartition(" ")
+            series[key] = _number(value)
+    return found
+
+
+def merged(
+    texts: Iterable[Mapping[str, Family]], kept: Mapping[str, Family], added: Mapping[str, Family]
+) -> str:
+    """Put metrics together.
+
+    Args:
+        texts: Of each worker that runs.
+        kept: What is kept of those that have ended. Series of versions that no worker has are left out.
+        added: What the supervisor says itself, in place of what workers say.
+
+    Returns:
+        All in Prometheus' text format.
+    """
+    running = list(texts)
+    there = {version for text in running for version in versions(text)}
+    families: dict[str, Family] = {}
+    for text in (*running, without(kept, lambda version: version not in there)):
+        _add(families, text)
+    for name, own in added.items():
+        head = families[name].head if name in families else own.head
+        families[name] = own._replace(head=head)
+    lines: list[str] = []
+    for family in families.values():
+        lines += family.head
+        lines += [f"{key} {_written(value)}" for key, value in family.series.items()]
+    return "\n".join(lines) + "\n"
+
+
+def keep(kept: dict[str, Family], last: Mapping[str, Family]) -> None:
+    """Keep the counts of a worker that has ended.
+
+    Args:
+        kept: What is kept so far; added to.
+        last: What it told last.
+    """
+    _add(kept, {name: one for name, one in last.items() if is_count(name, one.kind)})
+
+
+def forget(kept: dict[str, Family], known: Collection[Version]) -> None:
+    """Forget what is kept of versions that are gone for good.
+
+    Args:
+        kept: What is kept.
+        known: The versions that there are, or shall be.
+    """
+    left = without(kept, lambda version: version not in known)
+    kept.clear()
+    kept.update(left)
+
+
+def is_count(name: str, kind: str) -> bool:
+    """Whether a metric's values only ever grow."""
+    return kind in _COUNTS or name.startswith(_TRITONS)
+
+
+def versions(text: Mapping[str, Family]) -> set[Version]:
+    """The versions that have series in some metrics."""
+    matches = (_OF_A_VERSION.search(key) for family in text.values() for key in family.series)
+    return {(match[1], match[2]) for match in matches if match}
+
+
+def without(text: Mapping[str, Family], gone: Callable[[Version], bool]) -> dict[str, Family]:
+    """Some metrics, without the series of some versions.
+
+    Args:
+        text: The metrics.
+        gone: Says of which.
+    """
+
+    def stays(key: str) -> bool:
+        match = _OF_A_VERSION.search(key)
+        return match is None or not gone((match[1], match[2]))
+
+    return {
+        name: one._replace(series={key: value for key, value in one.series.items() if stays(key)})
+        for name, one in text.items()
+    }
+
+
+def _add(families: dict[str, Family], text: Mapping[str, Family]) -> None:
+    for name, family in text.items():
+        if name not in families:
+            families[name] = family._replace(series=dict(family.series))
+            continue
+        series = families[name].series
+        together = max if name in HIGHEST else min if name in LOWEST else _sum
+        for key, value in family.series.items():
+            series[key] = together(series[key], value) if key in series else value
+
+
+def _sum(one: Number, other: Number) -> Number:
+    return one + other
+
+
+def _number(text: str) -> Number:
+    return int(text) if text.isdecimal() else float(text)
+
+
+def _written(value: Number) -> str:
+    if math.isinf(value):
+        return "+Inf" if value > 0 else "-Inf"
+    return "NaN" if math.isnan(value) else repr(value)

@@ -1,0 +1,273 @@
+"""A worker: a whole server that is handed its sockets, and begins, drains and ends as its supervisor says."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Coroutine
+from functools import partial
+
+from headrace import cpus
+from headrace.engine import Engine
+from headrace.errors import ConfigError, HeadraceError, InvalidRequest, NotFound
+from headrace.sealed.copying import use_keeper
+from headrace.server import Server
+from headrace.server_process import leave_at_work, tune_process
+from headrace.workers import budgets
+from headrace.workers.channel import Channel
+from headrace.workers.messages import (
+    RELEASE,
+    Act,
+    Alone,
+    Beat,
+    Begin,
+    Count,
+    Counted,
+    Drain,
+    Failed,
+    Finish,
+    Message,
+    Scrape,
+    Scraped,
+    Serving,
+    View,
+    Wants,
+)
+from headrace.workers.plan import ALONE_SECONDS
+from headrace.workers.service import WorkerService
+from headrace.workers.telling import Telling
+from headrace.workers.wanted import ToldSource
+
+_log = logging.getLogger(__name__)
+
+ANOTHER_RELEASE = "the installed headrace is another one than this server began with: start the server again"
+
+_BEGIN_SECONDS = 60.0
+_TRY_SECONDS = 60.0
+"""How long a worker that takes another's place lets its models load before it takes connections."""
+
+Announce = Callable[[Server, Begin], Coroutine[object, object, None]]
+"""Prints what is served."""
+
+
+async def run(end: socket.socket, release: str, set_up: Callable[[Begin], object], announce: Announce) -> int:
+    """Be a worker until the supervisor says that it is over, or is gone itself.
+
+    Args:
+        end: This process's end of the pair of sockets.
+        release: The supervisor's: an update of what is installed, under a server that runs, makes them two.
+        set_up: Sets up the log, once it is known how.
+        announce: Prints what is served, where this worker is asked to.
+
+    Returns:
+        The exit code.
+    """
+    # Sent to all processes of a group: the supervisor decides.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+    channel = Channel()
+    worker = Worker(channel, announce)
+    await channel.open(end, worker.told)
+    if release != RELEASE:  # before anything is read: it may not be understood
+        return await _fail(channel, ConfigError(ANOTHER_RELEASE))
+    async with asyncio.timeout(_BEGIN_SECONDS):
+        await asyncio.wait((worker.begun, channel.closed), return_when=asyncio.FIRST_COMPLETED)
+    if not worker.begun.done():
+        return 1
+    begin = worker.begun.result()
+    for descriptor in (*begin.sockets, begin.callers):
+        if descriptor >= 0:  # programs that a model starts are not to have them
+            os.set_inheritable(descriptor, False)
+    set_up(begin)
+    cpus.divide_by(begin.workers)
+    if begin.keeper is not None:
+        use_keeper(begin.keeper)
+        os.close(begin.keeper)
+    try:
+        return await worker.serve(begin)
+    except HeadraceError as error:
+        return await _fail(channel, error)
+
+
+async def _fail(channel: Channel, error: HeadraceError) -> int:
+    wrong = isinstance(error, ConfigError | InvalidRequest | NotFound)
+    channel.send(Failed(error.message, wrong))
+    channel.close()
+    await channel.closed
+    return 2 if wrong else 1
+
+
+class Worker:
+    """What a worker does when it is told something.
+
+    Attributes:
+        begun: Has the first message.
+    """
+
+    def __init__(self, channel: Channel, announce: Announce) -> None:
+        """Wait to be told.
+
+        Args:
+            channel: To the supervisor.
+            announce: Prints what is served.
+        """
+        self._channel = channel
+        self._announce = announce
+        loop = asyncio.get_running_loop()
+        self.begun: asyncio.Future[Begin] = loop.create_future()
+        self._finish: asyncio.Future[Finish] = loop.create_future()
+        self._server: Server | None = None
+        self._drain: Drain | None = None
+        self._draining_since = 0.0
+        self._alone = asyncio.Event()
+        self._silence: asyncio.TimerHandle | None = None
+        self._is_silent = False
+        self._service: WorkerService | None = None
+        self._source = ToldSource()
+        self._scrapers: set[asyncio.Task[None]] = set()
+
+    def told(self, message: Message) -> None:
+        """Take a message of the supervisor."""
+        if isinstance(message, Beat):
+            self._channel.send(message)
+            self._heard()
+            if self._server is not None:
+                self._telling.look()
+        elif isinstance(message, Begin):
+            self._service = self._made(message)
+            self.begun.set_result(message)
+        elif isinstance(message, Alone):
+            self._alone.set()
+        elif isinstance(message, Finish) and not self._finish.done():
+            self._finish.set_result(message)
+        elif self._service is not None:
+            self._told_to_serve(message, self._service)
+
+    def _heard(self) -> None:
+        """The supervisor lives. It is to be said when it is silent for longer than a worker may be."""
+        if self._is_silent:
+            self._is_silent = False
+            _log.info("the supervisor answers again")
+        if self._silence is not None:
+            self._silence.cancel()
+        if self.begun.done():
+            seconds = self.begun.result().config.worker_timeout_seconds
+            self._silence = asyncio.get_running_loop().call_later(seconds, self._miss, seconds)
+
+    def _miss(self, seconds: float) -> None:
+        self._is_silent = True
+        _log.error(
+            "the supervisor has said nothing for %g s: requests are answered, but no version comes or goes, "
+            "no worker is replaced, and /metrics answers 503",
+            seconds,
+        )
+
+    def _told_to_serve(self, message: Message, service: WorkerService) -> None:
+        if isinstance(message, Wants):
+            self._source.take(message)
+            self._telling.wanted(message.models)
+        elif isinstance(message, View):
+            service.see(message)
+        elif isinstance(message, Act):
+            service.act(message)
+        elif isinstance(message, Scrape):
+            task = asyncio.ensure_future(self._scraped(message.number, service))
+            self._scrapers.add(task)
+            task.add_done_callback(self._scrapers.discard)
+        elif isinstance(message, Count):
+            self._channel.send(service.counted(message))
+        elif isinstance(message, Scraped | Counted):
+            service.told(message)
+        elif isinstance(message, Drain):
+            self._drain = message
+            self._draining_since = time.monotonic()
+            self._drain_as_told()
+
+    def _drain_as_told(self) -> None:
+        """Drain if that was told, once there is a server: it may have been told while models loaded."""
+        if self._drain is not None and self._server is not None:
+            self._server.drain(is_followed=self._drain.is_followed)
+
+    async def _scraped(self, number: int, service: WorkerService) -> None:
+        self._channel.send(Scraped(number, await service.own_metrics()))
+
+    def _made(self, begin: Begin) -> WorkerService:
+        engine = Engine(begin.models, config=begin.config, source=self._source.made_for)
+        self._telling = Telling(engine, self._channel.send)
+        engine.on_change = self._telling.changed
+        return WorkerService(engine, self._channel.send)
+
+    async def serve(self, begin: Begin) -> int:
+        """Serve until it is over.
+
+        Args:
+            begin: What to be.
+
+        Returns:
+            The exit code.
+
+        Raises:
+            HeadraceError: It cannot start.
+        """
+        server = self._server_of(begin)
+        await server.prepare()
+        if begin.waits:
+            await self._until_tried(server.engine)
+        await server.serve()
+        self._server = server
+        self._drain_as_told()
+        if begin.config.looks_again:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, server.look_again)
+        tune_process()
+        self._channel.send(Serving())
+        if begin.announces:
+            announced = asyncio.ensure_future(self._announce(server, begin))
+            server.supervisor.allows("printing what is served", announced)
+        ends = self._finish, self._channel.closed, server.supervisor.failed
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        if begin.announces:
+            announced.cancel()
+        return await self._end(server)
+
+    async def _until_tried(self, engine: Engine) -> None:
+        """Wait until all models have been tried; not for long where no other worker answers anybody."""
+        tried = asyncio.ensure_future(engine.settle(_TRY_SECONDS))
+        alone = asyncio.ensure_future(self._alone.wait())
+        await asyncio.wait((tried, alone), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((tried,), timeout=ALONE_SECONDS)
+        if not tried.done():
+            _log.warning("no other worker answers: connections are taken while models are still loading")
+        for one in (tried, alone):
+            one.cancel()
+
+    def _server_of(self, begin: Begin) -> Server:
+        sockets = [socket.socket(fileno=one) for one in begin.sockets]
+        share = partial(budgets.of_archive, workers=begin.workers, fills=begin.fills)
+        service = self._service
+        if service is None:
+            raise RuntimeError("a worker serves before it has begun")
+        server = Server(begin.models, begin.config, service.engine, sockets, lambda _: service, share)
+        server.counted_at = begin.callers, begin.worker, begin.workers
+        server.administers = begin.config.has_admin_ports and begin.worker == 0  # one has the port
+        return server
+
+    async def _end(self, server: Server) -> int:
+        code, since = 0, self._draining_since or time.monotonic()
+        if self._silence is not None:
+            self._silence.cancel()
+        if self._finish.done():
+            told = self._finish.result()
+            await server.until_first_answers(told.first_seconds)
+            ended = await server.finish(told.until)
+        else:
+            code = 1
+            if self._channel.closed.done():
+                _log.error("the supervisor of this worker is gone; it answers what it has taken, and ends")
+            ended = await server.stop(lead=False)
+        if not ended:
+            leave_at_work(code, time.monotonic() - since)
+        return code

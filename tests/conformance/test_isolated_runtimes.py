@@ -1,0 +1,130 @@
+"""What every runtime's Servables do, they do in processes of their own, too: by the same suite."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headrace.config import IsolationPolicy
+from headrace.engine import Engine
+from headrace.errors import InvalidRequest, LoadError, ModelError
+from headrace.isolation.servable import IsolatedServable, Which
+from headrace.runtimes import registry
+from headrace.servable import Servable
+from tests.conformance import ctr_models
+from tests.conformance.runtime_example import Example, RuntimeUnderTest
+
+# Collected here, too, and given this module's `servable`.
+from tests.conformance.test_runtimes import (
+    RUNTIMES,
+    assert_close,
+    each_runtime,
+    signature_of,
+    test_a_row_is_answered_the_same_alone_and_in_a_batch,
+    test_as_many_rows_come_out_as_go_in_and_they_are_as_declared,
+    test_four_threads_may_call_at_once,
+    test_inputs_are_not_written_to,
+    test_inputs_pass_the_signatures_check,
+    test_outputs_stay_as_they_are_when_the_next_call_comes,
+    test_the_same_inputs_give_the_same_outputs,
+    test_the_signature_says_what_goes_in_and_out,
+)
+from tests.model_directories import affine, write
+
+__all__ = [
+    "test_a_row_is_answered_the_same_alone_and_in_a_batch",
+    "test_as_many_rows_come_out_as_go_in_and_they_are_as_declared",
+    "test_four_threads_may_call_at_once",
+    "test_inputs_are_not_written_to",
+    "test_inputs_pass_the_signatures_check",
+    "test_outputs_stay_as_they_are_when_the_next_call_comes",
+    "test_the_same_inputs_give_the_same_outputs",
+    "test_the_signature_says_what_goes_in_and_out",
+]
+
+
+def isolated(directory: Path, options: registry.RuntimeOptions) -> IsolatedServable:
+    which = Which("example", 1, directory)
+    return IsolatedServable(which, options, IsolationPolicy(), load_seconds=120, longest_pause_seconds=60)
+
+
+# What differs by the model and not by the runtime is tested in process: a process takes a second to start.
+EXAMPLES = [
+    pytest.param(example, id=f"{runtime.kind}-{example.name}")
+    for runtime in RUNTIMES
+    for example in runtime.examples[:2]
+]
+
+
+@pytest.fixture(scope="module", params=EXAMPLES)
+def example(request: pytest.FixtureRequest) -> Example:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def servable(example: Example, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servable]:
+    directory = tmp_path_factory.mktemp("model") / "1"
+    directory.mkdir()
+    example.write(directory)
+    loaded = isolated(directory, example.options)
+    yield loaded
+    loaded.close()
+
+
+@each_runtime
+def test_errors_are_those_of_a_model_in_process(runtime: RuntimeUnderTest, tmp_path: Path) -> None:
+    """What cannot be loaded, what fails, and a setting that is not there: in the same words."""
+    good, failing, broken = tmp_path / "good", tmp_path / "failing", tmp_path / "broken"
+    for directory in (good, failing, broken):
+        directory.mkdir()
+    runtime.failing.write(failing)
+    (broken / runtime.file).write_bytes(runtime.broken[0])
+    here, there = (load(failing, runtime.failing.options) for load in (registry.load, isolated))
+    said = []
+    for servable in (here, there):
+        with pytest.raises((ModelError, InvalidRequest)) as raised:
+            servable.predict(runtime.failing.inputs(2))
+        said.append((type(raised.value), raised.value.message, getattr(raised.value, "rows", None)))
+    assert said[0] == said[1]
+    zeros = {spec.name: np.zeros((2, *spec.shape), spec.dtype) for spec in signature_of(there).inputs}
+    assert_close(there.predict(zeros), here.predict(zeros), 1e-6)
+    here.close()
+    there.close()
+    for wrong, options in (
+        (broken, runtime.examples[0].options),
+        (failing, replace(runtime.failing.options, kind="nothing_of_that_name")),
+    ):
+        said = []
+        for load in (registry.load, isolated):
+            with pytest.raises(LoadError) as raised:
+                load(wrong, options)
+            said.append((type(raised.value), raised.value.message))
+        assert said[0] == said[1]
+
+
+def test_a_click_model_explains_itself_as_in_process(tmp_path: Path) -> None:
+    ctr_models.write(tmp_path, "fm")
+    options, inputs = registry.RuntimeOptions(), dict(ctr_models.field_inputs(5))
+    here, there = registry.load(tmp_path, options), isolated(tmp_path, options)
+    said = [one.explain(inputs) for one in (here, there)]  # type: ignore[attr-defined]
+    assert said[0] == said[1]
+    assert len(said[0]) == 5
+    assert all(said[0])
+    here.close()
+    there.close()
+
+
+def test_an_answer_is_repeated_from_the_prediction_cache(tmp_path: Path) -> None:
+    write(tmp_path, "m", 1, affine(2.0, 1.0))
+    (tmp_path / "m/headrace.toml").write_text("isolate = true\n[cache]\nsize_bytes = 1000000\n")
+    with Engine.in_thread(tmp_path) as engine:
+        for _ in range(3):
+            assert engine.predict_blocking("m", {"x": [3.0]})["y"].tolist() == [7.0]
+        (loaded,) = engine.manager.all_loaded()
+        assert loaded.isolated is not None
+        counted = loaded.statistics
+        assert (counted.cache_misses, counted.cache_hits, counted.requests) == (1, 2, 3)

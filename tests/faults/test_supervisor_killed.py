@@ -1,0 +1,73 @@
+"""The supervisor process of several workers is killed: the workers end, too, and nothing stays."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.faults.still_serves import MODEL, does_it_still_serve
+from tests.faults.worker_processes import connections_of, is_worker, workers_of
+from tests.running_server import RunningServer
+from tools.services.ports import free_ports
+
+
+def test_nothing_is_left_of_a_server_whose_supervisor_is_killed(models: Path) -> None:
+    ports = tuple(map(str, free_ports(2)))  # which nobody who connects to anybody is given meanwhile
+    with RunningServer(models, "--workers", "2", "--http-port", ports[0], "--grpc-port", ports[1]) as server:
+        left = workers_of(server)
+        assert server.kill() == -9
+        until = time.monotonic() + 60
+        while any(map(is_worker, left)):
+            assert time.monotonic() < until, "workers go on without their supervisor"
+            time.sleep(0.02)
+    with RunningServer(models, "--workers", "2", "--http-port", ports[0], "--grpc-port", ports[1]) as server:
+        does_it_still_serve(server)
+        assert server.stop() == 0
+
+
+REQUEST = b'{"instances": [1.0]}'
+HEAD = b"POST /v1/models/%s:predict HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n"
+RESTART_SECONDS = 60.0
+
+
+def started_again(models: Path, *options: str) -> RunningServer:
+    """A server that is started until the ports can be had, as a service manager does."""
+    until = time.monotonic() + RESTART_SECONDS
+    while True:
+        server = RunningServer(models, *options)
+        try:
+            return server.__enter__()
+        except AssertionError:
+            assert time.monotonic() < until, "the ports stay taken"
+
+
+@pytest.mark.parametrize(
+    ("options", "number"),
+    [(("--workers", "2"), signal.SIGKILL), ((), signal.SIGTERM)],
+    ids=["the supervisor is killed", "one process is told to stop"],
+)
+def test_the_ports_are_free_while_a_request_is_still_read(
+    models: Path, options: tuple[str, ...], number: signal.Signals
+) -> None:
+    """Its caller takes his time; whoever starts the server again does not wait for him. He is answered."""
+    with RunningServer(models, "--drain-seconds", "300", *options) as server:
+        ports = ("--http-port", str(server.http_port), "--grpc-port", str(server.grpc_port))
+        processes = workers_of(server) or [server.process.pid]
+        with socket.create_connection(("127.0.0.1", server.http_port)) as caller:
+            caller.settimeout(60)
+            caller.sendall(HEAD % (MODEL.encode(), len(REQUEST)) + REQUEST[:1])
+            server.wait_for(
+                lambda: any(connections_of(one, server) for one in processes), "the half request to come"
+            )
+            server.process.send_signal(number)
+            following = started_again(models, *options, *ports)
+            try:
+                does_it_still_serve(following)
+                caller.sendall(REQUEST[1:])
+                assert caller.recv(65536).startswith(b"HTTP/1.1 200")
+            finally:
+                assert following.stop() == 0

@@ -1,0 +1,87 @@
+"""One of several workers is killed under load: only what was in its hands is lost; another replaces it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.faults.kept_channels import KeptChannels
+from tests.faults.still_serves import does_it_still_serve
+from tests.faults.strict_callers import Callers, http1
+from tests.faults.worker_processes import connections_of, workers_of, workers_ready
+from tests.running_server import RunningServer
+
+CALLERS = 32
+CHANNELS, IN_FLIGHT = 24, 2
+
+
+def test_it_costs_what_was_in_its_hands(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with RunningServer(models, "--workers", "2") as server:
+        server.wait_for(lambda: workers_ready(server) == 2, "both to serve")
+        first = workers_of(server)
+        with Callers(http1, server, CALLERS) as tally:
+            server.wait_for(lambda: tally.answered >= 1000, "the load")
+            held = connections_of(first[0], server)
+            os.kill(first[0], signal.SIGKILL)
+            server.wait_for(lambda: len(set(workers_of(server)) - set(first)) == 1, "another worker")
+            server.wait_for(lambda: workers_ready(server) == 2, "it to serve")
+            before = tally.answered
+            server.wait_for(lambda: tally.answered >= before + 1000, "the load to go on")
+            tally.ended.set()
+        with capsys.disabled():
+            print(f"\n[{tally}] ", end="")
+        # One request at a time on a connection: at most one for each connection that it had.
+        assert 0 < len(tally.lost) <= min(held, CALLERS - 1), held
+        assert tally.refused == 0, "a connection was refused"
+        does_it_still_serve(server)
+        assert server.stop() == 0
+
+
+def test_over_grpc_it_costs_the_calls_of_its_channels_and_these_go_on(models: Path) -> None:
+    with RunningServer(models, "--workers", "2") as server:
+        server.wait_for(lambda: workers_ready(server) == 2, "both to serve")
+        first = workers_of(server)
+        with KeptChannels(server, CHANNELS, IN_FLIGHT) as channels:
+            channels.wait_for_answers(20)
+            held = connections_of(first[0], server, server.grpc_port)
+            assert 0 < held < CHANNELS, "each worker has some"
+            os.kill(first[0], signal.SIGKILL)
+            channels.wait_for_answers(20)  # those too that it had
+            server.wait_for(lambda: len(set(workers_of(server)) - set(first)) == 1, "another worker")
+            server.wait_for(lambda: workers_ready(server) == 2, "it to serve")
+            channels.wait_for_answers(20)
+        assert 0 < len(channels.channels_that_lost) <= held
+        # Only what was sent into the connections that it had; their successors lose nothing.
+        assert set(channels.times_of_loss.values()) == {1}, channels.lost
+        assert all(one.said.startswith("UNAVAILABLE") for one in channels.lost), channels.lost
+        does_it_still_serve(server)
+        assert server.stop() == 0
+
+
+def test_a_stop_does_not_wait_for_a_worker_that_is_about_to_be_started(models: Path) -> None:
+    with RunningServer(models, "--workers", "2") as server:
+        for times in range(6):  # then the next start is seconds away
+            server.wait_for(lambda: len(workers_of(server)) == 2, "both")
+            os.kill(workers_of(server)[-1], signal.SIGKILL)
+            server.wait_for(lambda n=times: server.count_in_log("started again") == n + 1, "it to be noticed")
+        assert server.stop(60) == 0
+        assert "after_seconds=3.2" in "".join(server.errors)
+        assert server.count_in_log("version is loading") < 8, "none was started for the stop"
+
+
+def test_workers_that_are_killed_again_and_again_are_started_again(models: Path) -> None:
+    with RunningServer(models, "--workers", "2") as server:
+        for _ in range(3):
+            server.wait_for(lambda: workers_ready(server) == 2, "both to serve")
+            killed = workers_of(server)[-1]
+            os.kill(killed, signal.SIGKILL)
+            until = time.monotonic() + 60
+            while killed in workers_of(server) or len(workers_of(server)) < 2:
+                assert time.monotonic() < until
+                time.sleep(0.02)
+            does_it_still_serve(server)
+        assert server.stop() == 0

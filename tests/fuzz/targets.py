@@ -1,0 +1,68 @@
+"""What is fuzzed: by name, what makes the function that takes bytes, and the inputs that it begins with.
+
+Every function ends without an exception, or with one that is a finding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+Made = tuple[Callable[[bytes], None], Iterable[bytes]]
+
+
+def _rest() -> Made:
+    from tests.fuzz.front_ends import FrontEnds, rest_seeds
+
+    front_ends = FrontEnds()
+    return front_ends.rest, rest_seeds(front_ends)
+
+
+def _grpc() -> Made:
+    from tests.fuzz.front_ends import FrontEnds, grpc_seeds
+
+    front_ends = FrontEnds()
+    return front_ends.grpc, grpc_seeds(front_ends)
+
+
+def _files() -> Made:
+    from tests.fuzz.files import Files
+
+    files = Files()
+    return files.read, files.seeds()
+
+
+def _stream() -> Made:
+    from tests.fuzz.files import read_stream, stream_seeds
+
+    return read_stream, stream_seeds()
+
+
+def _settings() -> Made:
+    from tests.fuzz.files import read_settings, settings_seeds
+
+    return read_settings, settings_seeds()
+
+
+def _access() -> Made:
+    from tests.fuzz.access import Access
+
+    access = Access()
+    return access.read, access.seeds()
+
+
+def _messages() -> Made:
+    from tests.fuzz.messages import Messages
+
+    messages = Messages()
+    return messages.read, messages.seeds()
+
+
+TARGETS: dict[str, Callable[[], Made]] = {
+    "rest": _rest,
+    "grpc": _grpc,
+    "stream": _stream,
+    "files": _files,
+    "settings": _settings,
+    "access": _access,
+    "messages": _messages,
+}

@@ -1,0 +1,64 @@
+"""Administration over the network is told twice, whenever the caller leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from headrace.access.verbs import ADMIN
+from headrace.audit import AuditLog
+from headrace.frontends.audited import audited
+from headrace.frontends.calls import HttpCall, HttpReply, HttpRoute
+from headrace.outcomes import Outcomes
+
+
+def told(file: Path) -> list[tuple[str, str]]:
+    found = [json.loads(line) for line in file.read_text().splitlines()]
+    assert len({line["id"] for line in found}) == 1
+    return [(line["stage"], line.get("result", "")) for line in found]
+
+
+def asked(log: AuditLog, act: Callable[[], Awaitable[object]]) -> asyncio.Task[object]:
+    async def handler(_: HttpCall) -> HttpReply:
+        await act()
+        return HttpReply(b"{}")
+
+    route = HttpRoute("POST", "/v2/repository/models/{model}/unload", handler, ADMIN)
+    (shown,), _ = audited([route], [], log, Outcomes())
+    call = HttpCall("POST", "/v2/repository/models/ctr/unload", {"model": "ctr"}, body=b"")
+    return asyncio.ensure_future(shown.handler(call))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("stage", ["asked", "ended"])
+def test_who_leaves_while_a_line_is_written_leaves_two(tmp_path: Path, stage: str) -> None:
+    file, done = tmp_path / "audit", asyncio.Event()
+    log = AuditLog(file)
+    with file.open() as held:
+
+        async def act() -> None:
+            done.set()
+            if stage == "ended":
+                fcntl.flock(held, fcntl.LOCK_EX)
+
+        async def run() -> None:
+            if stage == "asked":
+                fcntl.flock(held, fcntl.LOCK_EX)
+            task = asked(log, act)
+            if stage == "ended":
+                await done.wait()
+            for _ in range(3):  # the caller leaves, and the server stops
+                await asyncio.sleep(0)
+                task.cancel()
+            await asyncio.sleep(0)
+            fcntl.flock(held, fcntl.LOCK_UN)
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+        asyncio.run(run())
+    assert done.is_set() == (stage == "ended")
+    assert told(file) == [("asked", ""), ("ended", "failed: CancelledError" if stage == "asked" else "done")]

@@ -1,0 +1,119 @@
+"""What is known of the last seconds: error budgets over their window, and the load of an engine."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from headrace.batching.statistics import ObjectiveCounts
+from headrace.config import ObjectivePolicy, ServerConfig
+from headrace.engine import Engine
+from headrace.frontends.sampling import Budget, ObjectiveHistory, Sampler
+from tests.model_directories import affine, write
+from tests.models import Doubling
+
+POLICY = ObjectivePolicy(latency_seconds=0.01, target=0.99, window_seconds=600.0)
+PATIENCE_SECONDS = 30.0
+UNTOUCHED = Budget(remaining=1.0, burn_rate=0.0)
+
+
+@pytest.mark.parametrize(
+    ("events", "now", "remaining", "burn_rate"),
+    [
+        ([], 0.0, 1.0, 0.0),
+        ([(0.0, 1000, 0)], 1.0, 1.0, 0.0),
+        ([(0.0, 990, 10)], 1.0, 0.0, 1.0),  # exactly what is allowed
+        ([(0.0, 995, 5)], 1.0, 0.5, 0.5),
+        ([(0.0, 0, 10)], 1.0, -99.0, 100.0),  # nothing works
+        ([(0.0, 0, 10), (100.0, 990, 0)], 100.0, 0.0, 0.0),  # it has stopped to burn
+        ([(0.0, 990, 0), (580.0, 0, 10)], 590.0, 0.0, 100.0),  # it burns now
+        ([(0.0, 0, 10)], 700.0, 1.0, 0.0),  # longer ago than the window
+        ([(0.0, 0, 10)], 1e9, 1.0, 0.0),
+    ],
+)
+def test_a_budget_is_what_its_window_holds(
+    events: list[tuple[float, int, int]], now: float, remaining: float, burn_rate: float
+) -> None:
+    history = ObjectiveHistory(POLICY, 0.0)
+    for at, kept, late in events:
+        history.count(ObjectiveCounts(kept=kept, late=late), at)
+    history.count(ObjectiveCounts(), now)
+    assert history.budget() == Budget(pytest.approx(remaining), pytest.approx(burn_rate))
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not is_so():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.05)
+
+
+def test_an_engine_that_is_asked_has_a_load_and_a_budget(tmp_path: Path) -> None:
+    """The objective is a nanosecond, which no request keeps."""
+    write(tmp_path, "m", 1, affine(2.0, 1.0), "[objective]\nlatency_seconds = 1e-9\ntarget = 0.5\n")
+
+    async def scenario() -> None:
+        async with Engine(tmp_path, config=ServerConfig()) as engine:
+            sampler = Sampler(engine)
+            assert (sampler.load, dict(sampler.budgets())) == (None, {})
+            sampler.watch()
+            asked = 0
+
+            async def ask() -> None:
+                nonlocal asked
+                while dict(sampler.budgets()).get("m", UNTOUCHED).remaining == 1.0:
+                    await engine.predict("m", {"x": [1.0]})
+                    asked += 1
+                    await asyncio.sleep(0.001)
+
+            await asyncio.wait_for(ask(), PATIENCE_SECONDS)
+            assert asked
+            assert dict(sampler.budgets())["m"] == Budget(pytest.approx(-1.0), pytest.approx(2.0))
+            assert sampler.load is not None
+            assert sampler.load > 0.0
+            assert 0.0 < sampler.model_loads["m"] < 1.0
+            before = sampler.load
+            await until(lambda: sampler.load is not None and sampler.load < before)
+
+    asyncio.run(scenario())
+
+
+def test_nobody_who_looks_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.frontends.sampling._WATCHED_SECONDS", 0.5)
+
+    async def scenario() -> None:
+        async with Engine.from_objects({"m": Doubling()}) as engine:
+            sampler = Sampler(engine)
+            assert sampler._timer is None
+            sampler.watch()
+            assert sampler._timer is not None
+            await until(lambda: sampler._timer is None)
+            assert sampler.load is None
+            monkeypatch.undo()  # two readings make a load, a second apart
+
+            def is_known() -> bool:
+                sampler.watch()
+                return sampler.load is not None
+
+            await until(is_known)
+
+    asyncio.run(scenario())
+
+
+def test_many_models_are_read_in_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With slices of no length, each model has one of its own, and the loop goes on between them."""
+    monkeypatch.setattr("headrace.frontends.sampling._SLICE_SECONDS", 0.0)
+
+    async def scenario() -> None:
+        async with Engine.from_objects({f"m{number}": Doubling() for number in range(20)}) as engine:
+            sampler = Sampler(engine)
+            sampler.watch()
+            assert len(sampler._flows) < 2
+            await until(lambda: sampler.load is not None)
+            assert len(sampler.model_loads) == 20
+
+    asyncio.run(scenario())

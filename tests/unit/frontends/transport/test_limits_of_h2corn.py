@@ -1,0 +1,126 @@
+"""What h2corn limits of itself is what the table of limits tells, and connections are as many as may be."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from contextlib import closing, suppress
+
+import pytest
+
+from headrace.config import Limits, ServerConfig
+from headrace.frontends.calls import HttpCall, HttpReply, HttpRoute
+from headrace.frontends.transport.admin import AdminPorts
+from headrace.frontends.transport.asgi import Application
+from headrace.frontends.transport.generation import _configuration
+from headrace.frontends.transport.h2corn import H2cornTransport
+from headrace.frontends.transport.listeners import Listeners
+from headrace.frontends.transport.listening import listen
+
+SECONDS = 20.0
+MOST = 3
+ASKED = b"GET /quick HTTP/1.1\r\nhost: a\r\n\r\n"
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+async def _quick(_: HttpCall) -> HttpReply:
+    return HttpReply(b"ok")
+
+
+def application() -> Application:
+    return Application([HttpRoute("GET", "/quick", _quick)], [])
+
+
+def config(most_connections: int = 0) -> ServerConfig:
+    return ServerConfig(
+        admin_port=0,
+        drain_seconds=1.0,
+        drain_lead_seconds=0.0,
+        limits=Limits(max_connections=most_connections, body_timeout_seconds=7.0),
+    )
+
+
+async def answered(streams: Streams) -> bool:
+    """Whether a connection is answered; not if it is reset."""
+    reader, writer = streams
+    with suppress(ConnectionError):
+        writer.write(ASKED)
+        head = await reader.readuntil(b"\r\n\r\n")
+        return head.startswith(b"HTTP/1.1 200") and await reader.readexactly(2) == b"ok"
+    return False
+
+
+async def close(streams: Streams) -> None:
+    streams[1].close()
+    with suppress(ConnectionError):
+        await streams[1].wait_closed()
+
+
+async def crowd(address: tuple[str, int], most: int) -> None:
+    """Have as many connections as may be, then one too many, which waits until another one ends."""
+    kept = [await asyncio.open_connection(*address) for _ in range(most)]
+    assert all([await answered(one) for one in kept])
+    late = await asyncio.open_connection(*address)
+    waiting = asyncio.create_task(answered(late))
+    await asyncio.wait((waiting,), timeout=0.5)
+    assert not waiting.done(), "neither answered nor ended"
+    await close(kept.pop())
+    assert await waiting
+    for one in (late, *kept):
+        assert await answered(one)
+        await close(one)
+
+
+def serving(transport: H2cornTransport, script: Coroutine[object, object, None]) -> None:
+    async def run() -> None:
+        async with asyncio.timeout(SECONDS):
+            await transport.start()
+            try:
+                await script
+            finally:
+                transport.drain()
+                await transport.stop()
+
+    asyncio.run(run())
+
+
+def test_no_more_connections_are_answered_than_may_be() -> None:
+    with closing(listen("127.0.0.1", 0, "x")) as opened:
+        transport = H2cornTransport(application(), Listeners([[opened]], may_join=False), config(MOST))
+        serving(transport, crowd(opened.getsockname(), MOST))
+
+
+def test_ports_of_administration_have_few_connections() -> None:
+    """Whatever the other ports may have: nobody can take all descriptors there."""
+    ports = AdminPorts(config())
+    try:
+        (transport,) = ports.transports(application(), None)
+        assert ports.address is not None
+        serving(transport, crowd(ports.address, 16))
+    finally:
+        ports.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("limit_request_fields", 100),
+        ("limit_request_field_size", 32 * 1024),
+        ("limit_request_head_size", 1024 * 1024),
+        ("limit_request_line", 16 * 1024),
+        ("h2_max_header_list_size", 1024 * 1024),
+        ("h2_max_header_block_size", 1024 * 1024),
+        ("max_concurrent_streams", 256),
+        ("timeout_handshake", 15.0),
+        ("timeout_keep_alive", 120),
+        ("timeout_request_header", 120),
+        ("h2_timeout_response_stall", 60.0),
+    ],
+)
+def test_what_h2corn_limits_is_what_is_told(name: str, value: float) -> None:
+    """Most are its defaults, and a new release may have others."""
+    made = _configuration(application(), [0], config(), 10, {})
+    assert getattr(made, name) == value
+    assert {one.h2_timeout_response_stall for one in made.request_policies} == {60.0}
+    assert made.request_policies[-1].timeout_request_body_idle == 7.0

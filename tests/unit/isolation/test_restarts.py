@@ -1,0 +1,48 @@
+"""When a process is started again, and what its end is called."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from headrace.isolation.restarts import MOST_AT_ONCE, WINDOW_SECONDS, ending_of, pause_before
+
+
+@pytest.mark.parametrize(
+    ("ends", "pause"),
+    [
+        ([100.0], 0.0),
+        ([99.0, 100.0], 1.0),
+        ([98.0, 99.0, 100.0], 2.0),
+        ([97.0, 98.0, 99.0, 100.0], 4.0),
+        ([96.0, 97.0, 98.0, 99.0, 100.0], 60.0),
+        ([100.0 - WINDOW_SECONDS, 100.0], 0.0),
+        ([100.0 - WINDOW_SECONDS + 1, 100.0], 1.0),
+    ],
+)
+def test_pauses_double_and_then_it_is_left_alone(ends: list[float], pause: float) -> None:
+    assert pause_before(ends, 100.0, 60.0) == pause
+
+
+def test_no_pause_is_longer_than_the_longest() -> None:
+    assert pause_before([1.0] * 4, 1.0, 1.5) == 1.5
+    assert pause_before([1.0] * MOST_AT_ONCE, 1.0, 1.5) == 1.5
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "said"),
+    [
+        (0, "exit", "ended by itself with exit code 0"),
+        (3, "exit", "ended by itself with exit code 3"),
+        (-signal.SIGSEGV, "crash", "was ended by SIGSEGV"),
+        (
+            -signal.SIGKILL,
+            "killed",
+            "was ended by SIGKILL (by somebody, or by the system when memory was short)",
+        ),
+        (-63, "crash", "was ended by signal 63"),
+    ],
+)
+def test_an_exit_code_says_how_it_ended(code: int, reason: str, said: str) -> None:
+    assert ending_of(code) == (reason, said)

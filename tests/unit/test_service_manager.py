@@ -1,0 +1,83 @@
+"""What the service manager is told of the models, and what of the environment is whose."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from headrace.lifecycle.state import State, VersionStatus
+from headrace.service_manager import ServiceManager, Telling, status
+
+READY, FAILED = VersionStatus(1, State.READY), VersionStatus(2, State.FAILED, error="cut off")
+
+
+@pytest.mark.parametrize(
+    ("models", "said"),
+    [
+        ({}, "serves 0 models"),
+        ({"m": [READY]}, "serves 1 model"),
+        ({"m": [READY, FAILED], "n": [READY]}, "serves 2 models; 1 version failed"),
+        ({"m": [FAILED]}, "serves 0 models; 1 version failed"),
+    ],
+)
+def test_a_line_says_what_is_served(models: Mapping[str, Sequence[VersionStatus]], said: str) -> None:
+    assert status(models) == said
+
+
+def test_what_is_meant_for_this_process_is_taken_out_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as heard:
+        heard.bind(str(tmp_path / "notify"))
+        heard.settimeout(10)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        monkeypatch.setenv("WATCHDOG_USEC", "2000000")
+        monkeypatch.setenv("WATCHDOG_PID", str(os.getpid()))
+        monkeypatch.setenv("LISTEN_PID", "1")
+        manager = ServiceManager()
+        assert not {"NOTIFY_SOCKET", "WATCHDOG_USEC", "LISTEN_PID"} & os.environ.keys()
+        assert manager.watchdog_seconds() == 2.0
+        assert {"NOTIFY_SOCKET", "WATCHDOG_USEC"} <= manager.for_a_successor.keys()
+        assert "LISTEN_PID" not in manager.for_a_successor
+        manager.notify("READY=1", "STATUS=well")
+        assert heard.recv(100) == b"READY=1\nSTATUS=well"
+    manager.notify("STOPPING=1")  # nobody listens any more, and that is no error
+
+
+@pytest.mark.parametrize(
+    ("variables", "seconds"),
+    [
+        ({}, None),
+        ({"WATCHDOG_USEC": "500000"}, 0.5),
+        ({"WATCHDOG_USEC": "500000", "WATCHDOG_PID": "1"}, None),
+        ({"WATCHDOG_USEC": "soon"}, None),
+    ],
+)
+def test_the_watchdog_is_this_processs_or_nobodys(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], seconds: float | None
+) -> None:
+    monkeypatch.setenv("NOTIFY_SOCKET", "/nowhere")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert ServiceManager().watchdog_seconds() == seconds
+
+
+def test_a_successor_that_does_not_come_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.service_manager._BEGIN_SECONDS", 0.0)
+    monkeypatch.setattr("sys.orig_argv", ["python", "-c", "import time; time.sleep(600)"])
+
+    async def scenario() -> None:
+        telling = Telling(ServiceManager(), dict, 0.0)
+        assert telling.start_successor()
+        successor = telling._successor
+        assert successor is not None
+        assert await asyncio.to_thread(successor.wait, 60) == -signal.SIGKILL
+        telling.stop(is_followed=False)
+
+    asyncio.run(scenario())
