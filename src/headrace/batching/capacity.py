@@ -11,7 +11,7 @@ Everything else, which batches do not make cheaper, is measured.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from headrace.batching.cost import BatchCost
@@ -72,6 +72,40 @@ def server_load(models: Sequence[ModelDemand], server: ServerDemand) -> float:
     working = server.working + sum(model.busy * model.threads for model in models)
     instances = [model.busy / model.instances for model in models]
     return max(serving, working / server.processors, *instances, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """The load of a server, as it is reported to balancers.
+
+    Attributes:
+        load: As ``server_load`` has it.
+        requests_per_second: The rate of requests to models, those without an answer included.
+        errors_per_second: The rate of those that were refused or failed.
+    """
+
+    load: float
+    requests_per_second: float
+    errors_per_second: float
+
+
+def report_of_workers(reports: Iterable[LoadReport | None]) -> LoadReport | None:
+    """The report of a whole server: the highest load of a worker, and the sums of the rates.
+
+    Args:
+        reports: Of each worker; None for one that has none yet.
+
+    Returns:
+        The report; None where no worker has one.
+    """
+    known = [one for one in reports if one is not None]
+    if not known:
+        return None
+    return LoadReport(
+        max(one.load for one in known),
+        sum(one.requests_per_second for one in known),
+        sum(one.errors_per_second for one in known),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """What a server knows of the last seconds: its load, and what is left of error budgets.
 
 Counters are read once a second, in the serving thread, from the first scrape on; where nobody has scraped for
-some minutes, no more. So it costs requests nothing, and a server that nobody watches nothing at all.
+some minutes, no more, unless answers report the load. So it costs requests nothing, and a server that nobody
+watches nothing at all.
 """
 
 from __future__ import annotations
@@ -11,13 +12,20 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
 from headrace import cpus
-from headrace.batching.capacity import ModelDemand, ServerDemand, batch_in_time, fit_of, server_load
+from headrace.batching.capacity import (
+    LoadReport,
+    ModelDemand,
+    ServerDemand,
+    batch_in_time,
+    fit_of,
+    server_load,
+)
 from headrace.batching.statistics import ObjectiveCounts
 from headrace.config.model import ObjectivePolicy
 from headrace.engine import Engine
@@ -69,6 +77,7 @@ class Sampler:
         self._engine = engine
         self._timer: asyncio.TimerHandle | None = None
         self._watched = 0.0
+        self._on_report: Callable[[LoadReport], object] | None = None
         self._flows = WeakKeyDictionary[LoadedVersion, _Flow]()
         self._objectives: dict[str, ObjectiveHistory] = {}
         self._meter = _Meter()
@@ -80,13 +89,22 @@ class Sampler:
             self._flows.clear()
             self._go_on(self._sample())
 
+    def report_to(self, on_report: Callable[[LoadReport], object]) -> None:
+        """Read the counters from now on, whether or not anybody scrapes.
+
+        Args:
+            on_report: Is called with a report each time that the load is known.
+        """
+        self._on_report = on_report
+        self.watch()
+
     def budgets(self) -> Iterator[tuple[str, Budget]]:
         """How the objectives of models fare, one model after the other."""
         for model, history in list(self._objectives.items()):
             yield model, history.budget()
 
     def _tick(self) -> None:
-        if time.monotonic() - self._watched <= _WATCHED_SECONDS:
+        if self._on_report is not None or time.monotonic() - self._watched <= _WATCHED_SECONDS:
             self._go_on(self._sample())
         else:
             self.load, self.model_loads, self._timer = None, {}, None
@@ -102,7 +120,7 @@ class Sampler:
 
     def _sample(self) -> Iterator[None]:
         """Read all counters, one model after the other."""
-        computed = inline = 0.0
+        computed = inline = requests = errors = 0.0
         demands, loads = list[ModelDemand](), dict[str, float]()
         processors = cpus.available()
         is_first = not self._flows
@@ -115,6 +133,7 @@ class Sampler:
                 continue
             seconds, of_serving_thread = flow.read(loaded, now)
             computed, inline = computed + seconds, inline + of_serving_thread
+            requests, errors = requests + flow.requests_per_second, errors + flow.errors_per_second
             self._count_objective(loaded, flow, now)
             demand = flow.demand(loaded)
             loads.setdefault(loaded.name, 0.0)
@@ -126,6 +145,8 @@ class Sampler:
             self.model_loads = loads
             beside = self._meter.demand(float(processors))
             self.load, self.serving_busy = server_load(demands, beside), beside.serving
+            if self._on_report is not None:
+                self._on_report(LoadReport(self.load, requests, errors))
 
     def _count_objective(self, loaded: LoadedVersion, flow: _Flow, now: float) -> None:
         policy = loaded.config.objective
@@ -146,7 +167,9 @@ class _Flow:
         "_queued",
         "_read_at",
         "batch_rows",
+        "errors_per_second",
         "request_rows",
+        "requests_per_second",
         "rows_per_second",
         "threads",
     )
@@ -156,7 +179,7 @@ class _Flow:
         self._before = _counters(loaded)
         self._queued = loaded.queued_rows
         self._objective = _objective(loaded)
-        self.rows_per_second = 0.0
+        self.rows_per_second = self.requests_per_second = self.errors_per_second = 0.0
         self.request_rows = self.batch_rows = 1.0
         policy = loaded.config.batching
         self.threads = policy.threads_per_instance or cpus.share(cpus.available(), instances(policy))
@@ -172,9 +195,10 @@ class _Flow:
         elapsed, self._read_at = now - self._read_at, now
         if after == self._before and queued == self._queued and not self.rows_per_second:
             return 0.0, 0.0
-        requests, rows, unanswered, batches, seconds, aside = (
+        requests, rows, errors, cancelled, batches, seconds, aside = (
             new - old for new, old in zip(after, self._before, strict=True)
         )
+        unanswered = errors + cancelled
         grown = queued - self._queued
         self._before, self._queued = after, queued
         weight = 1.0 - math.exp(-elapsed / _MEMORY_SECONDS)
@@ -184,8 +208,10 @@ class _Flow:
             self.batch_rows += weight * (rows / batches - self.batch_rows)
         arrived = max(0.0, rows + unanswered * self.request_rows + grown)
         self.rows_per_second += weight * (arrived / elapsed - self.rows_per_second)
+        self.requests_per_second += weight * ((requests + unanswered) / elapsed - self.requests_per_second)
+        self.errors_per_second += weight * (errors / elapsed - self.errors_per_second)
         if self.rows_per_second < _QUIET_ROWS_PER_SECOND:
-            self.rows_per_second = 0.0
+            self.rows_per_second = self.requests_per_second = self.errors_per_second = 0.0
         return seconds * self.threads, max(0.0, seconds - aside)
 
     def demand(self, loaded: LoadedVersion) -> ModelDemand | None:
@@ -215,17 +241,18 @@ class _Flow:
 
 
 def _counters(loaded: LoadedVersion) -> tuple[float, ...]:
-    """Requests, rows, requests without an answer, batches, seconds in the model, those beside the thread."""
-    requests = rows = unanswered = batches = 0
+    """Requests, rows, errors, cancelled requests, batches, seconds in the model, those beside the thread."""
+    requests = rows = errors = cancelled = batches = 0
     seconds = aside = 0.0
     for part in loaded.all_statistics():
         requests += part.requests
         rows += part.rows
-        unanswered += part.failures + part.refused + part.cancelled
+        errors += part.failures + part.refused
+        cancelled += part.cancelled
         batches += part.batches
         seconds += part.compute_seconds
         aside += part.aside_seconds
-    return requests, rows, unanswered, batches, seconds, aside
+    return requests, rows, errors, cancelled, batches, seconds, aside
 
 
 def _objective(loaded: LoadedVersion) -> ObjectiveCounts:

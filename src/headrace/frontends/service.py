@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import version as installed_version
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -21,6 +21,8 @@ from headrace.lifecycle.state import State, VersionStatus
 
 if TYPE_CHECKING:
     from prometheus_client.registry import Collector
+
+    from headrace.batching.capacity import LoadReport
 
 
 class Service:
@@ -76,6 +78,14 @@ class Service:
     def also_measures(self, collector: Collector) -> None:
         """Give further metrics, from the start."""
         self._collectors.append(collector)
+
+    def report_load(self, on_report: Callable[[LoadReport], object]) -> None:
+        """Report the load of the server about once a second from now on.
+
+        Args:
+            on_report: Is called with each report.
+        """
+        self._sampler.report_to(on_report)
 
     # --- health ---
 

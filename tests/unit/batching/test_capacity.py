@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.batching.capacity import Fit, ModelDemand, ServerDemand, batch_in_time, server_load
+from headrace.batching.capacity import (
+    Fit,
+    LoadReport,
+    ModelDemand,
+    ServerDemand,
+    batch_in_time,
+    report_of_workers,
+    server_load,
+)
 
 IDLE = ServerDemand(serving=0.0, working=0.0, processors=2.0)
 # 1,000 rows a second in batches of 10 that take 4 ms: 0.4 of an instance.
@@ -70,3 +78,19 @@ def test_batches_are_as_large_as_leaves_requests_in_time(
 ) -> None:
     found = batch_in_time(now, warmed, usual_rows, 256, objective)
     assert found == (pytest.approx(rows), pytest.approx(seconds))
+
+
+@pytest.mark.parametrize(
+    ("reports", "whole"),
+    [
+        ([], None),
+        ([None, None], None),
+        ([LoadReport(0.5, 10.0, 1.0)], LoadReport(0.5, 10.0, 1.0)),
+        ([None, LoadReport(0.5, 10.0, 1.0)], LoadReport(0.5, 10.0, 1.0)),
+        ([LoadReport(0.5, 10.0, 1.0), LoadReport(0.9, 20.0, 0.0)], LoadReport(0.9, 30.0, 1.0)),
+    ],
+)
+def test_a_server_of_workers_is_as_loaded_as_the_busiest(
+    reports: list[LoadReport | None], whole: LoadReport | None
+) -> None:
+    assert report_of_workers(reports) == whole

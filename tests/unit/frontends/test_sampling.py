@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from headrace.batching.capacity import LoadReport
 from headrace.batching.statistics import ObjectiveCounts
 from headrace.config import ObjectivePolicy, ServerConfig
 from headrace.engine import Engine
+from headrace.errors import HeadraceError
 from headrace.frontends.sampling import Budget, ObjectiveHistory, Sampler
 from tests.model_directories import affine, write
 from tests.models import Doubling
@@ -115,5 +118,41 @@ def test_many_models_are_read_in_slices(tmp_path: Path, monkeypatch: pytest.Monk
             assert len(sampler._flows) < 2
             await until(lambda: sampler.load is not None)
             assert len(sampler.model_loads) == 20
+
+    asyncio.run(scenario())
+
+
+def test_reports_are_made_though_nobody_scrapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.frontends.sampling._WATCHED_SECONDS", -1.0)
+
+    async def scenario() -> None:
+        async with Engine.from_objects({"m": Doubling()}) as engine:
+            sampler, reports = Sampler(engine), list[LoadReport]()
+            sampler.report_to(reports.append)
+            await until(lambda: len(reports) == 2)
+            assert reports[1] == LoadReport(pytest.approx(sampler.load), 0.0, 0.0)
+
+    asyncio.run(scenario())
+
+
+def test_a_report_has_the_rates_of_requests_and_of_errors() -> None:
+    """Half of the requests fail, those with negative numbers."""
+
+    async def scenario() -> None:
+        async with Engine.from_objects({"m": Doubling()}) as engine:
+            sampler, reports = Sampler(engine), list[LoadReport]()
+            sampler.report_to(reports.append)
+
+            async def ask() -> None:
+                while not reports or not reports[-1].requests_per_second:
+                    for value in (1.0, -1.0):
+                        with suppress(HeadraceError):
+                            await engine.predict("m", {"x": [[value, value]]})
+                    await asyncio.sleep(0.01)
+
+            await asyncio.wait_for(ask(), PATIENCE_SECONDS)
+            assert reports[-1].load > 0.0
+            half = reports[-1].requests_per_second / 2
+            assert reports[-1].errors_per_second == pytest.approx(half, rel=0.2)
 
     asyncio.run(scenario())

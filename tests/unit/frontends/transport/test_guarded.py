@@ -297,9 +297,9 @@ def test_what_can_be_asked_of_a_service_is_either_of_a_model_or_open_to_all() ->
     }  # fmt: skip
     of_the_server = {
         "also_measures", "also_serves", "drain", "go", "live", "metrics", "metrics_as_protobuf", "models",
-        "own_metrics", "ready",
+        "own_metrics", "ready", "report_load",
     }  # fmt: skip
-    from_the_supervisor = {"act", "counted", "see", "told"}
+    from_the_supervisor = {"act", "beat", "counted", "see", "told"}
     for kind, more in ((Service, set[str]()), (WorkerService, from_the_supervisor)):
         assert set(questions(kind)) == of_a_model
         members = inspect.getmembers(kind, inspect.isfunction)
