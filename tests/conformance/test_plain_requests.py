@@ -15,6 +15,7 @@ from types import CodeType, FrameType
 import numpy as np
 import pytest
 
+from headrace.batching.capacity import LoadReport
 from headrace.engine import Engine
 from headrace.frontends.transport.asgi import Application
 from headrace.frontends.wire import protos
@@ -70,7 +71,7 @@ async def ask(answering: Application, how: str, sent: list[Event]) -> None:
     await answering.answer(scope, lambda: received, send)
 
 
-async def calls_per_request(how: str) -> tuple[float, Counter[CodeType]]:
+async def calls_per_request(how: str, report: LoadReport | None = None) -> tuple[float, Counter[CodeType]]:
     """By whom: all calls of functions of this project, of 64 requests at once that repeat."""
     counted = Counter[CodeType]()
 
@@ -80,6 +81,8 @@ async def calls_per_request(how: str) -> tuple[float, Counter[CodeType]]:
 
     async with Engine.from_objects({"m": Doubling()}) as engine:
         answering, sent = application(engine), list[Event]()
+        if report is not None:
+            answering.load.report(report)
 
         async def together() -> None:
             await asyncio.gather(*(ask(answering, how, sent) for _ in range(TOGETHER)))
@@ -106,3 +109,11 @@ def test_a_plain_request_calls_no_more_functions_than_it_did(how: str, most: int
         for code, calls in by_whom.most_common(60)
     }
     assert found <= most, told
+
+
+@pytest.mark.exact
+@pytest.mark.parametrize("how", PATHS)
+def test_a_request_calls_no_function_for_the_load_report_of_its_answer(how: str) -> None:
+    without, _ = asyncio.run(calls_per_request(how))
+    found, by_whom = asyncio.run(calls_per_request(how, LoadReport(0.5, 100.0, 0.0)))
+    assert found <= without, by_whom

@@ -43,6 +43,7 @@ from headrace.frontends.transport.headers import (
     read_http,
 )
 from headrace.frontends.transport.replies import error_reply, live
+from headrace.frontends.transport.reported_load import ReportedLoad, trailing
 from headrace.frontends.transport.routing import Router
 from headrace.frontends.transport.sending import COUNTED_ANSWER_BYTES, Answers, Send, framed
 from headrace.frontends.transport.waiting import Pauses
@@ -61,7 +62,6 @@ Scope = MutableMapping[str, Any]
 _GRPC_HEADERS = [(b"content-type", b"application/grpc")]
 _GRPC_ENCODINGS = (b"grpc-accept-encoding", b"identity,gzip,deflate")
 _GRPC_START = {"type": "http.response.start", "status": 200, "headers": _GRPC_HEADERS, "trailers": True}
-_GRPC_OK = {"type": "http.response.trailers", "headers": [(b"grpc-status", b"0")], "more_trailers": False}
 _NO_BODY = {"type": "http.response.body", "body": b"", "more_body": False}
 # What smaller bodies are parsed to is within what each open request counts with anyway.
 _COUNTED_FROM_BYTES = 16_384
@@ -80,6 +80,7 @@ class Application:
         answers: The large ones that are being sent.
         pauses: Those of streams, before and between their messages.
         outcomes: Where calls end.
+        load: What every answer says of the server's load.
         gate: Who may come in; None for everybody.
     """
 
@@ -114,6 +115,7 @@ class Application:
         self._of_grpc, self._of_rest = self.outcomes.tallies[Door.GRPC], self.outcomes.tallies[Door.REST]
         self._lane = lane or Lane()
         self._closing: tuple[tuple[bytes, bytes], ...] = ()
+        self.load = ReportedLoad()
         self._holding: asyncio.Event | None = None
 
     def drain(self) -> None:
@@ -221,7 +223,7 @@ class Application:
         await send(_GRPC_START)
         body = frame(reply if isinstance(reply, bytes) else joined(reply))
         await send({"type": "http.response.body", "body": body, "more_body": False})
-        await send(_grpc_ok(call.notes) if call.notes else _GRPC_OK)
+        await send(self.load.grpc_ok_with(call.notes) if call.notes else self.load.grpc_ok)
 
     async def _send_message(self, reply: bytes | Pieces, call: GrpcCall, send: Send) -> None:
         """Send a large answer, which is counted."""
@@ -230,7 +232,7 @@ class Application:
                 await self._holding.wait()
             await send(_GRPC_START)
             if await self.answers.send(send, framed(reply)):
-                await send(_grpc_ok(call.notes) if call.notes else _GRPC_OK)
+                await send(self.load.grpc_ok_with(call.notes) if call.notes else self.load.grpc_ok)
         finally:
             self.answers.end()
 
@@ -276,13 +278,15 @@ class Application:
             raise
         finally:
             self.bodies.close(sum(account.held for account in unanswered))
-        trailers = self._error_trailers(call, failed) if failed else [(b"grpc-status", b"0"), *call.notes]
-        if not failed:
+        if failed:
+            ending = trailing(*self._error_trailers(call, failed))
+        else:
             self.outcomes.answered(call)
+            ending = self.load.grpc_ok_with(call.notes)
         if not started:
             await send(_GRPC_START)
         await send(_NO_BODY)
-        await send({"type": "http.response.trailers", "headers": trailers, "more_trailers": False})
+        await send(ending)
 
     async def _send_part(self, reply: bytes | Pieces, send: Send) -> bool:
         """Send one of a stream's answers; say whether it was sent, or had to make room for others."""
@@ -344,7 +348,7 @@ class Application:
 
     def _error_trailers(self, call: GrpcCall, error: HeadraceError) -> list[tuple[bytes, bytes]]:
         self.outcomes.failed(call, error)
-        return [*error_headers(error), *call.names]
+        return [*error_headers(error), *call.names, *self.load.trailers]
 
     # --- REST ---
 
@@ -394,7 +398,7 @@ class Application:
             return
         if self._holding is not None:
             await self._holding.wait()
-        headers = [*reply.headers, *self._closing, (b"content-length", b"%d" % len(body))]
+        headers = [*reply.headers, *self.load.headers, *self._closing, (b"content-length", b"%d" % len(body))]
         await send({"type": "http.response.start", "status": reply.status, "headers": headers})
         await send({"type": "http.response.body", "body": body, "more_body": False})
 
@@ -472,7 +476,8 @@ class Application:
             if self._holding is not None:
                 await self._holding.wait()
             body, is_long = reply.body, len(reply.body) >= _GZIP_FROM_BYTES
-            headers = [*reply.headers, *self._closing, (b"content-length", b"%d" % len(body))]
+            length = (b"content-length", b"%d" % len(body))
+            headers = [*reply.headers, *self.load.headers, *self._closing, length]
             if is_long and accepts_gzip(scope["headers"]):
                 body = await gzipped(body, self._lane)
                 headers[-1] = (b"content-length", b"%d" % len(body))
@@ -486,7 +491,3 @@ class Application:
                 await send({"type": "http.response.body", "body": body, "more_body": False})
         finally:
             self.answers.end()
-
-
-def _grpc_ok(notes: tuple[tuple[bytes, bytes], ...]) -> MutableMapping[str, Any]:
-    return {**_GRPC_OK, "headers": [(b"grpc-status", b"0"), *notes]}

@@ -170,21 +170,21 @@ class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has no t
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
         self._calls += 1
         method = self._methods.get(details.method)
-        gate, outcomes = self._application.gate, self._application.outcomes
+        application, gate = self._application, self._application.gate
         if method is not None and method.unary is not None:
             # As a stream of one message: only so there is a moment in which it has not arrived yet.
-            unary: _Answer = _Unary(method.path, method.unary, self._application, self.answering).answer
+            unary: _Answer = _Unary(method.path, method.unary, application, self.answering).answer
             if gate is not None:
-                unary = _through_gate(unary, method, gate, outcomes)
+                unary = _through_gate(unary, method, gate, application)
             return grpc.stream_unary_rpc_method_handler(unary)
         if method is None:
             unknown = Unsupported(f"method {details.method} is not served here")
-            stream = _refusing(unknown, details.method, outcomes)
+            stream = _refusing(unknown, details.method, application)
         else:
-            stream = _stream(method, self._application, self.pauses)
+            stream = _stream(method, application, self.pauses)
         if gate is not None:
             asked = method or GrpcMethod(details.method, verbs=ANY)
-            stream = _stream_through_gate(stream, asked, gate, outcomes)
+            stream = _stream_through_gate(stream, asked, gate, application)
         return grpc.stream_stream_rpc_method_handler(stream)
 
 
@@ -192,11 +192,11 @@ _Answer = Callable[[AsyncIterator[bytes], aio.ServicerContext], Awaitable[bytes]
 _Answers = Callable[[AsyncIterator[bytes], aio.ServicerContext], AsyncIterator[bytes]]
 
 
-def _through_gate(inner: _Answer, method: GrpcMethod, gate: Gate, outcomes: Outcomes) -> _Answer:
+def _through_gate(inner: _Answer, method: GrpcMethod, gate: Gate, application: Application) -> _Answer:
     """A handler of one call that is let in first; the library runs each in a task of its own."""
 
     async def answer(messages: AsyncIterator[bytes], context: aio.ServicerContext) -> bytes:
-        caller = await _admitted(context, method, gate, outcomes)
+        caller = await _admitted(context, method, gate, application)
         try:
             return await inner(messages, context)
         finally:
@@ -205,11 +205,13 @@ def _through_gate(inner: _Answer, method: GrpcMethod, gate: Gate, outcomes: Outc
     return answer
 
 
-def _stream_through_gate(inner: _Answers, method: GrpcMethod, gate: Gate, outcomes: Outcomes) -> _Answers:
+def _stream_through_gate(
+    inner: _Answers, method: GrpcMethod, gate: Gate, application: Application
+) -> _Answers:
     """The same for streams."""
 
     async def answer(messages: AsyncIterator[bytes], context: aio.ServicerContext) -> AsyncIterator[bytes]:
-        caller = await _admitted(context, method, gate, outcomes)
+        caller = await _admitted(context, method, gate, application)
         try:
             async for reply in inner(messages, context):
                 yield reply
@@ -220,12 +222,12 @@ def _stream_through_gate(inner: _Answers, method: GrpcMethod, gate: Gate, outcom
 
 
 async def _admitted(
-    context: aio.ServicerContext, method: GrpcMethod, gate: Gate, outcomes: Outcomes
+    context: aio.ServicerContext, method: GrpcMethod, gate: Gate, application: Application
 ) -> Caller:
     try:
         caller = gate.admit(_headers(context.invocation_metadata()), method.verbs)
     except HeadraceError as error:
-        await _abort(context, _call(context, method.path, outcomes), error, outcomes)
+        await _abort(context, _call(context, method.path, application.outcomes), error, application)
         raise
     ASKING.set(caller)
     return caller
@@ -267,13 +269,13 @@ class _Unary:
                 call.outcome.weighed(len(message), len(reply))
             outcomes.answered(call)
             await self._answering.wait()
-            if call.notes:
-                context.set_trailing_metadata(_as_metadata(call.notes))
+            if call.notes or self._application.load.metadata:
+                context.set_trailing_metadata(_as_metadata(call.notes, self._application))
             return joined(reply)
         finally:
             bodies.close(account.held)
         # Only now: what a refused call held must not refuse the next one while the error is being sent.
-        await _abort(context, call, failed, outcomes)
+        await _abort(context, call, failed, self._application)
         raise AssertionError("abort always raises")
 
     @staticmethod
@@ -311,17 +313,17 @@ def _stream(method: GrpcMethod, application: Application, pauses: Pauses) -> _An
                     bodies.release(unanswered.popleft())
                 yield joined(reply)
         except HeadraceError as error:
-            await _abort(context, call, error, outcomes)
+            await _abort(context, call, error, application)
         except Exception:  # noqa: BLE001 - the same boundary
             _log.exception("a gRPC stream failed unexpectedly", extra={"path": method.path})
-            await _abort(context, call, _INTERNAL, outcomes)
+            await _abort(context, call, _INTERNAL, application)
         except BaseException as error:
             outcomes.failed(call, error)
             raise
         else:
             outcomes.answered(call)
-            if call.notes:
-                context.set_trailing_metadata(_as_metadata(call.notes))
+            if call.notes or application.load.metadata:
+                context.set_trailing_metadata(_as_metadata(call.notes, application))
         finally:
             bodies.close(sum(unanswered))
 
@@ -370,9 +372,9 @@ def _caller(peer: str) -> str:
     return address if family in {"ipv4", "ipv6"} else ""
 
 
-def _refusing(error: HeadraceError, path: str, outcomes: Outcomes) -> _Answers:
+def _refusing(error: HeadraceError, path: str, application: Application) -> _Answers:
     async def answer(messages: AsyncIterator[bytes], context: aio.ServicerContext) -> AsyncIterator[bytes]:
-        await _abort(context, _call(context, path, outcomes), error, outcomes)
+        await _abort(context, _call(context, path, application.outcomes), error, application)
         yield b""  # makes it a stream; never reached
 
     return answer
@@ -395,12 +397,14 @@ def _headers(metadata: Iterable[tuple[str, str | bytes]] | None) -> Iterator[tup
 
 
 async def _abort(
-    context: aio.ServicerContext, call: GrpcCall, error: HeadraceError, outcomes: Outcomes
+    context: aio.ServicerContext, call: GrpcCall, error: HeadraceError, application: Application
 ) -> None:
-    outcomes.failed(call, error)
+    application.outcomes.failed(call, error)
     message = short_message(error).encode("utf-8", "replace").decode()
-    await context.abort(_STATUS[codes(error).grpc], message, _as_metadata(call.names))
+    await context.abort(_STATUS[codes(error).grpc], message, _as_metadata(call.names, application))
 
 
-def _as_metadata(notes: tuple[tuple[bytes, bytes], ...]) -> tuple[tuple[str, str], ...]:
-    return tuple((name.decode(), value.decode()) for name, value in notes)
+def _as_metadata(
+    notes: tuple[tuple[bytes, bytes], ...], application: Application
+) -> tuple[tuple[str, str | bytes], ...]:
+    return (*((name.decode(), value.decode()) for name, value in notes), *application.load.metadata)
