@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from headrace import __version__
+from headrace.batching.capacity import LoadReport
 from headrace.batching.counts import VersionCounts
 from headrace.config import ModelConfig, ServerConfig
 from headrace.lifecycle.state import VersionStatus
@@ -15,7 +16,7 @@ from headrace.lifecycle.state import VersionStatus
 LARGEST_MESSAGE_BYTES = 2**27
 """The largest message: the metrics of many thousands of models."""
 
-RELEASE = f"{__version__}/7"
+RELEASE = f"{__version__}/8"
 """Of which release messages are; the number behind it grows when they change. Told before any message is."""
 
 
@@ -53,7 +54,14 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
 
 
 class Beat(msgspec.Struct, frozen=True, tag=True):
-    """To a worker, again and again, and back from its serving thread: it is not stuck."""
+    """To a worker, again and again, and back from its serving thread: it is not stuck.
+
+    Attributes:
+        report: The load of all workers together; on the way back, that of this worker. None where load is not
+            reported, or not known yet.
+    """
+
+    report: LoadReport | None = None
 
 
 class Alone(msgspec.Struct, frozen=True, tag=True):

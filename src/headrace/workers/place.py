@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import Sequence
 
+from headrace.batching.capacity import LoadReport
 from headrace.config import ServerConfig
 from headrace.errors import ConfigError, Unavailable
 from headrace.frontends.transport.listeners import Listeners
@@ -29,6 +30,7 @@ class Place:
         late: Whether it began to accept when the server was about to end.
         missed: How many beats it has not answered, in a row.
         starts: How often a process was started here.
+        report: The load that the process has reported last; None while it has not.
     """
 
     def __init__(self, number: int, sockets: Sequence[socket.socket], among: int | None = None) -> None:
@@ -46,6 +48,7 @@ class Place:
         self.process: asyncio.subprocess.Process | None = None
         self.serving = self.suspect = self.late = False
         self.missed = self.starts = 0
+        self.report: LoadReport | None = None
 
     def send(self, message: Message) -> None:
         """Tell the process something, if there is one."""
@@ -61,7 +64,7 @@ class Place:
         """The process has ended."""
         if self.channel is not None:
             self.channel.close()
-        self.channel = self.process = None
+        self.channel = self.process = self.report = None
         self.serving = self.suspect = False
 
     @property

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from headrace.batching.capacity import report_of_workers
 from headrace.config import ServerConfig
 from headrace.errors import ConfigError, HeadraceError
 from headrace.frontends.transport.listeners import Listeners, Ports
@@ -292,7 +293,7 @@ class Pool:
 
     def _told(self, place: Place, message: Message) -> None:
         if isinstance(message, Beat):
-            place.missed = 0
+            place.missed, place.report = 0, message.report
             if place.suspect:
                 place.suspect = False
                 _log.info("a worker answers again", extra={"worker": place.number})
@@ -350,13 +351,14 @@ class Pool:
             await asyncio.sleep(self._beat_seconds)
             if self._keeper is not None:
                 self._keeper.look_after()
+            report = report_of_workers(one.report for one in self.places if one.answers)
             for place in self.places:
                 if place.process is None:
                     continue
                 limit = timeout if place.serving else max(timeout, _START_SECONDS)
                 self._judge(place, plan.silence(place.missed, self._beat_seconds, limit), limit)
                 place.missed += 1
-                place.send(Beat())
+                place.send(Beat(report))
 
     def _judge(self, place: Place, silence: plan.Silence, limit: float) -> None:
         if silence is plan.Silence.OVER:

@@ -8,13 +8,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from headrace.batching.capacity import LoadReport
 from headrace.batching.counts import VersionCounts, added_up
 from headrace.engine import Engine
 from headrace.errors import FailedPrecondition, NotFound, Unavailable
 from headrace.frontends.service import Service
 from headrace.lifecycle.state import VersionStatus
 from headrace.workers import merging
-from headrace.workers.messages import Act, Count, Counted, Message, ModelTold, Scrape, Scraped, View
+from headrace.workers.messages import Act, Beat, Count, Counted, Message, ModelTold, Scrape, Scraped, View
 from headrace.workers.telling import model_told
 
 _ANSWER_SECONDS = 5.0
@@ -44,6 +45,8 @@ class WorkerService(Service):
         self._send = send
         self._view: dict[str, ModelTold] = {}
         self._all_ready = False
+        self._report: LoadReport | None = None
+        self._on_report: Callable[[LoadReport], object] | None = None
         self._questions: dict[int, asyncio.Future[Scraped | Counted]] = {}
         self._numbers = itertools.count()
 
@@ -71,6 +74,12 @@ class WorkerService(Service):
             with suppress(NotFound, Unavailable, FailedPrecondition):
                 found += self._own_counts([model], message.version)
         return Counted(message.number, tuple(found))
+
+    def beat(self, beat: Beat) -> Beat:
+        """Take the load of all workers, and answer with this one's."""
+        if beat.report is not None and self._on_report is not None:
+            self._on_report(beat.report)
+        return Beat(self._report)
 
     def act(self, message: Act) -> None:
         """Do what another worker was asked to, and could."""
@@ -101,6 +110,14 @@ class WorkerService(Service):
         super().status(model)
         merged = merging.model([model_told(self._engine, model), self._view.get(model)])
         return [] if merged is None else list(merged.versions)
+
+    def report_load(self, on_report: Callable[[LoadReport], object]) -> None:
+        """Report the load of all workers together, each time the supervisor tells it."""
+        self._on_report = on_report
+        super().report_load(self._keep)
+
+    def _keep(self, report: LoadReport) -> None:
+        self._report = report
 
     async def metrics(self) -> bytes:
         """The metrics of all workers together.

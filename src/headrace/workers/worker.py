@@ -133,7 +133,7 @@ class Worker:
     def told(self, message: Message) -> None:
         """Take a message of the supervisor."""
         if isinstance(message, Beat):
-            self._channel.send(message)
+            self._channel.send(message if self._service is None else self._service.beat(message))
             self._heard()
             if self._server is not None:
                 self._telling.look()
