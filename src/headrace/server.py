@@ -269,6 +269,8 @@ class Server:
             routes, methods = administration.public(routes, methods, metrics=metrics)
         origins = config.cors.origins
         self._applications.append(self._answering(routes, methods, origins))
+        if config.load_reports:
+            self._service.report_load(self._applications[-1].load.report)
         self._transports += self._made_transports(self._applications[-1], methods)
         for transport in self._transports:
             await transport.start()

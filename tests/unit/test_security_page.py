@@ -23,7 +23,7 @@ ALONE = {
 NOTHING_TO_DO_WITH_IT = {
     "http_port", "grpc_port", "http_server", "grpc_server", "poll_seconds", "load_threads", "handover",
     "handover_seconds", "drain_seconds", "drain_lead_seconds", "log_format", "log_level",
-    "tensorflow_metrics", "triton_metrics", "tracing", "access_log", "archive",
+    "tensorflow_metrics", "triton_metrics", "load_reports", "tracing", "access_log", "archive",
     "workers", "worker_timeout_seconds", "models",
 }  # fmt: skip
 

@@ -74,6 +74,7 @@ SETTINGS: dict[str, tuple[_Kind, str]] = {
     "log_level": (("debug", "info", "warning", "error"), "the least severe level"),
     "tensorflow_metrics": ("switch", "give metrics by TensorFlow Serving's names, too"),
     "triton_metrics": ("switch", "give metrics by Triton's names, too"),
+    "load_reports": ("switch", "report the load of the server in every answer, for balancers (ORCA)"),
     "tls.certificate": ("FILE", "encrypt all connections: the server's certificate (PEM), its own first"),
     "tls.key": ("FILE", "the private key of the certificate (PEM)"),
     "tls.client_ca": (

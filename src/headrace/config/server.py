@@ -120,6 +120,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         log_level: The least severe level that is logged.
         tensorflow_metrics: Whether metrics also go by TensorFlow Serving's names.
         triton_metrics: Whether metrics also go by Triton's names.
+        load_reports: Whether every answer reports the load of the server, for balancers (ORCA).
         follow_links: Whether links in the model directories may lead out of them.
         trusted_owners: The users, by name or number, whose files may be loaded. None named: models that are
             code from root and the server's own user only, others from anybody.
@@ -160,6 +161,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     tensorflow_metrics: bool = False
     triton_metrics: bool = False
+    load_reports: bool = False
     follow_links: bool = False
     trusted_owners: tuple[str, ...] = ()
     signing_keys: Path | None = None
