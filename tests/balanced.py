@@ -260,14 +260,17 @@ def nginx(folder: Path, servers: Mapping[str, RunningServer]) -> Balancer:
     return Balancer(command, (http_port, grpc_port), folder / "nginx.log")
 
 
-def envoy(folder: Path, servers: Mapping[str, RunningServer]) -> Balancer:
-    """Envoy with the configuration of ``deploy/envoy``."""
+def envoy(
+    folder: Path, servers: Mapping[str, RunningServer], others: Mapping[str, str] | None = None
+) -> Balancer:
+    """Envoy with the configuration of ``deploy/envoy``, and other words in it where some are given."""
     http_port, grpc_port, admin_port = free_ports(3)
     given = {
         r"address: 0\.0\.0\.0, port_value: 8501\b": f"address: 127.0.0.1, port_value: {http_port}",
         r"address: 0\.0\.0\.0, port_value: 8500\b": f"address: 127.0.0.1, port_value: {grpc_port}",
         r"port_value: 9901\b": f"port_value: {admin_port}",
         **_server_addresses(servers, "{}, port_value: {}"),
+        **(others or {}),
     }
     file = folder / "envoy.yaml"
     file.write_text(filled((DEPLOY / "envoy/envoy.yaml").read_text(), given))
