@@ -71,7 +71,7 @@ async def ask(answering: Application, how: str, sent: list[Event]) -> None:
     await answering.answer(scope, lambda: received, send)
 
 
-async def calls_per_request(how: str, report: LoadReport | None = None) -> tuple[float, Counter[CodeType]]:
+async def calls_per_request(how: str, report: LoadReport | None) -> tuple[float, Counter[CodeType]]:
     """By whom: all calls of functions of this project, of 64 requests at once that repeat."""
     counted = Counter[CodeType]()
 
@@ -100,20 +100,17 @@ async def calls_per_request(how: str, report: LoadReport | None = None) -> tuple
 
 
 @pytest.mark.exact
+@pytest.mark.parametrize(
+    "report", [None, LoadReport(0.5, 100.0, 0.0)], ids=["without a report", "with a load report"]
+)
 @pytest.mark.parametrize(("how", "most"), [("gRPC", 22), ("gRPC, TensorFlow", 26), ("REST", 35)])
-def test_a_plain_request_calls_no_more_functions_than_it_did(how: str, most: int) -> None:
+def test_a_plain_request_calls_no_more_functions_than_it_did(
+    how: str, most: int, report: LoadReport | None
+) -> None:
     """Where this fails, measure what was added with `benchmarks seam`, and say what it is worth."""
-    found, by_whom = asyncio.run(calls_per_request(how))
+    found, by_whom = asyncio.run(calls_per_request(how, report))
     told = {
         f"{code.co_filename.rpartition('/headrace/')[2]}:{code.co_name}": round(calls / (TOGETHER * TIMES), 2)
         for code, calls in by_whom.most_common(60)
     }
     assert found <= most, told
-
-
-@pytest.mark.exact
-@pytest.mark.parametrize("how", PATHS)
-def test_a_request_calls_no_function_for_the_load_report_of_its_answer(how: str) -> None:
-    without, _ = asyncio.run(calls_per_request(how))
-    found, by_whom = asyncio.run(calls_per_request(how, LoadReport(0.5, 100.0, 0.0)))
-    assert found <= without, by_whom
