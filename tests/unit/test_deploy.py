@@ -190,7 +190,7 @@ def test_autoscalers_ask_for_a_metric_that_there_is() -> None:
     assert re.fullmatch(rule["name"]["matches"], name)
     assert rule["seriesQuery"].startswith(f"{name}{{")
     assert f"({name}{{" in keda["spec"]["triggers"][0]["metadata"]["query"]
-    assert f"| `{name}` | gauge |" in (ROOT / "docs/metrics.md").read_text("utf-8")
+    assert f"| `{name}` | gauge, " in (ROOT / "docs/metrics.md").read_text("utf-8")
 
 
 def test_the_limit_of_processors_is_whole_and_all_of_it_requested() -> None:

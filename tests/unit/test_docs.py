@@ -16,11 +16,13 @@ from headrace.frontends.access import METRICS as ACCESS_METRICS
 from headrace.frontends.archive.feed_metrics import METRICS as FEED_METRICS
 from headrace.frontends.archive.metrics import METRICS as ARCHIVE_METRICS
 from headrace.frontends.disk_space import METRICS as DISK_METRICS
+from headrace.frontends.metric import Metric
 from headrace.frontends.metrics import METRICS
 from headrace.frontends.observing_metrics import METRICS as OBSERVER_METRICS
 from headrace.frontends.transport.reloading import METRICS as TLS_METRICS
 from headrace.status import codes
 from headrace.workers.scraping import METRICS as WORKER_METRICS
+from headrace.workers.totals import GAUGES
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -144,14 +146,19 @@ def test_the_readme_starts_a_server_once_and_goes_on_with_it() -> None:
     assert commands.index("headrace serve models") < commands.index("headrace train")
 
 
+def kind_of(metric: Metric) -> str:
+    """Its type; of a gauge with how workers' are put together, where there are workers."""
+    return f"gauge, {GAUGES[metric.name]}" if metric.name in GAUGES else metric.kind
+
+
 def test_the_guide_to_metrics_lists_them_all_with_their_meaning() -> None:
     listed = re.findall(
-        r"^\| `(headrace_\w+)` \| (\w+) \| (.*?) \| (.*?) \|$",
+        r"^\| `(headrace_\w+)` \| ([\w, ]+) \| (.*?) \| (.*?) \|$",
         (ROOT / "docs/metrics.md").read_text("utf-8"),
         re.MULTILINE,
     )
     assert listed == [
-        (metric.name + SUFFIXES[metric.kind], metric.kind, ", ".join(metric.labels) or "–", metric.help)
+        (metric.name + SUFFIXES[metric.kind], kind_of(metric), ", ".join(metric.labels) or "–", metric.help)
         for metric in (
             *(*METRICS, *WORKER_METRICS, *DISK_METRICS, *TLS_METRICS, *ACCESS_METRICS),
             *(*ARCHIVE_METRICS, *FEED_METRICS, *OBSERVER_METRICS),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import signal
 import socket
 from collections.abc import Sequence
 
@@ -14,6 +14,7 @@ from headrace.frontends.transport.listening import listen_together
 from headrace.workers.channel import Channel
 from headrace.workers.merging import Standing
 from headrace.workers.messages import Message
+from headrace.workers.processes import Process
 
 
 class Place:
@@ -45,7 +46,7 @@ class Place:
         self.set = number if among is None else among
         self.sockets = sockets
         self.channel: Channel | None = None
-        self.process: asyncio.subprocess.Process | None = None
+        self.process: Process | None = None
         self.serving = self.suspect = self.late = False
         self.missed = self.starts = 0
         self.report: LoadReport | None = None
@@ -55,10 +56,14 @@ class Place:
         if self.channel is not None:
             self.channel.send(message)
 
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send the process a signal, if there is one that has not ended."""
+        if self.process is not None and self.process.returncode is None:
+            self.process.send_signal(number)
+
     def kill(self) -> None:
         """End the process now, if there is one."""
-        if self.process is not None and self.process.returncode is None:
-            self.process.kill()
+        self.send_signal(signal.SIGKILL)
 
     def leave(self) -> None:
         """The process has ended."""

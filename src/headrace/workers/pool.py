@@ -7,7 +7,6 @@ import logging
 import os
 import signal
 import socket
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
@@ -20,14 +19,14 @@ from headrace.errors import ConfigError, HeadraceError
 from headrace.frontends.transport.listeners import Listeners, Ports
 from headrace.frontends.transport.listening import until_none_waits
 from headrace.lifecycle.state import VersionStatus
-from headrace.sealed.process import KeeperProcess
 from headrace.server_life import ServerLife
 from headrace.server_process import end_of, expect_signals, service_manager, tells
 from headrace.workers import budgets, plan
 from headrace.workers.channel import Channel
 from headrace.workers.commons import Commons
-from headrace.workers.messages import RELEASE, Alone, Beat, Begin, Drain, Failed, Finish, Message, Serving
+from headrace.workers.messages import Alone, Beat, Begin, Drain, Failed, Finish, Message, Serving
 from headrace.workers.place import Place, open_places, places_at
+from headrace.workers.processes import Process, Processes, how_ended
 from headrace.workers.steering import taking
 
 if TYPE_CHECKING:
@@ -40,7 +39,6 @@ _LONGEST_BEAT_SECONDS = 1.0
 _BEATS_OF_TIMEOUT = 6
 _START_SECONDS = 300.0
 _GRACE_SECONDS = 5.0
-_MOST_ENDS = 1000
 
 
 class Start(NamedTuple):
@@ -69,13 +67,16 @@ class Pool:
         listeners: The listening sockets: a set a place, and those that other servers have left.
     """
 
-    def __init__(self, start: Start, workers: int, ports: Ports | None = None) -> None:
+    def __init__(
+        self, start: Start, workers: int, ports: Ports | None = None, processes: Processes | None = None
+    ) -> None:
         """Open the ports.
 
         Args:
             start: How the command began.
             workers: How many workers.
             ports: The listening sockets of a running server whose place is taken; None to open some.
+            processes: Starts processes; None for those of ``start.command``.
 
         Raises:
             ConfigError: A port or an address cannot be had.
@@ -92,7 +93,9 @@ class Pool:
             self.listeners = ports.listeners
             self.places = places_at(self.listeners, workers)
         self._commons = Commons(start.models, config, self.places)
-        self.failed: asyncio.Future[HeadraceError] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        self.failed: asyncio.Future[HeadraceError] = loop.create_future()
+        self._time = loop.time  # asyncio's own loop: the monotonic clock, as in all workers
         self._ends: list[plan.End] = []
         self._last_end = ""
         self._callers: tuple[int, ...] = ()
@@ -103,7 +106,8 @@ class Pool:
         self._announced = self._was_tried = False
         self._stopping = asyncio.Event()
         self._keeping: list[asyncio.Task[None]] = []
-        self._keeper = _keeper(config)
+        self._processes = Processes(start.command) if processes is None else processes
+        self._keeper = self._processes.keeper(config)
 
     @property
     def config(self) -> ServerConfig:
@@ -142,7 +146,7 @@ class Pool:
             lead: Whether to take connections for ``drain_lead_seconds`` more.
         """
         config = self._start.config
-        until = time.monotonic() + config.drain_seconds
+        until = self._time() + config.drain_seconds
         self.drain()
         if lead:
             await asyncio.sleep(config.lead_seconds)
@@ -152,7 +156,7 @@ class Pool:
     async def leave(self) -> None:
         """Go, as ``stop`` does, while another server listens at the same ports, and takes new connections."""
         config = self._start.config
-        until = time.monotonic() + config.drain_seconds
+        until = self._time() + config.drain_seconds
         self.drain(is_followed=True)
         await asyncio.sleep(config.lead_seconds)
         listeners = self.listeners
@@ -175,7 +179,7 @@ class Pool:
             if not place.serving:  # nothing is in its hands
                 place.kill()
         keeping = self._keeping[:-2]
-        seconds = max(0.0, message.until - time.monotonic()) + _GRACE_SECONDS
+        seconds = max(0.0, message.until - self._time()) + _GRACE_SECONDS
         _, late = await asyncio.wait(keeping, timeout=seconds)
         if late:
             _log.warning("workers were still at work at the end", extra={"workers": len(late)})
@@ -213,7 +217,7 @@ class Pool:
             await self._run(place)
             if self._stopping.is_set():
                 return
-            now = time.monotonic()
+            now = self._time()
             ready = sum(map(self._commons.is_ready, self.places))
             if plan.gives_up(self._ends, now, ready=ready):
                 self._fail(
@@ -232,34 +236,28 @@ class Pool:
 
     async def _run(self, place: Place) -> None:
         """Start a worker, and wait for its end."""
-        ours, theirs = socket.socketpair()
-        descriptors = [one.fileno() for one in place.sockets]
-        keeper = [] if self._keeper is None else [self._keeper.descriptor]
-        place.channel = Channel()
-        await place.channel.open(ours, partial(self._told, place))
         place.missed, place.starts = 0, place.starts + 1
         try:
-            place.process = await asyncio.create_subprocess_exec(
-                *self._start.command,
-                str(theirs.fileno()),
-                RELEASE,
-                stdin=asyncio.subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(), *descriptors, *keeper, *self._callers),
-            )
+            process = place.process = await self._started(place)
         except OSError as error:
             _log.error("a worker cannot be started: %s", error, extra={"worker": place.number})
-            self._last_end = f"could not be started: {error.strerror}"
-        finally:
-            theirs.close()
-        if place.process is None:
-            self._ended(place, None)
+            self._ended(place, f"could not be started: {error.strerror}")
             return
         if self._stopping.is_set():
             place.kill()
         place.send(self._begin(place))
         self._commons.began(place)
         self._hurry()
-        self._ended(place, await place.process.wait())
+        self._ended(place, how_ended(await process.wait()))
+
+    async def _started(self, place: Place) -> Process:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            place.channel = Channel()
+            await place.channel.open(ours, partial(self._told, place))
+            keeper = [] if self._keeper is None else [self._keeper.descriptor]
+            descriptors = (*(one.fileno() for one in place.sockets), *keeper, *self._callers)
+            return await self._processes.worker(theirs.fileno(), descriptors)
 
     def _begin(self, place: Place) -> Begin:
         http, grpc = place.sockets
@@ -278,15 +276,13 @@ class Pool:
             callers=self._callers[0] if self._callers else -1,
         )
 
-    def _ended(self, place: Place, code: int | None) -> None:
-        if code is not None:
-            self._last_end = _how(code)
+    def _ended(self, place: Place, how: str) -> None:
+        self._last_end = how
         if not self._stopping.is_set():
-            self._ends = [
-                *self._ends[-_MOST_ENDS:],
-                plan.End(place.number, time.monotonic(), self._commons.is_ready(place)),
-            ]
-            _log.error("a worker has ended: it %s", self._last_end, extra={"worker": place.number})
+            now, ready = self._time(), self._commons.is_ready(place)
+            lately = (one for one in self._ends if now - one.at < plan.COUNTED_SECONDS)
+            self._ends = [*lately, plan.End(place.number, now, ready)]
+            _log.error("a worker has ended: it %s", how, extra={"worker": place.number})
         place.leave()
         self._commons.ended(place)
         self._steer()
@@ -301,6 +297,7 @@ class Pool:
                 self._steer()
         elif isinstance(message, Serving):
             place.serving, place.late = True, self._stopping.is_set()
+            place.missed = 0  # those of a long start, which another limit was for
             self._announced = self._announced or place.number == 0
             self._commons.changed()
             self._steer()
@@ -320,8 +317,8 @@ class Pool:
     def look_again(self) -> None:
         """Let all read what is read again when it changes: now."""
         for place in self.places:
-            if place.process is not None and place.serving:
-                place.process.send_signal(signal.SIGHUP)
+            if place.serving:
+                place.send_signal(signal.SIGHUP)
 
     def _hurry(self) -> None:
         """Let those who load take connections soon where nobody answers."""
@@ -373,24 +370,6 @@ class Pool:
             )
             self._commons.silent(place)
             self._steer()
-
-
-def _keeper(config: ServerConfig) -> KeeperProcess | None:
-    """What makes the workers' sealed copies; each makes its own if it cannot be started."""
-    try:
-        return KeeperProcess(config.log_format, config.log_level)
-    except OSError as error:
-        _log.warning("models' memory is not shared: the keeper cannot be started: %s", error)
-        return None
-
-
-def _how(code: int) -> str:
-    if code >= 0:
-        return f"ended with code {code}"
-    try:
-        return f"was ended by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was ended by signal {-code}"
 
 
 async def run(start: Start, workers: int) -> int:

@@ -1,4 +1,4 @@
-"""The metrics of several processes as those of one server: sums, without a label for the process; pure.
+"""The metrics of several processes as those of one server, without a label for the process; pure.
 
 What is put together is Prometheus' text format, line by line, so whatever a worker measures is in it.
 Counters of workers that have ended are kept, so no total ever falls.
@@ -7,54 +7,65 @@ Counters of workers that have ended are kept, so no total ever falls.
 from __future__ import annotations
 
 import math
+import operator
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 Number = int | float
 Series = dict[str, Number]
 
-# By their names: the supervisor imports none of what is measured.
-HIGHEST = frozenset(
-    {
-        "headrace_load_attempts",
-        "headrace_model_age_seconds",
-        "headrace_model_max_age_seconds",
-        "headrace_model_stale",
-        "headrace_objective_seconds",
-        "headrace_objective_target",
-        "headrace_objective_burn_rate",
-        # Each worker has its share of the processors: the one that has most to do says how much that is.
-        "headrace_load",
-        "headrace_model_load",
-        "headrace_serving_thread_busy",
-        "headrace_access_keys",
-        "headrace_access_file_broken",
-        # Of what all workers share: each tells the same, or a moment apart.
-        "headrace_archive_queued_keys",
-        "headrace_archive_queue_oldest_seconds",
-        "headrace_archive_store_breaker_open",
-    }
-)
-"""Of which the server has the highest that a worker tells."""
-
-LOWEST = frozenset(
-    {
-        "headrace_default_version",
-        "headrace_disk_free_ratio",
-        "headrace_isolated_ready",
-        "headrace_objective_budget_remaining",
-        "headrace_tls_certificate_expires_seconds",
-        "process_start_time_seconds",
-        "process_max_fds",
-    }
-)
-"""Of which it has the lowest."""
+Way = Literal["sum", "max", "min", "server"]
+"""How a gauge is put together from those of all workers; ``server``: the supervisor says it instead."""
 
 READY, VERSION_STATE = "headrace_ready", "headrace_version_state"
-OWN = frozenset({READY, VERSION_STATE})
-"""What a worker cannot say for all: the supervisor says it."""
 
+# By their names: the supervisor imports none of what is measured.
+GAUGES: Mapping[str, Way] = {
+    READY: "server",
+    VERSION_STATE: "server",
+    "headrace_workers": "server",
+    "headrace_workers_ready": "server",
+    "headrace_cache_bytes": "sum",
+    "headrace_queued_rows": "sum",
+    "headrace_outstanding_requests": "sum",
+    "headrace_isolated_memory_bytes": "sum",
+    "headrace_isolated_ready": "min",
+    "headrace_load_attempts": "max",
+    "headrace_default_version": "min",
+    "headrace_model_age_seconds": "max",
+    "headrace_model_max_age_seconds": "max",
+    "headrace_model_stale": "max",
+    "headrace_objective_seconds": "max",
+    "headrace_objective_target": "max",
+    "headrace_objective_budget_remaining": "min",
+    "headrace_objective_burn_rate": "max",
+    # Each worker has its share of the processors: the one that has most to do says how much that is.
+    "headrace_load": "max",
+    "headrace_model_load": "max",
+    "headrace_serving_thread_busy": "max",
+    # Of what all workers share: each tells the same, or a moment apart.
+    "headrace_access_keys": "max",
+    "headrace_access_file_broken": "max",
+    "headrace_tls_certificate_expires_seconds": "min",
+    "headrace_disk_free_ratio": "min",
+    "headrace_archive_queued_keys": "max",
+    "headrace_archive_queue_oldest_seconds": "max",
+    "headrace_archive_store_breaker_open": "max",
+    "process_virtual_memory_bytes": "sum",
+    "process_resident_memory_bytes": "sum",
+    "process_open_fds": "sum",
+    "process_start_time_seconds": "min",
+    "process_max_fds": "min",
+}
+"""Every gauge of a server with workers. Counters and histograms are sums."""
+
+_TOGETHER: Mapping[Way, Callable[[Number, Number], Number]] = {
+    "sum": operator.add,
+    "max": max,
+    "min": min,
+    "server": max,  # any: the supervisor's takes its place
+}
 _COUNTS = frozenset({"counter", "histogram"})
 _TRITONS = ("nv_inference_", "nv_cache_")  # gauges by their type, counters by what they hold
 _OF_A_VERSION = re.compile(r'[{,]model="([^"]*)",(?:.*,)?version="([^"]*)"')
@@ -189,13 +200,9 @@ def _add(families: dict[str, Family], text: Mapping[str, Family]) -> None:
             families[name] = family._replace(series=dict(family.series))
             continue
         series = families[name].series
-        together = max if name in HIGHEST else min if name in LOWEST else _sum
+        together = _TOGETHER[GAUGES.get(name, "sum")]
         for key, value in family.series.items():
             series[key] = together(series[key], value) if key in series else value
-
-
-def _sum(one: Number, other: Number) -> Number:
-    return one + other
 
 
 def _number(text: str) -> Number:
