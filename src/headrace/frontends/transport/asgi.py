@@ -28,13 +28,16 @@ from headrace.frontends.calls import (
     UnaryHandler,
 )
 from headrace.frontends.pieces import Pieces, joined, slices
-from headrace.frontends.transport.bodies import Bodies, Event, Receive
+from headrace.frontends.transport.bodies import Bodies, Event, Receive, whole
 from headrace.frontends.transport.grpc_framing import (
+    PREFIX_BYTES,
     MessageReader,
+    announced_size,
     error_headers,
     frame,
-    one_message,
+    opened,
     plain_message,
+    take_prefix,
 )
 from headrace.frontends.transport.headers import (
     echo_request_id,
@@ -42,12 +45,13 @@ from headrace.frontends.transport.headers import (
     read_grpc,
     read_http,
 )
-from headrace.frontends.transport.replies import error_reply, live
+from headrace.frontends.transport.replies import GRPC_OK, error_reply, grpc_ok, live
 from headrace.frontends.transport.routing import Router
 from headrace.frontends.transport.sending import COUNTED_ANSWER_BYTES, Answers, Send, framed
 from headrace.frontends.transport.waiting import Pauses
 from headrace.frontends.wire.compression import Opening, accepts_gzip, gzipped, opening
 from headrace.frontends.wire.lane import Lane
+from headrace.frontends.wire.protobuf_cost import AT_ONCE_BYTES
 from headrace.outcomes import Door, Outcome, Outcomes
 from headrace.status import WRONG_METHOD
 
@@ -61,7 +65,6 @@ Scope = MutableMapping[str, Any]
 _GRPC_HEADERS = [(b"content-type", b"application/grpc")]
 _GRPC_ENCODINGS = (b"grpc-accept-encoding", b"identity,gzip,deflate")
 _GRPC_START = {"type": "http.response.start", "status": 200, "headers": _GRPC_HEADERS, "trailers": True}
-_GRPC_OK = {"type": "http.response.trailers", "headers": [(b"grpc-status", b"0")], "more_trailers": False}
 _NO_BODY = {"type": "http.response.body", "body": b"", "more_body": False}
 # What smaller bodies are parsed to is within what each open request counts with anyway.
 _COUNTED_FROM_BYTES = 16_384
@@ -106,6 +109,7 @@ class Application:
         served = list(methods)
         self._unary_methods = {method.path: method.unary for method in served if method.unary is not None}
         self._stream_methods = {method.path: method.stream for method in served if method.stream is not None}
+        self._taking_views = {method.path for method in served if method.takes_views}
         limits = limits or Limits()
         self.bodies = Bodies(limits)
         self.pauses = Pauses()
@@ -181,9 +185,9 @@ class Application:
             encoding = read_grpc(call)
             calm = bodies.taken_bytes <= bodies.calm_bytes
             event = await (receive() if calm else bodies.first(receive))
-            message = plain_message(event.get("body", b""))
+            message: Any = plain_message(event.get("body", b""))  # bytes, or a view for who takes views
             if message is None:
-                message = await self._read_message(call, event, receive, encoding)
+                message = await self._read_message(call, scope["path"], event, receive, encoding)
             elif len(message) > bodies.included_bytes:
                 bodies.hold(len(message))
                 held = len(message)
@@ -221,7 +225,7 @@ class Application:
         await send(_GRPC_START)
         body = frame(reply if isinstance(reply, bytes) else joined(reply))
         await send({"type": "http.response.body", "body": body, "more_body": False})
-        await send(_grpc_ok(call.notes) if call.notes else _GRPC_OK)
+        await send(grpc_ok(call.notes) if call.notes else GRPC_OK)
 
     async def _send_message(self, reply: bytes | Pieces, call: GrpcCall, send: Send) -> None:
         """Send a large answer, which is counted."""
@@ -230,16 +234,24 @@ class Application:
                 await self._holding.wait()
             await send(_GRPC_START)
             if await self.answers.send(send, framed(reply)):
-                await send(_grpc_ok(call.notes) if call.notes else _GRPC_OK)
+                await send(grpc_ok(call.notes) if call.notes else GRPC_OK)
         finally:
             self.answers.end()
 
-    async def _read_message(self, call: GrpcCall, event: Event, receive: Receive, encoding: bytes) -> bytes:
-        """Read a message that is not all there, or is compressed; its account has what is held for it."""
+    async def _read_message(
+        self, call: GrpcCall, path: str, event: Event, receive: Receive, encoding: bytes
+    ) -> bytes | memoryview:
+        """Read a message that is large, not all there, or compressed; its account has what is held for it."""
         bodies = self.bodies
-        body = await bodies.read(event, receive)
-        call.account = account = Account(bodies.hold_of_stream, len(body))
-        return await self._opened(one_message(body, encoding, bodies.limits), account)
+        size = announced_size(event.get("body", b""))
+        chunks = await bodies.read(event, receive, size, PREFIX_BYTES)
+        call.account = account = Account(bodies.hold_of_stream, sum(map(len, chunks)))
+        compressed = take_prefix(chunks)
+        is_view = len(chunks) == 1 and len(chunks[0]) > AT_ONCE_BYTES and not compressed
+        if is_view and path in self._taking_views:
+            return chunks[0]
+        message = await whole(chunks)
+        return await self._opened(opened(message, encoding, bodies.limits, compressed=compressed), account)
 
     async def _stream(self, handler: StreamHandler, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
@@ -459,7 +471,7 @@ class Application:
         if body and len(body) == length:
             bodies.hold(length)
         else:
-            call.body = body = await bodies.read(event, receive)
+            call.body = body = await whole(await bodies.read(event, receive, length))
         if compressed or len(body) > _COUNTED_FROM_BYTES:
             call.account = Account(bodies.hold_of_stream, len(body))
             if compressed:
@@ -486,7 +498,3 @@ class Application:
                 await send({"type": "http.response.body", "body": body, "more_body": False})
         finally:
             self.answers.end()
-
-
-def _grpc_ok(notes: tuple[tuple[bytes, bytes], ...]) -> MutableMapping[str, Any]:
-    return {**_GRPC_OK, "headers": [(b"grpc-status", b"0"), *notes]}
