@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import Coroutine
 from contextlib import closing, suppress
 
@@ -127,6 +128,32 @@ def test_what_h2corn_limits_is_what_is_told(name: str, value: float) -> None:
     assert getattr(made, name) == value
     assert {one.h2_timeout_response_stall for one in made.request_policies} == {60.0}
     assert made.request_policies[-1].timeout_request_body_idle == 7.0
+
+
+@pytest.mark.parametrize("inflight_mib", [64, 512])
+def test_a_connection_is_told_its_windows_and_frames(inflight_mib: int) -> None:
+    told: dict[str, int] = {}
+
+    async def ask(address: tuple[str, int]) -> None:
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5))  # empty SETTINGS
+        while len(told) < 3:
+            head = await reader.readexactly(9)
+            payload = await reader.readexactly(int.from_bytes(head[:3], "big"))
+            if head[3] == 8:  # WINDOW_UPDATE of the connection, beside the 65,535 bytes of the protocol
+                told["connection"] = 65_535 + int.from_bytes(payload, "big")
+            elif head[3] == 4 and payload:
+                settings = dict(struct.iter_unpack(">HI", payload))
+                told["stream"], told["frame"] = settings[4], settings[5]
+        writer.close()
+
+    with closing(listen("127.0.0.1", 0, "x")) as opened:
+        limits = Limits(max_message_bytes=1 << 20, max_inflight_bytes=inflight_mib << 20)
+        made = ServerConfig(limits=limits, drain_seconds=1.0, drain_lead_seconds=0.0)
+        transport = H2cornTransport(application(), Listeners([[opened]], may_join=False), made)
+        serving(transport, ask(opened.getsockname()))
+    window = (1 if inflight_mib == 64 else 4) << 20
+    assert told == {"connection": window, "stream": window // 4, "frame": window // 16}
 
 
 @pytest.mark.parametrize(
