@@ -458,8 +458,8 @@ class Application:
         """Read a body that is not small and all there, and open it.
 
         Args:
-            call: Has the part of it that has come, and gets the whole.
-            event: The first of ASGI's events, which had that part.
+            call: Gets the whole.
+            event: The first of ASGI's events.
             receive: Gives those after it.
             length: The declared one.
             compressed: Whether it is.
@@ -467,17 +467,17 @@ class Application:
         Returns:
             What is held for it beside its account.
         """
-        bodies, body = self.bodies, call.body
-        if body and len(body) == length:
-            bodies.hold(length)
-        else:
-            call.body = body = await whole(await bodies.read(event, receive, length))
-        if compressed or len(body) > _COUNTED_FROM_BYTES:
-            call.account = Account(bodies.hold_of_stream, len(body))
-            if compressed:
-                call.body = await self._opened(opening(body, bodies.limits), call.account)
-            return 0
-        return len(body)
+        bodies = self.bodies
+        chunks = await bodies.read(event, receive, length)
+        size = sum(map(len, chunks))
+        if not compressed and size <= _COUNTED_FROM_BYTES:
+            call.body = await whole(chunks)
+            return size
+        call.account = Account(bodies.hold_of_stream, size)
+        call.body = await whole(chunks)
+        if compressed:
+            call.body = await self._opened(opening(call.body, bodies.limits), call.account)
+        return 0
 
     async def _send_reply(self, reply: HttpReply, scope: Scope, send: Send) -> None:
         try:

@@ -268,6 +268,27 @@ def test_a_cancelled_call_gives_its_bytes_back(server: Server, path: str) -> Non
     asyncio.run(leave())
 
 
+@pytest.mark.parametrize("path", ["/x.Echo/Unary", "/echo/x"])
+def test_a_call_that_is_cancelled_while_its_body_is_joined_gives_its_bytes_back(path: str) -> None:
+    server, text = Server(Limits()), bytes(8 * 1024 * 1024)
+    sent = text if path == "/echo/x" else message(text)
+
+    async def leave() -> None:
+        wire = Wire(body(sent[: len(text) // 2], sent[len(text) // 2 :]))
+        scope = server.scope("POST", path, [] if path == "/echo/x" else GRPC)
+        call = asyncio.create_task(server.application(scope, wire.receive, wire.send))
+        async with asyncio.timeout(30):
+            await until(lambda: server.held_bytes == len(sent))
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+        assert not server.grpc_calls
+        assert not server.http_calls
+        assert server.held_bytes == 0
+
+    asyncio.run(leave())
+
+
 def test_all_calls_together_hold_no_more_than_the_budget() -> None:
     """Compressed messages count as large as they become; what is answered makes room."""
     server = Server(Limits(max_message_bytes=1000, max_inflight_bytes=1500))
