@@ -33,7 +33,7 @@ _END_STREAM, _END_HEADERS, _ACK = 1, 4, 1
 _HEAD_BYTES, _FRAME_BYTES = 9, 16384
 _WINDOW_BYTES = 2**30 - 1
 _FIRST_WINDOW_BYTES = 65535
-_CONCURRENT, _STREAM_WINDOW = 3, 4
+_CONCURRENT, _STREAM_WINDOW, _LARGEST_FRAME = 3, 4, 5
 _BUFFER_BYTES = 2**20
 _LOOKING_SECONDS = 1e-4
 _LIMIT_SECONDS = 120
@@ -116,10 +116,15 @@ class _Call:
 
 @dataclass
 class Connection:
-    """A connection, which sends what the server has room for and counts what comes."""
+    """A connection, which sends what the server has room for and counts what comes.
+
+    Attributes:
+        frame_bytes: The largest frame to send, if the server takes such frames.
+    """
 
     socket: socket.socket
     block: bytes
+    frame_bytes: int = _FRAME_BYTES
     ended: int = 0
     calls: dict[int, _Call] = field(default_factory=dict)
     _all: list[_Call] = field(default_factory=list)
@@ -128,6 +133,7 @@ class Connection:
     _room: int = _FIRST_WINDOW_BYTES
     _rooms: dict[int, int] = field(default_factory=dict)
     _first_room: int = _FIRST_WINDOW_BYTES
+    _largest: int = _FRAME_BYTES
     _buffer: bytearray = field(default_factory=lambda: bytearray(_BUFFER_BYTES))
     _kept: int = 0
     _skipped: int = 0
@@ -148,7 +154,7 @@ class Connection:
         self.calls[stream] = one
         self._all.append(one)
         head = frame(_HEADERS, _END_HEADERS, stream, self.block)
-        if not self._waiting and len(body) <= min(_FRAME_BYTES, self._room, self._first_room):
+        if not self._waiting and len(body) <= min(self._largest, self._room, self._first_room):
             self._room -= len(body)
             self.socket.sendall(head + frame(_DATA, _END_STREAM, stream, body))
             return
@@ -159,7 +165,7 @@ class Connection:
     def _send_waiting(self) -> None:
         while self._waiting:
             stream, rest = self._waiting[0]
-            size = min(len(rest), _FRAME_BYTES, self._room, self._rooms.get(stream, 0))
+            size = min(len(rest), self._largest, self._room, self._rooms.get(stream, 0))
             if size <= 0 and stream in self._rooms:
                 return
             self._room -= size
@@ -232,6 +238,8 @@ class Connection:
                 for stream in self._rooms:
                     self._rooms[stream] += value - self._first_room
                 self._first_room = value
+            elif name == _LARGEST_FRAME:
+                self._largest = min(value, self.frame_bytes)
         self.socket.sendall(frame(_SETTINGS, _ACK, 0))
         self._send_waiting()
 
@@ -243,7 +251,7 @@ class Connection:
 class Load:
     """Connections to a server, and bodies that go over them in turns."""
 
-    def __init__(self, port: int, method: str, bodies: Sequence[bytes]) -> None:
+    def __init__(self, port: int, method: str, bodies: Sequence[bytes], frame_bytes: int) -> None:
         """Connect."""
         self.connections = []
         self._bodies: Iterator[bytes] = cycle(bodies)
@@ -251,7 +259,7 @@ class Load:
         for _ in range(CONNECTIONS):
             one = socket.create_connection(("127.0.0.1", port), timeout=_LIMIT_SECONDS)
             one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection = Connection(one, header_block(method, port))
+            connection = Connection(one, header_block(method, port), frame_bytes)
             connection.open()
             self._selector.register(one, selectors.EVENT_READ, connection)
             self.connections.append(connection)
@@ -313,8 +321,10 @@ def main() -> None:
     parser.add_argument("--in-flight", type=int, help="a closed loop")
     parser.add_argument("--per-second", type=float, help="an open loop")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--frame-bytes", type=int, default=_FRAME_BYTES, help="the largest frame to send")
     options = parser.parse_args()
-    load = Load(options.port, options.method, framed((options.folder / "bodies").read_bytes()))
+    bodies = framed((options.folder / "bodies").read_bytes())
+    load = Load(options.port, options.method, bodies, options.frame_bytes)
     began = time.process_time()
     if options.in_flight:
         load.closed_loop(options.in_flight, options.seconds)

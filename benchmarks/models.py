@@ -20,6 +20,9 @@ DENSE = 13
 BUCKETS = 1_000_000
 FACTORS = 16
 HIDDEN = (256, 128, 64)
+PICTURE_BYTES = 224 * 224 * 3
+"""The size of a picture as networks take it: 150 KB."""
+
 WIDE = (2048, 1024, 512)
 """A network that costs thirty times as much."""
 
@@ -34,6 +37,34 @@ def wide_directory() -> Path:
     """The same with a wide network."""
     model_file(CACHE / "wide" / "ctr" / "1" / "model.onnx", seed=0, hidden=WIDE)
     return CACHE / "wide"
+
+
+def picture_directory() -> Path:
+    """A model directory whose `ctr` takes pictures and hardly computes: what remains is their way to it.
+
+    Its inputs and outputs are `picture` UINT8 [n, PICTURE_BYTES] and `p` FP32 [n, 1], the first byte of each.
+    """
+    directory = CACHE / "picture"
+    path = directory / "ctr" / "1" / "model.onnx"
+    if not path.exists():
+        path.parent.mkdir(parents=True)
+        nodes = [
+            helper.make_node("Slice", ["picture", "zero", "one", "one"], ["first"]),
+            helper.make_node("Cast", ["first"], ["p"], to=TensorProto.FLOAT),
+        ]
+        graph = helper.make_graph(
+            nodes,
+            "picture",
+            [helper.make_tensor_value_info("picture", TensorProto.UINT8, ["n", PICTURE_BYTES])],
+            [helper.make_tensor_value_info("p", TensorProto.FLOAT, ["n", 1])],
+            [
+                numpy_helper.from_array(np.array([value], np.int64), name)
+                for name, value in (("zero", 0), ("one", 1))
+            ],
+        )
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        onnx.save(model, path)
+    return directory
 
 
 def model_file(path: Path, seed: int, hidden: tuple[int, ...] = HIDDEN) -> Path:

@@ -1,5 +1,7 @@
 """What the seams (Lease, Predictor, Outcome) cost a plain request of 1 row, beside 63 others: processor time.
 
+After that, what a large message costs whole servers of the same trees (`benchmarks.seam_pictures`).
+
 `--against DIR/src` names another tree, as often as there are trees. Beside them the same model is served with
 a `[default]` around it: what one wrapper costs.
 
@@ -17,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from benchmarks import seam_pictures
 from benchmarks.load import GRPC_BODIES, HTTP_BODIES
 from benchmarks.models import CACHE, ROOT, model_directory, model_file
 from benchmarks.processes import cores, on_core
@@ -54,6 +57,7 @@ def run(effort: Effort) -> None:
                     measured[wire].append(_in_turns(running, wire, rounds))
     for wire, name in WIRES.items():
         _report(name, list(sides), measured[wire])
+    seam_pictures.run(effort, {THIS: ROOT / "src", **{tree_name(tree): tree for tree in effort.against}})
 
 
 def write_bodies(directory: Path) -> None:

@@ -15,6 +15,8 @@ from headrace.tensors import STRING, Array, Buffer, Tensors
 if TYPE_CHECKING:
     from headrace.batching.request import Request
 
+_LARGE_BYTES = 1024 * 1024
+
 
 def join(
     layout: RowLayout,
@@ -84,10 +86,35 @@ def _join_numbers(parts: list[Buffer], layout: RowLayout, index: int, rows: int,
     if padded_rows > rows:
         last = memoryview(cast("bytes", parts[-1])).cast("B")
         parts = [*parts, bytes(last[len(last) - layout.row_bytes[index] :]) * (padded_rows - rows)]
-    buffer = parts[0] if len(parts) == 1 else b"".join(cast("list[bytes]", parts))
+    size = padded_rows * layout.row_bytes[index]
+    if len(parts) == 1:
+        buffer = parts[0]
+    elif size >= _LARGE_BYTES and not all(type(part) is bytes for part in parts):
+        buffer = _join_views(parts, size)
+    else:
+        buffer = b"".join(cast("list[bytes]", parts))
     array = as_array(layout.specs[index], buffer, padded_rows, layout.shapes[index])
     # A view into the middle of a message may lie askew; kernels want their elements aligned.
     return array if array.flags.aligned else array.copy()
+
+
+def _join_views(parts: list[Buffer], size: int) -> memoryview:
+    """Join buffers that are not all bytes.
+
+    ``bytes.join`` would keep all other threads waiting until the last one is copied; for bytes alone it does
+    not. Here they go on between parts, and while a large part is copied.
+    """
+    whole = np.empty(size, np.uint8)
+    target, start = whole.data, 0
+    for part in parts:
+        view = memoryview(cast("bytes", part)).cast("B")
+        stop = start + len(view)
+        if len(view) < _LARGE_BYTES:  # releasing the GIL costs more than the copy, for it must be had again
+            target[start:stop] = view
+        else:
+            whole[start:stop] = np.frombuffer(view, np.uint8)
+        start = stop
+    return target
 
 
 def _join_strings(parts: list[Buffer], extra_rows: int) -> Array:

@@ -307,6 +307,8 @@ class GrpcMethod:
         path: ``/package.Service/Method``.
         unary: Answers one message with one message.
         stream: Answers a stream of messages with a stream of messages.
+        takes_views: Whether ``unary`` takes a large message as a memoryview of the body, too: then it need
+            not be copied out of that.
         verbs: As a route's.
         is_administration: Likewise.
     """
@@ -314,5 +316,6 @@ class GrpcMethod:
     path: str
     unary: UnaryHandler | None = None
     stream: StreamHandler | None = None
+    takes_views: bool = False
     verbs: int = UNDECLARED
     is_administration: bool = False

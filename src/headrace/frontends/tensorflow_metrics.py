@@ -190,14 +190,14 @@ _MODEL_SPEC = _NAME = b"\x0a"  # field 1 of each request that is measured, and f
 _VARINT = 0x80
 
 
-def model_name(message: bytes) -> str:
+def model_name(message: bytes | memoryview) -> str:
     """The model that a Predict, Classify or Regress message names; "" if it does not begin with that."""
     spec = _embedded(message, _MODEL_SPEC)
     name = _embedded(spec, _NAME)
-    return name.decode(errors="replace")
+    return str(name, errors="replace")
 
 
-def _embedded(message: bytes, tag: bytes) -> bytes:
+def _embedded(message: bytes | memoryview, tag: bytes) -> bytes | memoryview:
     """What the first field holds, up to 16 KiB of it."""
     if len(message) < 2 or message[:1] != tag:
         return b""

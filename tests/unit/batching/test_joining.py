@@ -83,6 +83,19 @@ def test_a_single_request_is_not_copied(dtype: np.dtype) -> None:
             assert np.shares_memory(joined, source), form
 
 
+@pytest.mark.parametrize("dtype", [np.dtype(np.uint8), np.dtype(np.float32)], ids=str)
+@pytest.mark.parametrize("padded", [9, 12])
+def test_large_requests_in_all_forms_join_as_in_numpy(dtype: np.dtype, padded: int) -> None:
+    """Parts below and above the size from which other threads go on while a part is copied."""
+    shape = (150_000,)
+    arrays = [values(dtype, (rows, *shape)) for rows in (1, 7, 1)]
+    expected = np.concatenate([*arrays, *[arrays[-1][-1:]] * (padded - 9)])
+    for name in forms(arrays[0]):
+        columns = [[forms(array)[name]] for array in arrays]
+        joined = join(layout_of(dtype, shape), columns, 9, padded)["x0"]
+        assert_joined(joined, expected)
+
+
 def test_every_input_is_joined_by_itself() -> None:
     layout = layout_of(np.dtype(np.int32), (2,), ())
     first = (np.array([[1, 2]], np.int32), np.array([10], np.int32).tobytes())

@@ -20,7 +20,7 @@ from headrace.frontends.wire.decoding import decode_and_ask
 from headrace.frontends.wire.protobuf_cost import form_of
 from headrace.frontends.wire.protobuf_fields import LENGTH_DELIMITED, fields, length_prefix
 from headrace.frontends.wire.steps import in_steps
-from headrace.frontends.wire.templates import MOST_FIELDS
+from headrace.frontends.wire.templates import MOST_FIELDS, Message
 from headrace.outcomes import Outcomes
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def grpc_methods(service: Service) -> list[GrpcMethod]:
     """
     infer = _inferring(service)
     return [
-        GrpcMethod(f"{_SERVICE}ModelInfer", unary=infer, verbs=PREDICT),
+        GrpcMethod(f"{_SERVICE}ModelInfer", unary=infer, takes_views=True, verbs=PREDICT),
         GrpcMethod(f"{_SERVICE}ModelStreamInfer", stream=_streaming(infer, service.outcomes), verbs=PREDICT),
         *(
             GrpcMethod(f"{_SERVICE}{name}", unary=_describing(service, name, how), verbs=verbs)
@@ -55,7 +55,7 @@ def grpc_methods(service: Service) -> list[GrpcMethod]:
     ]
 
 
-_Inferring = Callable[[bytes, GrpcCall], Awaitable[bytes]]
+_Inferring = Callable[[Message, GrpcCall], Awaitable[bytes]]
 
 
 def _inferring(service: Service) -> _Inferring:
@@ -63,11 +63,11 @@ def _inferring(service: Service) -> _Inferring:
     recognise, parse, predict = decoder.recognise, decoder.parse, service.predict
     form = form_of(InferRequest)
 
-    async def infer(message: bytes, call: GrpcCall) -> bytes:
+    async def infer(message: Message, call: GrpcCall) -> bytes:
         found = recognise(message, call.deadline)
         if found is None:
             with Allowance.of(service.limits, call) as allowance:
-                return await infer_new(message, call, allowance)
+                return await infer_new(bytes(message), call, allowance)
         loaded, inputs, writer, request_id, deadline = found
         answer = await predict(loaded, inputs, deadline, call)
         written = writer.write(answer, request_id) or await write_large(writer, answer, request_id, call)

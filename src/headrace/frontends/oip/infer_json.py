@@ -140,7 +140,7 @@ def recognise(loaded: LoadedVersion, call: HttpCall, json_bytes: int) -> JsonInf
     if known.json_bytes != json_bytes:
         return None
     if call.account is not None:
-        call.account.hold(len(call.body) - json_bytes)  # for the tensors, which are copied out of it
+        call.account.hold(sum([len(one) for one in columns if isinstance(one, bytes)]))  # copied out of it
     ordered: tuple[Buffer, ...] = tuple([columns[i] for i in known.order])
     if known.spread:
         ordered = spread_columns(ordered, known.spread, known.layout, known.rows)

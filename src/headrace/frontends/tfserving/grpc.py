@@ -19,6 +19,7 @@ from headrace.frontends.wire.allowance import Allowance
 from headrace.frontends.wire.decoding import decode_and_ask
 from headrace.frontends.wire.protobuf_cost import form_of
 from headrace.frontends.wire.steps import in_steps
+from headrace.frontends.wire.templates import Message
 
 if TYPE_CHECKING:
     from headrace.frontends.service import Service
@@ -39,7 +40,12 @@ def grpc_methods(service: Service) -> list[GrpcMethod]:
         service: What is asked.
     """
     return [
-        GrpcMethod(path, unary=_measured(service, path.rpartition("/")[2], handler_of), verbs=verbs)
+        GrpcMethod(
+            path,
+            unary=_measured(service, path.rpartition("/")[2], handler_of),
+            takes_views=handler_of is _predicting,
+            verbs=verbs,
+        )
         for path, (handler_of, verbs) in _METHODS.items()
     ]
 
@@ -69,11 +75,11 @@ def _predicting(service: Service) -> UnaryHandler:
     recognise, parse, predict = decoder.recognise, decoder.parse, service.predict
     form = form_of(PredictRequest)
 
-    async def handle(message: bytes, call: GrpcCall) -> bytes:
+    async def handle(message: Message, call: GrpcCall) -> bytes:
         found = recognise(message)
         if found is None:
             with Allowance.of(service.limits, call) as allowance:
-                return await handle_new(message, call, allowance)
+                return await handle_new(bytes(message), call, allowance)
         loaded, inputs, writer = found
         answer = await predict(loaded, inputs, call.deadline, call)
         return writer.write(answer) or await write_large(writer, answer, call)

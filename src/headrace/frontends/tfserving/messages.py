@@ -21,7 +21,7 @@ from headrace.frontends.wire.protobuf_cost import AT_ONCE_BYTES
 from headrace.frontends.wire.protobuf_fields import LENGTH_DELIMITED, fields, length_prefix
 from headrace.frontends.wire.protobuf_packing import is_large, is_large_raw
 from headrace.frontends.wire.steps import Steps
-from headrace.frontends.wire.templates import MOST_FIELDS, Span, Templates
+from headrace.frontends.wire.templates import MOST_FIELDS, Message, Span, Templates
 from headrace.frontends.wire.tensors import (
     BYTES,
     WireTensor,
@@ -79,7 +79,7 @@ class _Known(NamedTuple):
     layout: RowLayout
     rows: int
     writer: AnswerWriter
-    reorder: Callable[[Sequence[bytes]], tuple[bytes, ...]] | None
+    reorder: Callable[[Sequence[Message]], tuple[Message, ...]] | None
     spread: tuple[int, ...]
 
 
@@ -98,7 +98,7 @@ class PredictDecoder:
         values = dict.fromkeys((*_RAW_FIELDS, _STRINGS), -1)
         self._texts: TextTemplates[_Known] = TextTemplates({_INPUTS: 1}, {_VALUE: 2}, values)
 
-    def recognise(self, message: bytes) -> Prediction | None:
+    def recognise(self, message: Message) -> Prediction | None:
         """Decode a request without parsing it, if one like it was parsed before.
 
         Args:
@@ -109,7 +109,9 @@ class PredictDecoder:
         """
         found = self._templates.find(message)
         if found is None:
-            return None if self._texts.is_empty else self._recognise_texts(message)
+            if self._texts.is_empty or not isinstance(message, bytes):
+                return None
+            return self._recognise_texts(message)
         known, parts = found
         columns: tuple[Buffer, ...] = parts
         model, version, label, _ = known.chosen

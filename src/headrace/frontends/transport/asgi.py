@@ -28,13 +28,16 @@ from headrace.frontends.calls import (
     UnaryHandler,
 )
 from headrace.frontends.pieces import Pieces, joined, slices
-from headrace.frontends.transport.bodies import Bodies, Event, Receive
+from headrace.frontends.transport.bodies import Bodies, Event, Receive, whole
 from headrace.frontends.transport.grpc_framing import (
+    PREFIX_BYTES,
     MessageReader,
+    announced_size,
     error_headers,
     frame,
-    one_message,
+    opened,
     plain_message,
+    take_prefix,
 )
 from headrace.frontends.transport.headers import (
     echo_request_id,
@@ -49,6 +52,7 @@ from headrace.frontends.transport.sending import COUNTED_ANSWER_BYTES, Answers, 
 from headrace.frontends.transport.waiting import Pauses
 from headrace.frontends.wire.compression import Opening, accepts_gzip, gzipped, opening
 from headrace.frontends.wire.lane import Lane
+from headrace.frontends.wire.protobuf_cost import AT_ONCE_BYTES
 from headrace.outcomes import Door, Outcome, Outcomes
 from headrace.status import WRONG_METHOD
 
@@ -107,6 +111,7 @@ class Application:
         served = list(methods)
         self._unary_methods = {method.path: method.unary for method in served if method.unary is not None}
         self._stream_methods = {method.path: method.stream for method in served if method.stream is not None}
+        self._taking_views = {method.path for method in served if method.takes_views}
         limits = limits or Limits()
         self.bodies = Bodies(limits)
         self.pauses = Pauses()
@@ -183,9 +188,9 @@ class Application:
             encoding = read_grpc(call)
             calm = bodies.taken_bytes <= bodies.calm_bytes
             event = await (receive() if calm else bodies.first(receive))
-            message = plain_message(event.get("body", b""))
+            message: Any = plain_message(event.get("body", b""))  # bytes, or a view for who takes views
             if message is None:
-                message = await self._read_message(call, event, receive, encoding)
+                message = await self._read_message(call, scope["path"], event, receive, encoding)
             elif len(message) > bodies.included_bytes:
                 bodies.hold(len(message))
                 held = len(message)
@@ -236,12 +241,20 @@ class Application:
         finally:
             self.answers.end()
 
-    async def _read_message(self, call: GrpcCall, event: Event, receive: Receive, encoding: bytes) -> bytes:
-        """Read a message that is not all there, or is compressed; its account has what is held for it."""
+    async def _read_message(
+        self, call: GrpcCall, path: str, event: Event, receive: Receive, encoding: bytes
+    ) -> bytes | memoryview:
+        """Read a message that is large, not all there, or compressed; its account has what is held for it."""
         bodies = self.bodies
-        body = await bodies.read(event, receive)
-        call.account = account = Account(bodies.hold_of_stream, len(body))
-        return await self._opened(one_message(body, encoding, bodies.limits), account)
+        size = announced_size(event.get("body", b""))
+        chunks = await bodies.read(event, receive, size, PREFIX_BYTES)
+        call.account = account = Account(bodies.hold_of_stream, sum(map(len, chunks)))
+        compressed = take_prefix(chunks)
+        is_view = len(chunks) == 1 and len(chunks[0]) > AT_ONCE_BYTES and not compressed
+        if is_view and path in self._taking_views:
+            return chunks[0]
+        message = await whole(chunks)
+        return await self._opened(opened(message, encoding, bodies.limits, compressed=compressed), account)
 
     async def _stream(self, handler: StreamHandler, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
@@ -450,8 +463,8 @@ class Application:
         """Read a body that is not small and all there, and open it.
 
         Args:
-            call: Has the part of it that has come, and gets the whole.
-            event: The first of ASGI's events, which had that part.
+            call: Gets the whole.
+            event: The first of ASGI's events.
             receive: Gives those after it.
             length: The declared one.
             compressed: Whether it is.
@@ -459,17 +472,17 @@ class Application:
         Returns:
             What is held for it beside its account.
         """
-        bodies, body = self.bodies, call.body
-        if body and len(body) == length:
-            bodies.hold(length)
-        else:
-            call.body = body = await bodies.read(event, receive)
-        if compressed or len(body) > _COUNTED_FROM_BYTES:
-            call.account = Account(bodies.hold_of_stream, len(body))
-            if compressed:
-                call.body = await self._opened(opening(body, bodies.limits), call.account)
-            return 0
-        return len(body)
+        bodies = self.bodies
+        chunks = await bodies.read(event, receive, length)
+        size = sum(map(len, chunks))
+        if not compressed and size <= _COUNTED_FROM_BYTES:
+            call.body = await whole(chunks)
+            return size
+        call.account = Account(bodies.hold_of_stream, size)
+        call.body = await whole(chunks)
+        if compressed:
+            call.body = await self._opened(opening(call.body, bodies.limits), call.account)
+        return 0
 
     async def _send_reply(self, reply: HttpReply, scope: Scope, send: Send) -> None:
         try:

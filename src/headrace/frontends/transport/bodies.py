@@ -86,12 +86,20 @@ class Bodies:
         self.check_room()
         return await self.silent.coming(receive)
 
-    async def read(self, event: Event, receive: Receive) -> bytes:
+    async def read(
+        self, event: Event, receive: Receive, wanted: int, prefix_bytes: int = 0
+    ) -> list[bytes | memoryview]:
         """Read a whole body; the caller gives its bytes back with ``release`` when the request is answered.
 
         Args:
             event: The first of ASGI's events.
             receive: Gives those after it.
+            wanted: How many bytes it is announced to have; 0 or less if that is not known. Once they are
+                there, the end mark is not awaited.
+            prefix_bytes: How many of them are in front of the message, whose size is limited.
+
+        Returns:
+            Its chunks, as they arrived; ``whole`` joins them.
 
         Raises:
             TooLarge: It is larger than one body may be; reading stops there.
@@ -99,16 +107,45 @@ class Bodies:
             DeadlineExceeded: It took too long to arrive.
             Cancelled: The client left.
         """
-        body: bytes = event.get("body", b"")
-        if event.get("more_body"):
-            event = await (self.begun if body else self.silent).coming(receive)
-            # Some clients send the end mark apart from the only chunk; anything else is gathered.
-            if event.get("more_body") or event.get("body") or event["type"] != "http.request":
-                return await self._gather(receive, body, event)
-        elif event["type"] != "http.request":
-            raise Cancelled("the client left before its request had arrived")
-        self.hold(len(body))
-        return body
+        first: bytes = event.get("body", b"")
+        if event["type"] == "http.request" and (0 < wanted <= len(first) or not event.get("more_body")):
+            self.hold(len(first), -prefix_bytes)
+            return [first]
+        return await self._gather(event, receive, wanted, prefix_bytes)
+
+    async def _gather(
+        self, event: Event, receive: Receive, wanted: int, prefix_bytes: int
+    ) -> list[bytes | memoryview]:
+        """Read a body that its first event does not end.
+
+        What has arrived is held while the rest is on its way: many slow bodies cost as much as many at once.
+        """
+        chunks: list[bytes | memoryview] = []
+        size, complete = 0, False
+        try:
+            async with asyncio.timeout(self.limits.body_timeout_seconds):
+                while True:
+                    if event["type"] == "http.disconnect":
+                        raise Cancelled("the client left before its request had arrived")
+                    chunk: bytes = event.get("body", b"")
+                    self.hold(len(chunk), size - prefix_bytes)
+                    size += len(chunk)
+                    chunks.append(chunk)
+                    if 0 < wanted <= size or not event.get("more_body"):
+                        complete = True
+                        return chunks
+                    if self.taken_bytes <= self.calm_bytes:
+                        event = await receive()
+                    else:
+                        event = await (self.begun if size else self.silent).coming(receive)
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"the body had not arrived after {self.limits.body_timeout_seconds:g} s; "
+                f"{size} bytes of it had"
+            ) from None
+        finally:
+            if not complete:
+                self.release(size)
 
     def hold(self, size: int, before: int = 0) -> None:
         """Count bytes of one body as held.
@@ -169,37 +206,6 @@ class Bodies:
         self.taken_bytes -= size
         self.held_bytes -= size
 
-    async def _gather(self, receive: Receive, first: bytes, event: Event) -> bytes:
-        """Read what follows the first chunk, beginning with the event that came after it.
-
-        What has arrived is held while the rest is on its way: many slow bodies cost as much as many at once.
-        """
-        chunks, size, complete = [first], 0, False
-        try:
-            self.hold(len(first))
-            size = len(first)
-            async with asyncio.timeout(self.limits.body_timeout_seconds):
-                while True:
-                    if event["type"] == "http.disconnect":
-                        raise Cancelled("the client left before its request had arrived")
-                    chunk: bytes = event.get("body", b"")
-                    self.hold(len(chunk), size)
-                    size += len(chunk)
-                    chunks.append(chunk)
-                    if not event.get("more_body"):
-                        whole = b"".join(chunks) if size <= _JOINED_AT_ONCE_BYTES else await _joined(chunks)
-                        complete = True
-                        return whole
-                    event = await (self.begun if size else self.silent).coming(receive)
-        except TimeoutError:
-            raise DeadlineExceeded(
-                f"the body had not arrived after {self.limits.body_timeout_seconds:g} s; "
-                f"{size} bytes of it had"
-            ) from None
-        finally:
-            if not complete:
-                self.release(size)
-
     async def chunks(
         self, receive: Receive, message: Callable[[], int | None], pauses: Pauses
     ) -> AsyncIterator[bytes]:
@@ -242,14 +248,21 @@ class Bodies:
                 return
 
 
-async def _joined(chunks: list[bytes]) -> bytes:
-    """Join many bytes piece by piece, with others answered in between."""
-    steps = joined([*chunks])
-    chunks.clear()
+async def whole(chunks: list[bytes | memoryview]) -> bytes:
+    """Join a body's chunks: a large one piece by piece, with others answered in between.
+
+    Args:
+        chunks: The chunks; the list is emptied where that frees memory on the way.
+    """
+    if len(chunks) == 1 and isinstance(chunks[0], bytes):
+        return chunks[0]
+    if sum(map(len, chunks)) <= _JOINED_AT_ONCE_BYTES:
+        return b"".join(chunks)
+    steps = joined(chunks)
     while True:
         try:
             next(steps)
         except StopIteration as end:
-            whole: bytes = end.value
-            return whole
+            body: bytes = end.value
+            return body
         await asyncio.sleep(0)

@@ -15,6 +15,7 @@ from headrace.config import Limits
 from headrace.errors import HeadraceError, InvalidRequest, TooLarge, Unsupported
 from headrace.frontends.calls import told
 from headrace.frontends.wire.compression import Opening, opening
+from headrace.frontends.wire.protobuf_cost import AT_ONCE_BYTES
 from headrace.status import codes
 
 PREFIX_BYTES = 5
@@ -43,36 +44,49 @@ def frame_prefix(message: Sized) -> bytes:
 def plain_message(body: bytes) -> bytes | None:
     """The message, if the first chunk of a body is all of it: a unary call waits for nothing more then.
 
-    None also for a compressed message, which takes the longer way.
+    None also for a large or compressed message, which takes the longer way.
     """
     size = len(body) - PREFIX_BYTES
-    if size >= 0 and body.startswith(_prefix(0, size)):
+    if 0 <= size <= AT_ONCE_BYTES and body.startswith(_prefix(0, size)):
         return body[PREFIX_BYTES:]
     return None
 
 
-def one_message(body: bytes, encoding: bytes, limits: Limits) -> Opening:
-    """Open the message of a unary call.
+def announced_size(body: bytes) -> int:
+    """The size of a unary call's body, from the prefix at its start; -1 if that is cut off."""
+    if len(body) < PREFIX_BYTES:
+        return -1
+    length: int = _PREFIX.unpack_from(body)[1]
+    return PREFIX_BYTES + length
+
+
+def take_prefix(chunks: list[bytes | memoryview]) -> bool:
+    """Take the prefix off the body of a unary call, in place and without copying the message.
 
     Args:
-        body: The whole body of the request.
-        encoding: The value of ``grpc-encoding``, or empty.
-        limits: What a message may have.
+        chunks: The whole body in the chunks it arrived in; the message's own bytes are left.
 
     Returns:
-        The message, which opens step by step.
+        Whether the message is compressed.
 
     Raises:
         InvalidRequest: The body is not exactly one message.
-        TooLarge: The message is too large.
-        Unsupported: It is compressed in a way that is not known here.
     """
-    if len(body) < PREFIX_BYTES:
-        raise InvalidRequest(f"expected one gRPC message of at least {PREFIX_BYTES} bytes, got {len(body)}")
-    compressed, length = _PREFIX.unpack_from(body)
-    if length != len(body) - PREFIX_BYTES:
-        raise InvalidRequest(f"expected one gRPC message of {length} bytes, got {len(body) - PREFIX_BYTES}")
-    return (yield from _opened(compressed, body[PREFIX_BYTES:], encoding, limits))
+    size = sum(map(len, chunks)) - PREFIX_BYTES
+    if size < 0:
+        got = size + PREFIX_BYTES
+        raise InvalidRequest(f"expected one gRPC message of at least {PREFIX_BYTES} bytes, got {got}")
+    prefix = b""
+    while len(prefix) < PREFIX_BYTES:
+        first = memoryview(chunks.pop(0))
+        missing = PREFIX_BYTES - len(prefix)
+        prefix += first[:missing]
+        if len(first) > missing:
+            chunks.insert(0, first[missing:])
+    compressed, length = _PREFIX.unpack(prefix)
+    if length != size:
+        raise InvalidRequest(f"expected one gRPC message of {length} bytes, got {size}")
+    return bool(compressed)
 
 
 class MessageReader:
@@ -120,7 +134,7 @@ class MessageReader:
             payload = bytes(memoryview(self._buffer)[PREFIX_BYTES:end])
             del self._buffer[:end]
             self._complete += 1
-            yield _opened(compressed, payload, self._encoding, self._limits)
+            yield opened(payload, self._encoding, self._limits, compressed=bool(compressed))
 
     def finish(self) -> None:
         """Check that the stream did not end within a message.
@@ -132,8 +146,21 @@ class MessageReader:
             raise InvalidRequest(f"the stream ended within a gRPC message, {len(self._buffer)} bytes into it")
 
 
-def _opened(compressed: int, payload: bytes, encoding: bytes, limits: Limits) -> Opening:
-    if compressed == 0:
+def opened(payload: bytes, encoding: bytes, limits: Limits, *, compressed: bool) -> Opening:
+    """Open a message without its prefix, step by step.
+
+    Args:
+        payload: The message as it came.
+        encoding: The value of ``grpc-encoding``, or empty.
+        limits: What a message may have.
+        compressed: What the prefix says.
+
+    Raises:
+        InvalidRequest: It is not compressed as it says.
+        TooLarge: The message is too large.
+        Unsupported: It is compressed in a way that is not known here.
+    """
+    if not compressed:
         if len(payload) > limits.max_message_bytes:
             raise _too_large(len(payload), limits.max_message_bytes)
         return payload

@@ -8,10 +8,15 @@ so cutting them out is enough.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
 from struct import Struct
 from typing import Generic, TypeVar
+
+from headrace.frontends.wire.protobuf_cost import AT_ONCE_BYTES
+
+Message = bytes | memoryview
+"""A serialized message; a large one may be a view of the body that it arrived in."""
 
 Span = tuple[int, int]
 """Where a field's value lies in its message: start and stop."""
@@ -25,6 +30,8 @@ _LARGEST_SKELETON_BYTES = 4096
 MOST_FIELDS = _LARGEST_SKELETON_BYTES // 2
 """The most fields of a message, within fields included, that can have a template: each takes two bytes."""
 
+_LEAST_VIEW_BYTES = 4096
+
 Value = TypeVar("Value")
 
 
@@ -33,6 +40,7 @@ class Template(Generic[Value]):
 
     Attributes:
         cut: Cuts a message of the right length into skeleton and tensors, in turn, beginning with skeleton.
+            Large tensors of large messages are views of the message, all other parts are bytes.
         skeleton: The bytes between the tensors.
         value: What the learner wants to know the next time.
     """
@@ -49,9 +57,29 @@ class Template(Generic[Value]):
         """
         edges = [0, *(edge for span in spans for edge in span), len(message)]
         sizes = [stop - start for start, stop in pairwise(edges)]
-        self.cut = Struct("<" + "".join(f"{size}s" for size in sizes)).unpack
+        self.cut = _copying(sizes) if len(message) <= AT_ONCE_BYTES else _viewing(sizes)
         self.skeleton = self.cut(message)[::2]
         self.value = value
+
+
+_Cut = Callable[[Message], tuple[Message, ...]]
+
+
+def _copying(sizes: Sequence[int]) -> _Cut:
+    return Struct("<" + "".join(f"{size}s" for size in sizes)).unpack
+
+
+def _viewing(sizes: Sequence[int]) -> _Cut:
+    edges = list(pairwise(accumulate(sizes, initial=0)))
+
+    def cut(message: Message) -> tuple[Message, ...]:
+        whole = memoryview(message)
+        return tuple([
+            whole[start:stop] if stop - start >= _LEAST_VIEW_BYTES else bytes(whole[start:stop])
+            for start, stop in edges
+        ])  # fmt: skip
+
+    return cut
 
 
 class Templates(Generic[Value]):
@@ -64,7 +92,7 @@ class Templates(Generic[Value]):
         self._by_length: dict[int, tuple[Template[Value], ...]] = {}
         self._kept = 0
 
-    def find(self, message: bytes) -> tuple[Value, tuple[bytes, ...]] | None:
+    def find(self, message: Message) -> tuple[Value, tuple[Message, ...]] | None:
         """Recognise a message.
 
         Returns:

@@ -14,11 +14,14 @@ from hypothesis import strategies as st
 from headrace.config import Limits
 from headrace.errors import HeadraceError, InvalidRequest, NotFound, Overloaded, TooLarge, Unsupported
 from headrace.frontends.transport.grpc_framing import (
+    PREFIX_BYTES,
     MessageReader,
+    announced_size,
     error_headers,
     frame,
-    one_message,
+    opened,
     plain_message,
+    take_prefix,
     timeout_seconds,
 )
 from headrace.frontends.wire.steps import run
@@ -28,9 +31,59 @@ MOST = 100
 LIMITS = Limits(max_message_bytes=MOST)
 
 
+def cut(body: bytes, sizes: list[int]) -> list[bytes | memoryview]:
+    """The body in pieces of these sizes, and one that has the rest."""
+    pieces: list[bytes | memoryview] = []
+    for size in sizes:
+        pieces.append(body[:size])
+        body = body[size:]
+    return [*pieces, body]
+
+
+def one_message(body: bytes, encoding: bytes, limits: Limits) -> bytes:
+    """The message of a unary call, which is the same however its body is cut."""
+    chunks = cut(body, [])
+    compressed = take_prefix(chunks)
+    return run(opened(b"".join(chunks), encoding, limits, compressed=compressed))
+
+
 @given(st.binary(max_size=MOST))
 def test_what_is_framed_is_one_message(payload: bytes) -> None:
-    assert run(one_message(frame(payload), b"", LIMITS)) == payload
+    assert one_message(frame(payload), b"", LIMITS) == payload
+
+
+@given(st.binary(max_size=MOST), st.booleans(), st.lists(st.integers(0, 9)))
+@example(b"abc", False, [3])
+@example(b"abc", False, [5])
+@example(b"abc", True, [1] * 8)
+@example(b"", False, [0, 2])
+def test_the_prefix_is_taken_off_however_the_body_is_cut(
+    payload: bytes, compressed: bool, sizes: list[int]
+) -> None:
+    chunks = cut(message(payload, compressed=compressed), sizes)
+    assert take_prefix(chunks) == compressed
+    assert b"".join(chunks) == message(payload, compressed=compressed)[PREFIX_BYTES:]
+
+
+def test_taking_the_prefix_off_copies_no_message() -> None:
+    body = message(b"abc")
+    chunks: list[bytes | memoryview] = [body[:3], body[3:], b"never looked at"[:0]]
+    take_prefix(chunks)
+    assert [type(chunk) for chunk in chunks] == [memoryview, bytes]
+    whole: list[bytes | memoryview] = [body]
+    take_prefix(whole)
+    (view,) = whole
+    assert isinstance(view, memoryview)
+    assert view.obj is body
+
+
+@given(st.binary(max_size=12) | st.binary(max_size=MOST).map(frame))
+def test_the_prefix_announces_the_size_of_the_body(body: bytes) -> None:
+    announced = announced_size(body)
+    if len(body) < PREFIX_BYTES:
+        assert announced == -1
+    else:
+        assert announced == PREFIX_BYTES + int.from_bytes(body[1:PREFIX_BYTES], "big")
 
 
 @pytest.mark.parametrize("encoding", [b"gzip", b"deflate"])
@@ -38,11 +91,11 @@ def test_a_compressed_message_is_opened(encoding: bytes) -> None:
     payload = b"a" * MOST
     packed = gzip.compress(payload) if encoding == b"gzip" else zlib.compress(payload)
     body = b"\x01" + len(packed).to_bytes(4, "big") + packed
-    assert run(one_message(body, encoding, LIMITS)) == payload
+    assert one_message(body, encoding, LIMITS) == payload
 
 
 def test_a_message_may_be_uncompressed_although_others_are_not() -> None:
-    assert run(one_message(message(b"plain"), b"gzip", LIMITS)) == b"plain"
+    assert one_message(message(b"plain"), b"gzip", LIMITS) == b"plain"
 
 
 @pytest.mark.parametrize(
@@ -66,14 +119,14 @@ def test_a_message_may_be_uncompressed_although_others_are_not() -> None:
 )  # fmt: skip
 def test_what_is_not_one_message_is_refused(body: bytes, encoding: bytes, error: type[HeadraceError]) -> None:
     with pytest.raises(error):
-        run(one_message(body, encoding, LIMITS))
+        one_message(body, encoding, LIMITS)
 
 
 @given(st.binary(max_size=12) | st.binary(max_size=MOST).map(frame))
 def test_a_plain_message_is_what_reading_it_as_one_message_gives(body: bytes) -> None:
     found = plain_message(body)
     try:
-        assert found in {run(one_message(body, b"", LIMITS)), None}
+        assert found in {one_message(body, b"", LIMITS), None}
         assert found is not None
     except Unsupported:  # compressed: for the longer way
         assert found is None
@@ -104,12 +157,8 @@ streams = st.lists(wellformed | st.binary(max_size=12), max_size=6).map(b"".join
 @example(message(b"good") + message(b"a" * (MOST + 1)), [])
 @example(message(b"good") + message(b"cut short")[:-1], [])
 def test_a_stream_is_the_same_however_it_is_cut(stream: bytes, sizes: list[int]) -> None:
-    pieces, rest = [], stream
-    for size in sizes:
-        pieces.append(rest[:size])
-        rest = rest[size:]
     expected = read([stream])
-    assert read([*pieces, rest]) == expected
+    assert read([bytes(piece) for piece in cut(stream, sizes)]) == expected
     assert read([stream[index : index + 1] for index in range(len(stream))]) == expected
 
 

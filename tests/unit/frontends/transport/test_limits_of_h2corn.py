@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import Coroutine
 from contextlib import closing, suppress
 
@@ -12,7 +13,7 @@ from headrace.config import Limits, ServerConfig
 from headrace.frontends.calls import HttpCall, HttpReply, HttpRoute
 from headrace.frontends.transport.admin import AdminPorts
 from headrace.frontends.transport.asgi import Application
-from headrace.frontends.transport.generation import _configuration
+from headrace.frontends.transport.generation import _configuration, threads_for, window_bytes
 from headrace.frontends.transport.h2corn import H2cornTransport
 from headrace.frontends.transport.listeners import Listeners
 from headrace.frontends.transport.listening import listen
@@ -116,6 +117,9 @@ def test_ports_of_administration_have_few_connections() -> None:
         ("timeout_keep_alive", 120),
         ("timeout_request_header", 120),
         ("h2_timeout_response_stall", 60.0),
+        ("h2_initial_connection_window_size", 4 * 1024 * 1024),
+        ("h2_initial_stream_window_size", 1024 * 1024),
+        ("h2_max_inbound_frame_size", 256 * 1024),
     ],
 )
 def test_what_h2corn_limits_is_what_is_told(name: str, value: float) -> None:
@@ -124,3 +128,51 @@ def test_what_h2corn_limits_is_what_is_told(name: str, value: float) -> None:
     assert getattr(made, name) == value
     assert {one.h2_timeout_response_stall for one in made.request_policies} == {60.0}
     assert made.request_policies[-1].timeout_request_body_idle == 7.0
+
+
+@pytest.mark.parametrize("inflight_mib", [64, 512])
+def test_a_connection_is_told_its_windows_and_frames(inflight_mib: int) -> None:
+    told: dict[str, int] = {}
+
+    async def ask(address: tuple[str, int]) -> None:
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5))  # empty SETTINGS
+        while len(told) < 3:
+            head = await reader.readexactly(9)
+            payload = await reader.readexactly(int.from_bytes(head[:3], "big"))
+            if head[3] == 8:  # WINDOW_UPDATE of the connection, beside the 65,535 bytes of the protocol
+                told["connection"] = 65_535 + int.from_bytes(payload, "big")
+            elif head[3] == 4 and payload:
+                settings = dict(struct.iter_unpack(">HI", payload))
+                told["stream"], told["frame"] = settings[4], settings[5]
+        writer.close()
+
+    with closing(listen("127.0.0.1", 0, "x")) as opened:
+        limits = Limits(max_message_bytes=1 << 20, max_inflight_bytes=inflight_mib << 20)
+        made = ServerConfig(limits=limits, drain_seconds=1.0, drain_lead_seconds=0.0)
+        transport = H2cornTransport(application(), Listeners([[opened]], may_join=False), made)
+        serving(transport, ask(opened.getsockname()))
+    window = (1 if inflight_mib == 64 else 4) << 20
+    assert told == {"connection": window, "stream": window // 4, "frame": window // 16}
+
+
+@pytest.mark.parametrize(
+    ("inflight_mib", "window_kib"),
+    [(1, 1024), (64, 1024), (128, 1024), (256, 2048), (512, 4096), (1 << 20, 4096)],
+)
+def test_windows_are_a_part_of_what_requests_may_hold(inflight_mib: int, window_kib: int) -> None:
+    assert window_bytes(inflight_mib << 20) == window_kib << 10
+
+
+@pytest.mark.parametrize(
+    ("processors", "threads"), [(1, 1), (2, 1), (4, 1), (7, 1), (8, 2), (12, 3), (16, 4), (128, 4)]
+)
+def test_threads_of_connections_by_processors(processors: int, threads: int) -> None:
+    assert threads_for(processors) == threads
+
+
+def test_the_threads_of_a_process_do_not_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quota may change while a server runs, and another generation of connections follows."""
+    before = _configuration(application(), [0], config(), 10, {}).runtime_threads
+    monkeypatch.setattr("headrace.cpus.available", lambda: 128 if before == 1 else 1)
+    assert _configuration(application(), [0], config(), 10, {}).runtime_threads == before

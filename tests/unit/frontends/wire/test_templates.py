@@ -32,6 +32,25 @@ def test_a_message_of_another_length_is_not_recognised() -> None:
     assert learnt().find(MESSAGE + b"x") is None
 
 
+def test_a_large_message_is_cut_without_copying_its_large_tensors() -> None:
+    large, small = bytes(range(256)) * 400, b"BB"
+    message = b"head" + large + b"--" + small + b"tail"
+    spans = [(4, 4 + len(large)), (6 + len(large), 8 + len(large))]
+    templates: Templates[str] = Templates()
+    templates.learn(message, spans, "known")
+    other = b"head" + large[::-1] + b"--" + b"xy" + b"tail"
+    for came in (other, memoryview(b"prefix" + other)[6:]):
+        found = templates.find(came)
+        assert found is not None
+        value, (first, second) = found
+        assert (value, bytes(first), second) == ("known", large[::-1], b"xy")
+        assert isinstance(first, memoryview)
+        assert first.obj is (came.obj if isinstance(came, memoryview) else came)
+        assert isinstance(second, bytes)
+    assert templates.find(b"HEAD" + other[4:]) is None
+    assert templates.find(memoryview(other[:-1] + b"L")) is None
+
+
 def test_messages_of_one_length_are_told_apart() -> None:
     templates = learnt()
     templates.learn(b"HEAD" + MESSAGE[4:], SPANS, "other")
