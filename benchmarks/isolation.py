@@ -20,8 +20,9 @@ import numpy as np
 
 from benchmarks.processes import cores
 from benchmarks.rounds import Effort, print_lines
-from headrace.config import IsolationPolicy
-from headrace.isolation.servable import IsolatedServable, Which
+from headrace.config import ModelConfig
+from headrace.isolation.replica import Which
+from headrace.isolation.servable import IsolatedServable
 from headrace.runtimes import registry
 from headrace.runtimes.registry import RuntimeOptions
 from headrace.servable import Servable
@@ -66,15 +67,9 @@ def _measured(rows: int, numbers: int, effort: Effort) -> list[str]:
         directory.mkdir()
         (directory / "model.onnx").write_bytes(affine(1.0, 1.0) if numbers == 1 else mean(numbers))
         here = registry.load(directory, RuntimeOptions())
-        there = IsolatedServable(
-            Which("m", 1, directory),
-            RuntimeOptions(),
-            IsolationPolicy(),
-            load_seconds=60,
-            longest_pause_seconds=60,
-        )
+        there = IsolatedServable(Which("m", 1, directory), RuntimeOptions(), ModelConfig())
         assert np.array_equal(here.predict(inputs)["y"], there.predict(inputs)["y"])
-        child = there._process._process.pid
+        child = there._replicas[0].process._process.pid
         sides: list[tuple[Servable, Callable[[], float]]] = [
             (here, time.process_time),
             (there, lambda: time.process_time() + _processor_seconds(child)),

@@ -19,7 +19,7 @@ from headrace import crossing
 from headrace.batching.request import NO_DEADLINE, Answer, AwaitedRequest, Request, Settlement, Waiter, due
 from headrace.batching.waiting import WaitingRequest
 from headrace.clock import LoopClock
-from headrace.config import BatchingPolicy, ModelConfig, ServerConfig
+from headrace.config import BatchingPolicy, ServerConfig, config_of_objects
 from headrace.crossing import run_in
 from headrace.errors import ConfigError, FailedPrecondition
 from headrace.lifecycle.background import LoaderThreads
@@ -98,7 +98,7 @@ class Engine:
             source: Makes what says which versions are wanted, where that is not a look at the directories.
 
         Raises:
-            ConfigError: There is nothing to serve.
+            ConfigError: There is nothing to serve, or ``batching`` asks for processes.
         """
         self.config = config or ServerConfig()
         if models is None and not (objects or self.config.models or self.config.archive):
@@ -107,7 +107,7 @@ class Engine:
             )
         self._models = None if models is None else Path(models)
         self._objects = dict(objects or {})
-        self._object_config = ModelConfig(batching=batching or BatchingPolicy())
+        self._object_config = config_of_objects(batching or BatchingPolicy())
         self.archive = archive
         self._make_source = source
         self.awaits_archive = self._started = False

@@ -78,7 +78,7 @@ class LoadedVersion:
         warmed: What its batches cost when it was warmed up; None where it was not.
         published: When it was published, as its manifest says; None without one.
         origin: What its answers say who gave them.
-        isolated: What runs it, where that has a process of its own.
+        isolated: What runs it, where that has processes of its own.
     """
 
     __slots__ = (
@@ -240,7 +240,7 @@ def _in_its_own_process(loaded: LoadedVersion, runs: Servable) -> LoadedVersion:
 
 def instances(policy: BatchingPolicy) -> int:
     """How many batches run side by side: as configured, or one a core."""
-    return policy.instances or cpus.available()
+    return policy.instance_processes or policy.instances or cpus.available()
 
 
 def inline_seconds(policy: BatchingPolicy, servable: Servable) -> float:
@@ -331,6 +331,7 @@ class VersionLoader:
         options = replace(self._options(config), kind=runtime.kind, checksums=files)
         run = partial(self._run, options=options)
         isolates = self.isolate if config.isolate is None else config.isolate
+        isolates = isolates or config.batching.instance_processes is not None
         if isolates:
             check = partial(self.trusted.check_again, path, manifest, is_code=runtime.is_code)
             run = partial(self._isolated, (model, version, path), config, options, check)
@@ -465,16 +466,18 @@ class VersionLoader:
         """Run recorded requests, or made-up ones, in a loader thread, and learn what batches cost.
 
         Raises:
-            LoadError: A recorded request failed.
+            LoadError: A recorded request failed, or one of its processes did not start.
         """
         warm_up(loaded.servable, loaded.config, loaded.path, loaded.batcher.cost, self.threads.when_idle)
+        if loaded.isolated is not None:
+            loaded.isolated.start_others()
         loaded.warmed = fit_of(loaded.batcher.cost) if loaded.batcher.cost.known else None
 
     def attach(self, loaded: LoadedVersion) -> None:
         """Called in the serving thread just before the version serves: from now on it counts.
 
         Raises:
-            LoadError: Its own process has ended.
+            LoadError: A process of its own has ended.
         """
         if loaded.isolated is not None:
             loaded.isolated.serve()

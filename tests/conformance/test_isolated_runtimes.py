@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.config import IsolationPolicy
+from headrace.config import ModelConfig
 from headrace.engine import Engine
 from headrace.errors import InvalidRequest, LoadError, ModelError
-from headrace.isolation.servable import IsolatedServable, Which
+from headrace.isolation.replica import Which
+from headrace.isolation.servable import IsolatedServable
 from headrace.runtimes import registry
 from headrace.servable import Servable
 from tests.conformance import ctr_models
@@ -48,8 +49,7 @@ __all__ = [
 
 
 def isolated(directory: Path, options: registry.RuntimeOptions) -> IsolatedServable:
-    which = Which("example", 1, directory)
-    return IsolatedServable(which, options, IsolationPolicy(), load_seconds=120, longest_pause_seconds=60)
+    return IsolatedServable(Which("example", 1, directory), options, ModelConfig())
 
 
 # What differs by the model and not by the runtime is tested in process: a process takes a second to start.
@@ -128,3 +128,13 @@ def test_an_answer_is_repeated_from_the_prediction_cache(tmp_path: Path) -> None
         assert loaded.isolated is not None
         counted = loaded.statistics
         assert (counted.cache_misses, counted.cache_hits, counted.requests) == (1, 2, 3)
+
+
+def test_an_engine_loads_a_model_in_as_many_processes_as_are_asked_for(tmp_path: Path) -> None:
+    write(tmp_path, "m", 1, affine(2.0, 1.0), "[batching]\ninstance_processes = 2\n")
+    with Engine.in_thread(tmp_path) as engine:
+        assert engine.predict_blocking("m", {"x": [3.0]})["y"].tolist() == [7.0]
+        (loaded,) = engine.manager.all_loaded()
+        assert loaded.isolated is not None
+        assert (loaded.isolated.process_count, loaded.trouble) == (2, "")
+        assert loaded.isolated.memory_bytes > 0

@@ -145,6 +145,7 @@ def test_every_setting_of_a_model_can_be_set() -> None:
             ["classes"],  # instead of labels
             ["model"],  # instead of values
             ["column"],  # of tables only
+            ["instance_processes"],  # instead of instances
         ), section
 
 
@@ -174,6 +175,18 @@ WRONG_MODELS = {
         "headrace.toml: batching.max_batch_row: unknown setting; did you mean max_batch_rows?"
     ),
     "[batching]\nmax_batch_rows = 0": "batching.max_batch_rows: expected a whole number, 1 or more, got 0",
+    "[batching]\ninstance_processes = 0": (
+        "batching.instance_processes: expected a whole number from 1 to 256; leave it out for instances in "
+        "threads, got 0"
+    ),
+    "[batching]\ninstance_processes = 257": "expected a whole number from 1 to 256; ",
+    "[batching]\ninstance_processes = 2\ninstances = 4": (
+        "batching.instance_processes: expected either processes or threads: leave it out, or instances = 4, "
+        "got 2"
+    ),
+    "isolate = false\n[batching]\ninstance_processes = 2": (
+        "isolate: expected true, or nothing, beside batching.instance_processes, got False"
+    ),
     "[batching]\nmax_batch_rows = '8'": "batching.max_batch_rows: expected `int`, got `str`",
     "[batching]\nmax_batch_rows = true": "batching.max_batch_rows: expected `int`, got `bool`",
     "[batching]\nmax_batch_seconds = 0": "batching.max_batch_seconds: expected seconds, more than 0, got 0",

@@ -282,3 +282,11 @@ def test_after_a_lone_task_many_share_batches_but_for_the_first_call() -> None:
             assert model.batches == [1, 29, 30, 30]
 
     run(scenario())
+
+
+def test_objects_are_not_loaded_in_processes() -> None:
+    policy = BatchingPolicy(instance_processes=2)
+    with pytest.raises(
+        ConfigError, match=r"batching\.instance_processes: expected nothing for objects, .* 2"
+    ):
+        Engine.from_objects({"m": Doubling()}, batching=policy)

@@ -23,6 +23,7 @@ from headrace.config.model import (
     SignatureConfig,
     VersionPolicy,
     WarmUpPolicy,
+    config_of_objects,
     parse_model_config,
     read_model_config,
 )
@@ -66,6 +67,7 @@ __all__ = [
     "Tracing",
     "VersionPolicy",
     "WarmUpPolicy",
+    "config_of_objects",
     "parse_model_config",
     "parse_server_config",
     "read_model_config",

@@ -40,6 +40,7 @@ _MOST_COUNTED = 1_000_000
 _LEAST_CACHE_BYTES, _MOST_CACHE_BYTES = 2**16, 2**42
 _LEAST_ISOLATED_BYTES, _MOST_ISOLATED_BYTES = 2**24, 2**48
 _LEAST_SHARED_BYTES = 2**20
+_MOST_PROCESSES = 256
 
 Option = str | int | float | bool
 
@@ -56,6 +57,8 @@ class BatchingPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         allowed_batch_rows: The only batch sizes that the model shall see, ascending, the last one
             ``max_batch_rows``; smaller batches are padded. Empty for any size.
         instances: How many calls run side by side; 0 for one a core (of the cgroup's quota).
+        instance_processes: How many processes each version is loaded in, instead of threads: each computes
+            one call at a time. They are isolated as ``isolate`` says. None for no such processes.
         max_queue_rows: How many rows may wait, and the most rows of one request; requests beyond are refused.
         inline_seconds: Batches predicted to take less run in the serving thread; None lets headrace choose.
         threads_per_instance: How many threads one call may use; 0 lets headrace choose.
@@ -67,6 +70,7 @@ class BatchingPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_wait_seconds: float = 0.0
     allowed_batch_rows: tuple[int, ...] = ()
     instances: int = 0
+    instance_processes: int | None = None
     max_queue_rows: int = 16384
     inline_seconds: float | None = None
     threads_per_instance: int = 0
@@ -82,7 +86,20 @@ class BatchingPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         whole("batching.threads_per_instance", self.threads_per_instance, most=MOST_THREADS)
         if self.inline_seconds is not None:
             seconds("batching.inline_seconds", self.inline_seconds, most=DAY)
+        self._check_processes()
         self._check_allowed_rows()
+
+    def _check_processes(self) -> None:
+        count = self.instance_processes
+        if count is None:
+            return
+        key = "batching.instance_processes"
+        if isinstance(count, bool) or not 1 <= count <= _MOST_PROCESSES:
+            expected = f"a whole number from 1 to {_MOST_PROCESSES}; leave it out for instances in threads"
+            raise wrong(key, expected, count)
+        if self.instances:
+            expected = f"either processes or threads: leave it out, or instances = {self.instances}"
+            raise wrong(key, expected, count)
 
     def _check_allowed_rows(self) -> None:
         allowed = self.allowed_batch_rows
@@ -308,7 +325,7 @@ class ObjectivePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class IsolationPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the process of an isolated model may take.
+    """What each process of an isolated model may take.
 
     Attributes:
         timeout_seconds: How long one batch may take; then the process is ended, and another one started.
@@ -345,7 +362,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         cache: Which answers are repeated.
         objective: How fast requests are to be answered.
         isolate: Whether each version has a process of its own; None for what the server's settings say.
-        isolation: What that process may take.
+        isolation: What each such process may take.
     """
 
     versions: VersionPolicy = msgspec.field(default_factory=VersionPolicy)
@@ -367,6 +384,23 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 "more than 0 beside [inputs]: what comes from the archive changes while a version is loaded"
             )
             raise wrong("cache.seconds", expected, self.cache.seconds)
+        if self.isolate is False and self.batching.instance_processes is not None:
+            raise wrong("isolate", "true, or nothing, beside batching.instance_processes", self.isolate)
+
+
+def config_of_objects(batching: BatchingPolicy) -> ModelConfig:
+    """Make the settings of models that are given as objects in process.
+
+    Args:
+        batching: How their requests are merged.
+
+    Raises:
+        ConfigError: It asks for processes, into which no object can be loaded.
+    """
+    if batching.instance_processes is not None:
+        expected = "nothing for objects, which stay in this process: leave it out, or load a directory"
+        raise wrong("batching.instance_processes", expected, batching.instance_processes)
+    return ModelConfig(batching=batching)
 
 
 def read_model_config(model_directory: Path) -> str:

@@ -138,10 +138,10 @@ ISOLATED_RESTARTS = Metric(
     ("model", "version", "reason"),
 )
 ISOLATED_READY = Metric(
-    "headrace_isolated_ready", "gauge", "1 while the process of an isolated version answers: alert on 0."
+    "headrace_isolated_ready", "gauge", "How many processes of an isolated version answer: alert on 0."
 )
 ISOLATED_MEMORY = Metric(
-    "headrace_isolated_memory_bytes", "gauge", "What the process of an isolated version holds of its own."
+    "headrace_isolated_memory_bytes", "gauge", "What the processes of an isolated version hold of their own."
 )
 OBJECTIVE_BUDGET = Metric(
     "headrace_objective_budget_remaining",
@@ -435,7 +435,7 @@ def _isolated(versions: Iterable[_Counted]) -> Families:
         yield None
         if loaded.isolated is None:
             continue
-        ready.add_metric(labels, int(not loaded.isolated.trouble))
+        ready.add_metric(labels, loaded.isolated.process_count)
         memory.add_metric(labels, loaded.isolated.memory_bytes)
         for reason, count in list(loaded.isolated.restarts.items()):
             restarts.add_metric([*labels, reason], count)

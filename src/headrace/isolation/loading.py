@@ -6,7 +6,8 @@ from pathlib import Path
 
 from headrace.batching.cost import BatchCost
 from headrace.config import ModelConfig
-from headrace.isolation.servable import IsolatedServable, Which
+from headrace.isolation.replica import Which
+from headrace.isolation.servable import IsolatedServable
 from headrace.runtimes.options import RuntimeOptions
 from headrace.servable import Servable, takes_packed
 from headrace.warmup import warm_up
@@ -31,14 +32,7 @@ def load(which: Which, recorded_in: Path, options: RuntimeOptions, config: Model
         # With inputs from the archive, requests are recorded as they came: with keys in place of those.
         warm_up(started, config, None if config.inputs else recorded_in, BatchCost())
 
-    loaded = IsolatedServable(
-        which,
-        options,
-        config.isolation,
-        load_seconds=config.versions.load_timeout_seconds,
-        longest_pause_seconds=config.versions.load_retry_seconds,
-        warm=warm,
-    )
+    loaded = IsolatedServable(which, options, config, warm=warm)
     if takes_packed(loaded):
         options.share(_ready_to_pack)
     return loaded

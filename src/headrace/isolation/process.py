@@ -123,6 +123,11 @@ class ModelProcess:
         started.result()
 
     @property
+    def takes_calls(self) -> bool:
+        """Whether it takes calls: not once it is retired, or has ended."""
+        return not self._retired and self.ending is None
+
+    @property
     def memory_bytes(self) -> int:
         """What it takes of memory that nobody else has, 0 when it has ended."""
         process = self._process
@@ -235,6 +240,7 @@ class ModelProcess:
                 try:
                     slot = Slot(self._control, name, self._policy.shared_bytes)
                 except (BrokenPipeError, ConnectionResetError) as error:  # it is ending
+                    self._retired = True
                     raise Retired from error
                 except OSError as error:
                     said = f"nothing is left for a call to the model's process: {error.strerror}; try again"

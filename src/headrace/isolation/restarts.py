@@ -1,9 +1,12 @@
-"""When a model's process is started again after it has ended: a pure decision."""
+"""When a model's process is started again after it has ended: a pure decision, and the counts it needs."""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 WINDOW_SECONDS = 300.0
@@ -68,3 +71,44 @@ def pause_before(ends: Sequence[float], now: float, longest_seconds: float) -> f
     if counted >= MOST_AT_ONCE:
         return longest_seconds
     return float(min(longest_seconds, _FIRST_PAUSE_SECONDS * 2 ** (counted - 2)))
+
+
+class Restarts:
+    """The restarts of all processes of one version.
+
+    Attributes:
+        counts: How many there were, by reason.
+    """
+
+    def __init__(self, longest_pause_seconds: float, now: Callable[[], float] = time.monotonic) -> None:
+        """Start at zero.
+
+        Args:
+            longest_pause_seconds: The longest pause before a process is started again.
+            now: The clock, in seconds.
+        """
+        self.counts: Counter[str] = Counter()
+        self._longest_pause_seconds = longest_pause_seconds
+        self._now = now
+        self._ends: deque[float] = deque(maxlen=MOST_AT_ONCE)
+        self._lock = threading.Lock()
+
+    def count(self, reason: str) -> float:
+        """Count the end of a process, in any thread.
+
+        Args:
+            reason: Why it ended, in a word.
+
+        Returns:
+            How many seconds to wait before the next one is started.
+        """
+        with self._lock:
+            now = self._now()
+            self._ends.append(now)
+            self.counts[reason] += 1
+            return pause_before(self._ends, now, self._longest_pause_seconds)
+
+    @property
+    def lately(self) -> int:
+        """How many of the last ends are remembered."""
+        return len(self._ends)

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from headrace.isolation.restarts import MOST_AT_ONCE, WINDOW_SECONDS, ending_of, pause_before
+from headrace.isolation.restarts import MOST_AT_ONCE, WINDOW_SECONDS, Restarts, ending_of, pause_before
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,13 @@ def test_pauses_double_and_then_it_is_left_alone(ends: list[float], pause: float
 def test_no_pause_is_longer_than_the_longest() -> None:
     assert pause_before([1.0] * 4, 1.0, 1.5) == 1.5
     assert pause_before([1.0] * MOST_AT_ONCE, 1.0, 1.5) == 1.5
+
+
+def test_the_ends_of_all_processes_of_a_version_count_together() -> None:
+    restarts = Restarts(60.0, lambda: 100.0)
+    assert [restarts.count(reason) for reason in ("killed", "crash", "crash")] == [0.0, 1.0, 2.0]
+    assert restarts.counts == {"killed": 1, "crash": 2}
+    assert restarts.lately == 3
 
 
 @pytest.mark.parametrize(

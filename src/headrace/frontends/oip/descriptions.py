@@ -65,6 +65,7 @@ def model_config(loaded: LoadedVersion) -> Description:
     """
     signature = signature_named(loaded.signatures, "")
     batching, versions = loaded.config.batching, loaded.config.versions
+    instances = batching.instance_processes or batching.instances or 1
     policies: dict[str, Description] = {
         "latest": {"latest": {"num_versions": versions.count}},
         "all": {"all": {}},
@@ -83,7 +84,7 @@ def model_config(loaded: LoadedVersion) -> Description:
             "max_queue_delay_microseconds": round(batching.max_wait_seconds * 1e6),
             "preserve_ordering": False,
         },
-        "instance_group": [{"name": loaded.name, "kind": "KIND_CPU", "count": batching.instances or 1}],
+        "instance_group": [{"name": loaded.name, "kind": "KIND_CPU", "count": instances}],
         "model_transaction_policy": {"decoupled": False},
     }
 

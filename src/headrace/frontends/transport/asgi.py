@@ -39,12 +39,7 @@ from headrace.frontends.transport.grpc_framing import (
     plain_message,
     take_prefix,
 )
-from headrace.frontends.transport.headers import (
-    echo_request_id,
-    is_grpc,
-    read_grpc,
-    read_http,
-)
+from headrace.frontends.transport.headers import echo_request_id, is_grpc, read_grpc, read_http
 from headrace.frontends.transport.replies import error_reply, live
 from headrace.frontends.transport.reported_load import ReportedLoad, trailing
 from headrace.frontends.transport.routing import Router
@@ -246,8 +241,7 @@ class Application:
     ) -> bytes | memoryview:
         """Read a message that is large, not all there, or compressed; its account has what is held for it."""
         bodies = self.bodies
-        size = announced_size(event.get("body", b""))
-        chunks = await bodies.read(event, receive, size, PREFIX_BYTES)
+        chunks = await bodies.read(event, receive, announced_size(event.get("body", b"")), PREFIX_BYTES)
         call.account = account = Account(bodies.hold_of_stream, sum(map(len, chunks)))
         compressed = take_prefix(chunks)
         is_view = len(chunks) == 1 and len(chunks[0]) > AT_ONCE_BYTES and not compressed
