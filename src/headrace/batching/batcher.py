@@ -26,6 +26,7 @@ from headrace.batching.admission import Caution, never_fits, queue_full, too_lat
 from headrace.batching.batch import Batch, Lane, note_failure
 from headrace.batching.computing import EXPIRED, Computing
 from headrace.batching.cost import BatchCost
+from headrace.batching.expiry import Expiry
 from headrace.batching.instances import Instances
 from headrace.batching.joining import padded_size
 from headrace.batching.plan import Limits, Release, plan
@@ -47,7 +48,6 @@ from headrace.errors import DeadlineExceeded, HeadraceError, Overloaded, Unavail
 from headrace.servable import RowLayout, Servable
 
 _LANES_KEPT = 64
-_EXPIRY_SLACK_SECONDS = 0.0005
 _UNLOADED = "the model version was unloaded before the request was computed; try again"
 
 
@@ -110,9 +110,7 @@ class Batcher:
         self._scheduled = False
         self._wake: Timer | None = None
         self._wake_at = math.inf
-        self._expiry: Timer | None = None
-        self._expiry_at = math.inf
-        self._expiry_slack = _EXPIRY_SLACK_SECONDS
+        self._expiry = Expiry(clock, self._expire)
         self._closed = False
         self._fair = False
         self._new_lane = Lane
@@ -150,8 +148,8 @@ class Batcher:
             lane.queue.append(request)
             self.outstanding += 1
         self.queued_rows += rows
-        if request.deadline < self._expiry_at:
-            self._watch_deadline(request.deadline, now)
+        if request.deadline < self._expiry.at:
+            self._expiry.watch(request.deadline, now)
         if not self._scheduled and len(self._running) < self._instance_count:
             self._schedule()
 
@@ -389,7 +387,7 @@ class Batcher:
 
     def _finish(self, batch: Batch) -> None:
         timings, settlements, now = batch.timings, batch.settlements, self._now()
-        if self._expiry_at != math.inf:
+        if self._expiry.at != math.inf:
             self._caution.learn(batch.requests, timings.started, now)
         if isinstance(settlements, BatchOutputs):
             self._count_call(batch.padded_rows, timings, batch.release)
@@ -443,17 +441,8 @@ class Batcher:
 
     # --- deadlines ---
 
-    def _watch_deadline(self, deadline: float, now: float) -> None:
-        """One timer for all deadlines, at the earliest of them."""
-        if self._expiry is not None:
-            self._expiry.cancel()
-        self._expiry_at = deadline
-        # A little later, so that requests which arrived together expire in one sweep.
-        self._expiry = self._clock.call_later(max(deadline - now, 0.0) + self._expiry_slack, self._expire)
-
     def _expire(self) -> None:
         """Answer every request whose deadline has passed, also those whose batch is running."""
-        self._expiry, self._expiry_at = None, math.inf
         now = self._now()
         earliest, expired = math.inf, []
         for request in self._requests():
@@ -463,10 +452,7 @@ class Batcher:
                 expired.append(request)
             elif request.deadline < earliest:
                 earliest = request.deadline
-        # Sweeping a long queue again and again would keep the serving thread from shortening it.
-        self._expiry_slack = max(_EXPIRY_SLACK_SECONDS, 4 * (self._now() - now))
-        if earliest != math.inf:
-            self._watch_deadline(earliest, now)
+        self._expiry.swept(earliest, now)
         for request in expired:  # last, because whoever is answered may submit again
             request.settle(DeadlineExceeded(EXPIRED))
 
@@ -482,9 +468,9 @@ class Batcher:
         """Refuse what comes from now on; threads end when they have done their work. Serving thread only."""
         self._closed = True
         self._most_rows = -1
-        for timer in (self._wake, self._expiry):
-            if timer is not None:
-                timer.cancel()
+        self._expiry.cancel()
+        if self._wake is not None:
+            self._wake.cancel()
         lanes = self._lanes.values()
         waiting = [request for lane in lanes for request in lane.queue]
         waiting += [part for lane in lanes for parts in lane.following.values() for part in parts]
