@@ -11,16 +11,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from headrace import cpus
 from headrace.batching.at_once import AtOnce
 from headrace.batching.batcher import Batcher
 from headrace.batching.callers import Callers
 from headrace.batching.capacity import Fit, fit_of
+from headrace.batching.defaults import inline_seconds, instances, threads_per_instance
 from headrace.batching.request import VERSION, WRITTEN, Origin
 from headrace.batching.statistics import VersionStatistics
 from headrace.batching.totals import ModelTotals
 from headrace.clock import Clock
-from headrace.config import MODEL_CONFIG_FILE, BatchingPolicy, ModelConfig
+from headrace.config import MODEL_CONFIG_FILE, ModelConfig
 from headrace.errors import NotLoadable
 from headrace.lifecycle.background import LoaderThreads
 from headrace.lifecycle.idle import stop_if_dropped
@@ -46,11 +46,6 @@ _NO_ARCHIVE = (
     "inputs: they come from an archive, and there is none; start with --archive FILE, "
     "in process with Engine(archive=…)"
 )
-
-# With one core, a batch that runs where it stands saves two switches between threads and delays nobody who
-# could have run meanwhile. With several, only what is cheaper than the switches themselves.
-_INLINE_SECONDS_ON_ONE_CORE = 0.005
-_INLINE_SECONDS = 0.00025
 
 
 class LoadedVersion:
@@ -236,22 +231,6 @@ def _in_its_own_process(loaded: LoadedVersion, runs: Servable) -> LoadedVersion:
     loaded.isolated = cast("IsolatedServable", runs)
     loaded.callers = loaded.at_once = None
     return loaded
-
-
-def instances(policy: BatchingPolicy) -> int:
-    """How many batches run side by side: as configured, or one a core."""
-    return policy.instances or cpus.available()
-
-
-def inline_seconds(policy: BatchingPolicy, servable: Servable) -> float:
-    """Batches that are predicted to take less run in the serving thread."""
-    if getattr(
-        servable, "may_block", False
-    ):  # waiting in the serving thread would stop everything, itself too
-        return 0.0
-    if policy.inline_seconds is not None:
-        return policy.inline_seconds
-    return _INLINE_SECONDS_ON_ONE_CORE if cpus.available() == 1 else _INLINE_SECONDS
 
 
 def verifier(keys: Path | None) -> Verifier | None:
@@ -442,11 +421,10 @@ class VersionLoader:
         return loaded
 
     def _options(self, config: ModelConfig) -> registry.RuntimeOptions:
-        policy, runtime, signature = config.batching, config.runtime, config.signature
-        threads = policy.threads_per_instance or cpus.share(cpus.available(), instances(policy))
+        runtime, signature = config.runtime, config.signature
         return registry.RuntimeOptions(
             kind=runtime.kind,
-            threads=threads,
+            threads=threads_per_instance(config.batching),
             trusted=runtime.trusted,
             allow_code=self.allow_code,
             options=runtime.options,
