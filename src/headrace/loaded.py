@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from msgspec import structs
+
 from headrace.batching.at_once import AtOnce
 from headrace.batching.batcher import Batcher
 from headrace.batching.callers import Callers
@@ -233,6 +235,14 @@ def _in_its_own_process(loaded: LoadedVersion, runs: Servable) -> LoadedVersion:
     return loaded
 
 
+def _with_instances(config: ModelConfig, runtime: registry.Runtime) -> ModelConfig:
+    """A model's settings, with as many instances as its runtime wants where they do not say."""
+    batching = config.batching
+    if batching.instances or not runtime.instances:
+        return config
+    return structs.replace(config, batching=structs.replace(batching, instances=runtime.instances))
+
+
 def verifier(keys: Path | None) -> Verifier | None:
     """What says who has signed a version; None where that does not matter.
 
@@ -305,6 +315,7 @@ class VersionLoader:
         manifest = self.threads.when_idle(lambda: check_manifest(path, its_own, stop_if_dropped, vouch))
         if runtime is None:
             registry.expect(path, config.runtime.kind)
+        config = _with_instances(config, runtime)
         files = None if manifest is None else {name: one.sha256 for name, one in manifest.files.items()}
         # By its kind from now on: what is put there meanwhile must not be taken for something else.
         options = replace(self._options(config), kind=runtime.kind, checksums=files)
