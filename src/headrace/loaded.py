@@ -35,7 +35,7 @@ from headrace.servable import Servable, Signature
 from headrace.tensors import Tensors
 from headrace.versions.manifest import Manifest, check_manifest, published, space_versions
 from headrace.versions.trust import TrustedFiles
-from headrace.warmup import warm_up
+from headrace.warmup import warm_up, warm_up_serving_threads
 
 if TYPE_CHECKING:
     from headrace.archive.archive import Archive
@@ -76,12 +76,13 @@ class LoadedVersion:
         published: When it was published, as its manifest says; None without one.
         origin: What its answers say who gave them.
         isolated: What runs it, where that has a process of its own.
+        runs_code: Whether it is code that headrace does not know, and that runs in this process.
     """
 
     __slots__ = (
         "__weakref__", "_clock", "_leases", "_on_idle", "at_once", "batcher", "cache", "callers",
         "codec_cache", "config", "isolated", "name", "origin", "path", "platform", "predictor", "published",
-        "servable", "signatures", "version", "warmed",
+        "runs_code", "servable", "signatures", "version", "warmed",
     )  # fmt: skip
 
     def __init__(
@@ -128,6 +129,7 @@ class LoadedVersion:
         self.callers: Callers | None = None
         self.cache: Cached | None = None
         self.isolated: IsolatedServable | None = None
+        self.runs_code = path is None
         # Of a model's own code, or an object given in process, one instance means one call at a time: then
         # there is one Batcher only.
         one_at_a_time = policy.instances == 1 and (path is None or getattr(servable, "may_block", False))
@@ -331,6 +333,7 @@ class VersionLoader:
         if config.inputs:
             servable = self._featured(model, servable, config, manifest)
         loaded = self._surrounded(LoadedVersion(model, version, servable, config, self.clock, path))
+        loaded.runs_code = runtime.is_code and not isolates
         return _in_its_own_process(loaded, runs) if isolates else loaded
 
     def _isolated(
@@ -451,12 +454,19 @@ class VersionLoader:
         )
 
     def warm_up(self, loaded: LoadedVersion) -> None:
-        """Run recorded requests, or made-up ones, in a loader thread, and learn what batches cost.
+        """Run recorded requests, or made-up ones, and learn what batches cost.
+
+        They run in a loader thread; those of a model's own code in the threads that will serve it.
 
         Raises:
             LoadError: A recorded request failed.
         """
-        warm_up(loaded.servable, loaded.config, loaded.path, loaded.batcher.cost, self.threads.when_idle)
+        servable, config, path = loaded.servable, loaded.config, loaded.path
+        if loaded.runs_code:
+            warm = partial(warm_up_serving_threads, servable, config, path, loaded.batcher, self.clock)
+            self.threads.at_serving_priority(warm)
+        else:
+            warm_up(servable, config, path, loaded.batcher.cost, self.threads.when_idle)
         loaded.warmed = fit_of(loaded.batcher.cost) if loaded.batcher.cost.known else None
 
     def attach(self, loaded: LoadedVersion) -> None:
@@ -477,5 +487,8 @@ class VersionLoader:
                 share * 100,
                 extra={"model": loaded.name, "version": loaded.version},
             )
-        self.clock.call_soon_threadsafe(loaded.batcher.close)
+        try:
+            self.clock.call_soon_threadsafe(loaded.batcher.close)
+        except RuntimeError:  # the event loop has ended, and with it all requests
+            loaded.batcher.instances.stop()
         loaded.servable.close()
