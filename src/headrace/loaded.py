@@ -130,8 +130,7 @@ class LoadedVersion:
         self.cache: Cached | None = None
         self.isolated: IsolatedServable | None = None
         self.runs_code = path is None
-        # Of a model's own code, or an object given in process, one instance means one call at a time: then
-        # there is one Batcher only.
+        # One instance of somebody's code means one call at a time: then there is one Batcher only.
         one_at_a_time = policy.instances == 1 and (path is None or getattr(servable, "may_block", False))
         if not policy.max_wait_seconds and not one_at_a_time:
             self.callers = Callers(
