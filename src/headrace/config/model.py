@@ -55,7 +55,8 @@ class BatchingPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             at all.
         allowed_batch_rows: The only batch sizes that the model shall see, ascending, the last one
             ``max_batch_rows``; smaller batches are padded. Empty for any size.
-        instances: How many calls run side by side; 0 for one a core (of the cgroup's quota).
+        instances: The most calls that run side by side; 0 for one a core (of the cgroup's quota), and for one
+            where the model is a ``model.py``.
         max_queue_rows: How many rows may wait, and the most rows of one request; requests beyond are refused.
         inline_seconds: Batches predicted to take less run in the serving thread; None lets headrace choose.
         threads_per_instance: How many threads one call may use; 0 lets headrace choose.
