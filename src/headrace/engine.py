@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 from headrace import crossing
 from headrace.batching.request import NO_DEADLINE, Answer, AwaitedRequest, Request, Settlement, Waiter, due
+from headrace.batching.threads import say_waiting
 from headrace.batching.waiting import WaitingRequest
 from headrace.clock import LoopClock
 from headrace.config import BatchingPolicy, ServerConfig, config_of_objects
@@ -460,8 +461,7 @@ class Engine:
     ) -> dict[str, Array] | None:
         """Answer one request without the serving thread; None where that has to see to it.
 
-        That is where nothing is ready, or goes out of service just now; where something stands around the
-        Batcher; and for a model that asks itself.
+        It has to where nothing is ready, something stands around the Batcher, or a model asks itself.
         """
         find, which = self.manager.ready_now, (spec.name, spec.version, spec.label)
         loaded = find(*which)
@@ -469,6 +469,7 @@ class Engine:
         if loaded is None or callers is None or callers.works_here:
             if callers is None and loaded is not None and loaded.batcher.waits_for_itself:
                 raise self._refused(f"{loaded.name} asks itself while its only instance computes")
+            say_waiting()
             return None
         outcome = Outcome(Door.IN_PROCESS) if self.outcomes.all_observed else None
         try:

@@ -11,16 +11,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from headrace import cpus
+from msgspec import structs
+
 from headrace.batching.at_once import AtOnce
 from headrace.batching.batcher import Batcher
 from headrace.batching.callers import Callers
 from headrace.batching.capacity import Fit, fit_of
+from headrace.batching.defaults import inline_seconds, instances, threads_per_instance
 from headrace.batching.request import VERSION, WRITTEN, Origin
 from headrace.batching.statistics import VersionStatistics
 from headrace.batching.totals import ModelTotals
 from headrace.clock import Clock
-from headrace.config import MODEL_CONFIG_FILE, BatchingPolicy, ModelConfig
+from headrace.config import MODEL_CONFIG_FILE, ModelConfig
 from headrace.errors import NotLoadable
 from headrace.lifecycle.background import LoaderThreads
 from headrace.lifecycle.idle import stop_if_dropped
@@ -33,7 +35,7 @@ from headrace.servable import Servable, Signature
 from headrace.tensors import Tensors
 from headrace.versions.manifest import Manifest, check_manifest, published, space_versions
 from headrace.versions.trust import TrustedFiles
-from headrace.warmup import warm_up
+from headrace.warmup import warm_up, warm_up_serving_threads
 
 if TYPE_CHECKING:
     from headrace.archive.archive import Archive
@@ -46,11 +48,6 @@ _NO_ARCHIVE = (
     "inputs: they come from an archive, and there is none; start with --archive FILE, "
     "in process with Engine(archive=…)"
 )
-
-# With one core, a batch that runs where it stands saves two switches between threads and delays nobody who
-# could have run meanwhile. With several, only what is cheaper than the switches themselves.
-_INLINE_SECONDS_ON_ONE_CORE = 0.005
-_INLINE_SECONDS = 0.00025
 
 
 class LoadedVersion:
@@ -79,12 +76,13 @@ class LoadedVersion:
         published: When it was published, as its manifest says; None without one.
         origin: What its answers say who gave them.
         isolated: What runs it, where that has processes of its own.
+        runs_code: Whether it is code that headrace does not know, and that runs in this process.
     """
 
     __slots__ = (
         "__weakref__", "_clock", "_leases", "_on_idle", "at_once", "batcher", "cache", "callers",
         "codec_cache", "config", "isolated", "name", "origin", "path", "platform", "predictor", "published",
-        "servable", "signatures", "version", "warmed",
+        "runs_code", "servable", "signatures", "version", "warmed",
     )  # fmt: skip
 
     def __init__(
@@ -131,8 +129,8 @@ class LoadedVersion:
         self.callers: Callers | None = None
         self.cache: Cached | None = None
         self.isolated: IsolatedServable | None = None
-        # Of a model's own code, or an object given in process, one instance means one call at a time: then
-        # there is one Batcher only.
+        self.runs_code = path is None
+        # One instance of somebody's code means one call at a time: then there is one Batcher only.
         one_at_a_time = policy.instances == 1 and (path is None or getattr(servable, "may_block", False))
         if not policy.max_wait_seconds and not one_at_a_time:
             self.callers = Callers(
@@ -238,20 +236,12 @@ def _in_its_own_process(loaded: LoadedVersion, runs: Servable) -> LoadedVersion:
     return loaded
 
 
-def instances(policy: BatchingPolicy) -> int:
-    """How many batches run side by side: as configured, or one a core."""
-    return policy.instance_processes or policy.instances or cpus.available()
-
-
-def inline_seconds(policy: BatchingPolicy, servable: Servable) -> float:
-    """Batches that are predicted to take less run in the serving thread."""
-    if getattr(
-        servable, "may_block", False
-    ):  # waiting in the serving thread would stop everything, itself too
-        return 0.0
-    if policy.inline_seconds is not None:
-        return policy.inline_seconds
-    return _INLINE_SECONDS_ON_ONE_CORE if cpus.available() == 1 else _INLINE_SECONDS
+def _with_instances(config: ModelConfig, runtime: registry.Runtime) -> ModelConfig:
+    """A model's settings, with as many instances as its runtime wants where they do not say."""
+    batching = config.batching
+    if batching.instances or batching.instance_processes or not runtime.instances:
+        return config
+    return structs.replace(config, batching=structs.replace(batching, instances=runtime.instances))
 
 
 def verifier(keys: Path | None) -> Verifier | None:
@@ -326,6 +316,7 @@ class VersionLoader:
         manifest = self.threads.when_idle(lambda: check_manifest(path, its_own, stop_if_dropped, vouch))
         if runtime is None:
             registry.expect(path, config.runtime.kind)
+        config = _with_instances(config, runtime)
         files = None if manifest is None else {name: one.sha256 for name, one in manifest.files.items()}
         # By its kind from now on: what is put there meanwhile must not be taken for something else.
         options = replace(self._options(config), kind=runtime.kind, checksums=files)
@@ -342,6 +333,7 @@ class VersionLoader:
         if config.inputs:
             servable = self._featured(model, servable, config, manifest)
         loaded = self._surrounded(LoadedVersion(model, version, servable, config, self.clock, path))
+        loaded.runs_code = runtime.is_code and not isolates
         return _in_its_own_process(loaded, runs) if isolates else loaded
 
     def _isolated(
@@ -443,11 +435,10 @@ class VersionLoader:
         return loaded
 
     def _options(self, config: ModelConfig) -> registry.RuntimeOptions:
-        policy, runtime, signature = config.batching, config.runtime, config.signature
-        threads = policy.threads_per_instance or cpus.share(cpus.available(), instances(policy))
+        runtime, signature = config.runtime, config.signature
         return registry.RuntimeOptions(
             kind=runtime.kind,
-            threads=threads,
+            threads=threads_per_instance(config.batching),
             trusted=runtime.trusted,
             allow_code=self.allow_code,
             options=runtime.options,
@@ -463,12 +454,19 @@ class VersionLoader:
         )
 
     def warm_up(self, loaded: LoadedVersion) -> None:
-        """Run recorded requests, or made-up ones, in a loader thread, and learn what batches cost.
+        """Run recorded requests, or made-up ones, and learn what batches cost.
+
+        They run in a loader thread; those of a model's own code in the threads that will serve it.
 
         Raises:
             LoadError: A recorded request failed, or one of its processes did not start.
         """
-        warm_up(loaded.servable, loaded.config, loaded.path, loaded.batcher.cost, self.threads.when_idle)
+        servable, config, path = loaded.servable, loaded.config, loaded.path
+        if loaded.runs_code:
+            warm = partial(warm_up_serving_threads, servable, config, path, loaded.batcher, self.clock)
+            self.threads.at_serving_priority(warm)
+        else:
+            warm_up(servable, config, path, loaded.batcher.cost, self.threads.when_idle)
         if loaded.isolated is not None:
             loaded.isolated.start_others()
         loaded.warmed = fit_of(loaded.batcher.cost) if loaded.batcher.cost.known else None
@@ -491,5 +489,8 @@ class VersionLoader:
                 share * 100,
                 extra={"model": loaded.name, "version": loaded.version},
             )
-        self.clock.call_soon_threadsafe(loaded.batcher.close)
+        try:
+            self.clock.call_soon_threadsafe(loaded.batcher.close)
+        except RuntimeError:  # the event loop has ended, and with it all requests
+            loaded.batcher.instances.stop()
         loaded.servable.close()

@@ -13,17 +13,23 @@ import io
 import json
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
+from headrace.batching.batcher import Batcher
 from headrace.batching.cost import BatchCost
+from headrace.batching.defaults import inline_seconds
 from headrace.batching.joining import cut, join, padded_size
+from headrace.clock import Clock
 from headrace.config import BatchingPolicy, ModelConfig
 from headrace.disk import open_file
 from headrace.errors import HeadraceError, LoadError
-from headrace.lifecycle.idle import stop_if_dropped
+from headrace.lifecycle.idle import answer, stop_if_dropped
 from headrace.runtimes.options import RunGently, at_once
 from headrace.servable import DEFAULT_SIGNATURE, CheckedInputs, Servable, Signature, signature_named
 from headrace.tensors import STRING, Tensors
@@ -39,6 +45,23 @@ _NO_REQUEST = (
 _LONGEST_LINE_BYTES = 2**26
 _ROUNDS = 3
 _LONGEST_SECONDS = 2.0
+_MOST_SHAPES = 64
+_INLINE_MARGIN = 4.0
+"""A batch predicted to take up to so many times ``inline_seconds`` may run in the serving thread, too."""
+
+
+class WarmUpBatch(NamedTuple):
+    """A batch that the model has answered.
+
+    Attributes:
+        rows: How many rows it has.
+        signature: How the model was called.
+        inputs: What it was called with.
+    """
+
+    rows: int
+    signature: str
+    inputs: Tensors
 
 
 def warm_up(
@@ -47,8 +70,8 @@ def warm_up(
     path: Path | None,
     cost: BatchCost,
     native: RunGently = at_once,
-) -> None:
-    """Run recorded requests if there are any, made-up batches otherwise.
+) -> list[WarmUpBatch]:
+    """Run recorded requests if there are any, and made-up batches.
 
     Args:
         servable: The loaded version.
@@ -57,19 +80,93 @@ def warm_up(
         cost: Learns what the batches cost.
         native: Runs made-up batches, if the model computes without Python's lock; perhaps twice side by side.
 
+    Returns:
+        The batches that were answered: the first of each signature and shape, up to 64.
+
     Raises:
         LoadError: A recording cannot be read, or one of its requests failed.
     """
+    answered: dict[object, WarmUpBatch] = {}
     if not config.warm_up.enabled:
-        return
+        return []
     for recording in _recordings(path, config.warm_up.requests):
         for number, inputs, signature in _recorded(servable, recording, config):
             try:
                 servable.predict(inputs, signature)
             except Exception as error:  # the boundary to a model's own code
                 raise LoadError(f"warm-up: line {number} of {recording.name} failed: {error}") from error
+            _keep(answered, signature, inputs)
     run = native if _is_native(servable) else at_once
-    run(lambda: _run_zeros(servable, config, cost))
+    run(lambda: _run_zeros(servable, config, cost, answered))
+    return list(answered.values())
+
+
+def warm_up_serving_threads(
+    servable: Servable, config: ModelConfig, path: Path | None, batcher: Batcher, clock: Clock
+) -> None:
+    """Warm a model's own code up in each thread that will call it.
+
+    Libraries keep state for each thread (cuDNN's handles, an allocator's memory), and code that headrace does
+    not know may use any of them. The first instance's thread runs the whole warm-up. The other ones, one
+    after another, and the serving thread, if batches may be short enough for it, run each batch once.
+
+    Args:
+        servable: The loaded version.
+        config: The model's settings. Where they do not say how many instances there are, no thread is started
+            after two seconds: those that are needed later start cold.
+        path: As in ``warm_up``.
+        batcher: What serves the version, before its first request. Its threads get the priority of the thread
+            that calls this.
+        clock: The serving thread's; one batch at a time runs there, and whatever is ready in between.
+
+    Raises:
+        LoadError: As in ``warm_up``; or a batch that one thread was answered failed in another.
+    """
+    if not config.warm_up.enabled:
+        return
+    try:
+        answered = _warm_up_instances(servable, config, path, batcher)
+        short = _INLINE_MARGIN * inline_seconds(config.batching, servable)
+        for batch in answered:
+            if batcher.cost.seconds(batch.rows) < short:
+                result: Future[None] = Future()
+                clock.call_soon_threadsafe(answer, result, _run_again, (servable, [batch]))
+                result.result()
+    except BaseException:
+        batcher.instances.stop()
+        raise
+
+
+def _warm_up_instances(
+    servable: Servable, config: ModelConfig, path: Path | None, batcher: Batcher
+) -> list[WarmUpBatch]:
+    answered: list[WarmUpBatch] = []
+    until = time.monotonic() + _LONGEST_SECONDS
+    batcher.instances.start(lambda: answered.extend(warm_up(servable, config, path, batcher.cost)))
+    for _ in range(batcher.instances.most - 1):
+        if not answered or (time.monotonic() > until and not config.batching.instances):
+            break
+        batcher.instances.start(partial(_run_again, servable, answered))
+    return answered
+
+
+def _run_again(servable: Servable, batches: Iterable[WarmUpBatch]) -> None:
+    """Run, in another thread, batches that have been answered in one."""
+    for batch in batches:
+        try:
+            servable.predict(batch.inputs, batch.signature)
+        except Exception as error:  # the boundary to a model's own code
+            raise LoadError(
+                f"warm-up: a batch of {batch.rows} rows was answered in one thread and failed in another: "
+                f"{error}; for code that has to stay in one thread, set batching.instances = 1 and "
+                "batching.inline_seconds = 0"
+            ) from error
+
+
+def _keep(answered: dict[object, WarmUpBatch], signature: str, inputs: Tensors) -> None:
+    shapes = tuple(array.shape for array in inputs.values())
+    if len(answered) < _MOST_SHAPES:
+        answered.setdefault((signature, shapes), WarmUpBatch(shapes[0][0], signature, inputs))
 
 
 def _is_native(servable: Servable) -> bool:
@@ -166,23 +263,31 @@ def _batches(checked: CheckedInputs, signature: Signature, policy: BatchingPolic
         yield join(layout, [part], stop - start, padded_size(stop - start, allowed))
 
 
-def _run_zeros(servable: Servable, config: ModelConfig, cost: BatchCost) -> None:
-    """Run batches of zeros of a few sizes, smallest first, for no longer than it helps."""
-    policy = config.batching
+def _run_zeros(
+    servable: Servable, config: ModelConfig, cost: BatchCost, answered: dict[object, WarmUpBatch]
+) -> None:
+    """Run batches of zeros: each allowed size, or else a few sizes, for no longer than it helps."""
     until = time.monotonic() + _LONGEST_SECONDS
     for signature in servable.signatures.values():
-        most = signature.rows or (policy.allowed_batch_rows or (policy.max_batch_rows,))[-1]
-        for rows in sorted(
-            {padded_size(min(size, most), policy.allowed_batch_rows) for size in (1, 8, 64, most)}
-        ):
-            inputs = _zeros(signature, most if signature.rows else rows)
-            if inputs is None or time.monotonic() + (_ROUNDS + 1) * cost.seconds(rows) > until:
+        for rows in _sizes(signature, config.batching):
+            inputs = _zeros(signature, rows)
+            in_time = time.monotonic() + (_ROUNDS + 1) * cost.seconds(rows) <= until
+            if inputs is None or not (in_time or config.batching.allowed_batch_rows):
                 break
             try:
-                _run_timed(servable, signature, inputs, cost)
+                _run_timed(servable, signature, inputs, cost, _ROUNDS if in_time else 0)
             except Exception as error:  # noqa: BLE001 - the boundary to a model's own code, asked about made-up data
                 _log.debug("a made-up warm-up batch failed", exc_info=error, extra={"rows": rows})
                 break
+            _keep(answered, signature.name, inputs)
+
+
+def _sizes(signature: Signature, policy: BatchingPolicy) -> Iterable[int]:
+    """The sizes of made-up batches, ascending."""
+    if signature.rows:
+        return (signature.rows,)
+    most = policy.max_batch_rows
+    return policy.allowed_batch_rows or sorted({min(size, most) for size in (1, 8, 64, most)})
 
 
 def _zeros(signature: Signature, rows: int) -> Tensors | None:
@@ -197,12 +302,14 @@ def _zeros(signature: Signature, rows: int) -> Tensors | None:
     return tensors
 
 
-def _run_timed(servable: Servable, signature: Signature, inputs: Tensors, cost: BatchCost) -> None:
+def _run_timed(
+    servable: Servable, signature: Signature, inputs: Tensors, cost: BatchCost, rounds: int
+) -> None:
     rows = len(next(iter(inputs.values())))
     # A thread that gives way may wait for a processor for longer than the model computes.
     clock = time.thread_time if _is_native(servable) else time.monotonic
     servable.predict(inputs, signature.name)  # the first call of a size pays for memory; it is no measure
-    for _ in range(_ROUNDS):
+    for _ in range(rounds):
         stop_if_dropped()
         started = clock()
         servable.predict(inputs, signature.name)

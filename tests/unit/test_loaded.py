@@ -1,11 +1,19 @@
-"""What keeps a loaded version: its requests, and Leases of it."""
+"""What keeps a loaded version: its requests, and Leases of it; how many instances it has."""
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from headrace import cpus
 from headrace.batching.request import Request, Settlement
-from headrace.config import ModelConfig
+from headrace.config import ModelConfig, ServerConfig
+from headrace.engine import Engine
 from headrace.lifecycle.handle import Lease
 from headrace.loaded import LoadedVersion
+from tests.model_directories import SLOW, affine, write
 from tests.models import Doubling
 from tests.virtual_clock import VirtualClock
 
@@ -81,3 +89,25 @@ def test_a_lease_is_released_once() -> None:
     assert version.outstanding == 1
     second.release()
     assert version.outstanding == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "settings", "most"),
+    [
+        (SLOW, "", 1),  # calls of Python code seldom speed each other up
+        (SLOW, "[batching]\ninstances = 3\n", 3),
+        (affine(1.0, 0.0), "", 4),
+        (affine(1.0, 0.0), "[batching]\ninstances = 1\n", 1),
+    ],
+)
+def test_a_model_in_python_has_one_instance_and_others_one_a_core_unless_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | bytes, settings: str, most: int
+) -> None:
+    monkeypatch.setattr(cpus, "available", lambda: 4)
+    write(tmp_path, "m", 1, content, settings)
+
+    async def scenario() -> None:
+        async with Engine(tmp_path, config=ServerConfig(allow_code=True)) as engine:
+            assert engine.loaded("m").batcher.instances.most == most
+
+    asyncio.run(asyncio.wait_for(scenario(), 30))

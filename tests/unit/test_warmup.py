@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TypeVar
 
+import numpy as np
 import pytest
 
+from headrace import cpus
 from headrace.batching.cost import BatchCost
-from headrace.config import BatchingPolicy, ModelConfig, WarmUpPolicy
+from headrace.config import BatchingPolicy, ModelConfig, ServerConfig, WarmUpPolicy
+from headrace.engine import Engine
 from headrace.errors import LoadError
-from headrace.warmup import WELL_KNOWN, warm_up
+from headrace.lifecycle.state import State
+from headrace.loaded import LoadedVersion
+from headrace.servable import DEFAULT_SIGNATURE
+from headrace.tensors import Array, Tensors
+from headrace.warmup import WELL_KNOWN, warm_up, warm_up_serving_threads
+from tests.model_directories import write
 from tests.models import Doubling
+from tests.virtual_clock import VirtualClock
 
 T = TypeVar("T")
 
@@ -115,3 +127,164 @@ def test_only_made_up_batches_of_models_without_pythons_lock_are_left_to_idle_ti
     warm_up(model, ModelConfig(batching=BatchingPolicy(max_batch_rows=8)), tmp_path, BatchCost(), native)
     assert set(model.batches) == {5, 1, 8}
     assert set(gently) == ({1, 8} if is_native else set())
+
+
+def test_each_allowed_size_is_made_up_also_where_the_model_is_slow() -> None:
+    model, cost = Doubling(), BatchCost()
+    for rows in (1, 64):
+        cost.observe(rows, 10.0)
+    policy = BatchingPolicy(max_batch_rows=64, allowed_batch_rows=(1, 2, 4, 16, 64))
+    warm_up(model, ModelConfig(batching=policy), None, cost)
+    assert model.batches == [1, 2, 4, 16, 64]  # once each: what they cost is not measured
+
+
+def test_what_was_answered_is_told_once_for_each_shape(tmp_path: Path) -> None:
+    record(tmp_path, {"inputs": {"x": [[1, 2]] * 5}}, {"inputs": {"x": [[3, 4]] * 5}})
+    answered = warm_up(
+        Doubling(), ModelConfig(batching=BatchingPolicy(max_batch_rows=8)), tmp_path, BatchCost()
+    )
+    assert [(batch.rows, batch.inputs["x"][0, 0]) for batch in answered] == [(5, 1), (1, 0), (8, 0)]
+
+
+class Seeing(Doubling):
+    """A Doubling that knows in which thread it saw how many rows, and whether they were real."""
+
+    def __init__(self, **options: object) -> None:
+        super().__init__()
+        for name, value in options.items():
+            setattr(self, name, value)
+        self.calls: list[tuple[str, int, bool]] = []
+
+    def predict(self, inputs: Tensors, signature: str = DEFAULT_SIGNATURE) -> dict[str, Array]:
+        self.calls.append((threading.current_thread().name, len(inputs["x"]), bool(inputs["x"].any())))
+        return super().predict(inputs, signature)
+
+    @property
+    def first_seen_in_requests(self) -> set[tuple[str, int]]:
+        """Threads and sizes of which the first call was a request."""
+        first: dict[tuple[str, int], bool] = {}
+        for thread, rows, is_real in self.calls:
+            first.setdefault((thread, rows), is_real)
+        return {which for which, is_real in first.items() if is_real}
+
+
+@pytest.mark.parametrize("inline_seconds", [0.0, 1.0], ids=["in instances", "in the serving thread"])
+def test_no_thread_that_serves_an_object_sees_a_size_first_in_a_request(inline_seconds: float) -> None:
+    sizes = (1, 2, 4, 8)
+    policy = BatchingPolicy(
+        max_batch_rows=8, allowed_batch_rows=sizes, instances=3, inline_seconds=inline_seconds
+    )
+
+    async def scenario() -> None:
+        model = Seeing()
+        async with Engine.from_objects({"m": model}, batching=policy) as engine:
+            warmed = {(thread, rows) for thread, rows, _ in model.calls}
+            expected = {f"m/1/{number}" for number in range(3)}
+            if inline_seconds:
+                expected.add(threading.current_thread().name)
+            assert warmed == {(thread, rows) for thread in expected for rows in sizes}
+            for rows in (*sizes, 7, 3):
+                asked = ({"x": np.ones((rows, 2), np.float32)} for _ in range(6))
+                await asyncio.gather(*(engine.predict("m", one) for one in asked))
+        assert any(is_real for _, _, is_real in model.calls)
+        assert model.first_seen_in_requests == set()
+
+    asyncio.run(asyncio.wait_for(scenario(), 30))
+
+
+def test_a_batch_that_fails_in_another_thread_fails_the_version(caplog: pytest.LogCaptureFixture) -> None:
+    threads = set[str]()
+
+    def refuse() -> None:
+        threads.add(threading.current_thread().name)
+        if len(threads) > 1:
+            raise ValueError("objects created in a thread can only be used in that same thread")
+
+    async def scenario() -> None:
+        policy = BatchingPolicy(instances=2, inline_seconds=0.0)
+        async with Engine.from_objects({"m": Doubling(before=refuse)}, batching=policy) as engine:
+            (status,) = engine.manager.status("m")
+            assert status.state is State.FAILED
+            assert "a batch of 1 rows was answered in one thread and failed in another" in status.error
+            assert "set batching.instances = 1" in status.error
+
+    asyncio.run(asyncio.wait_for(scenario(), 30))
+
+
+def test_without_a_warm_up_no_thread_is_started() -> None:
+    clock = VirtualClock()
+    config = ModelConfig(warm_up=WarmUpPolicy(enabled=False))
+    loaded = LoadedVersion("unwarmed", 1, Doubling(), config, clock)
+    warm_up_serving_threads(loaded.servable, config, None, loaded.batcher, clock)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("unwarmed")]
+
+
+def test_threads_that_nobody_asked_for_are_started_for_two_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the settings say how many instances there are, all are warmed up, however long that takes."""
+    now = 0.0
+
+    def a_second() -> None:
+        nonlocal now
+        now += 0.05
+
+    monkeypatch.setattr("headrace.warmup.time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(cpus, "available", lambda: 40)
+    for instances, started in ((0, range(2, 39)), (5, range(5, 6))):
+        clock, config = VirtualClock(), ModelConfig(batching=BatchingPolicy(instances=instances))
+        model = Seeing(may_block=True)
+        model._before = a_second
+        loaded = LoadedVersion(f"timed-{instances}", 1, model, config, clock)
+        warm_up_serving_threads(model, config, None, loaded.batcher, clock)
+        threads = {thread for thread, _, _ in model.calls}
+        assert len(threads) in started
+        loaded.batcher.close()
+
+
+SEEN = """
+import threading
+
+class Model:
+    inputs = [("x", "FP32", [])]
+    outputs = [("y", "FP32", [])]
+
+    def load(self, path, context):
+        self._version = path.name
+
+    def predict(self, inputs):
+        x = inputs["x"]
+        with open({file!r}, "a") as file:
+            print(self._version, threading.current_thread().name, len(x), bool(x.any()), file=file)
+        return {{"y": x}}
+"""
+
+
+@pytest.mark.parametrize("instances", [1, 2])
+def test_no_thread_of_a_version_in_python_sees_a_size_first_in_a_request(
+    tmp_path: Path, instances: int
+) -> None:
+    """Neither those of the first version, nor those of one that takes over while requests come."""
+    models, seen = tmp_path / "models", tmp_path / "seen"
+    batching = "[batching]\nmax_batch_rows = 4\nallowed_batch_rows = [1, 2, 4]\n"
+    batching += f"instances = {instances}\n" if instances > 1 else ""  # one is the default
+    write(models, "m", 1, SEEN.format(file=str(seen)), batching)
+
+    async def ask(engine: Engine) -> None:
+        asked = ({"x": np.ones(rows, np.float32)} for rows in (1, 2, 3, 4, 1, 1))
+        await asyncio.gather(*(engine.predict("m", one) for one in asked))
+
+    async def scenario() -> None:
+        async with Engine(models, config=ServerConfig(allow_code=True, poll_seconds=0.05)) as engine:
+            assert engine.loaded("m").batcher.instances.most == instances
+            await ask(engine)
+            write(models, "m", 2, SEEN.format(file=str(seen)))
+            while engine.loaded("m").version == 1:
+                await ask(engine)
+            await ask(engine)
+
+    asyncio.run(asyncio.wait_for(scenario(), 30))
+    first: dict[tuple[str, ...], str] = {}
+    for line in seen.read_text().splitlines():
+        *which, is_real = line.split()
+        first.setdefault(tuple(which), is_real)
+    threads = [(str(version), f"m/{version}/{number}") for version in (1, 2) for number in range(instances)]
+    assert first == {(*thread, rows): "False" for thread in threads for rows in "124"}

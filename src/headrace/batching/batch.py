@@ -15,6 +15,7 @@ from headrace.batching.plan import Plan, Release, Room
 from headrace.batching.request import BatchOutputs, Request, Settlement, Timings
 from headrace.batching.splitting import parts_within, split
 from headrace.batching.texts import MOST_BYTES, TextRoom, bytes_of, row_counts, text_inputs
+from headrace.batching.threads import Worker
 from headrace.config import BatchingPolicy
 from headrace.errors import HeadraceError, ModelError
 from headrace.servable import Signature
@@ -173,6 +174,7 @@ class Batch:
         columns: Each request's inputs.
         timings: Where its time went.
         settlements: What came of it: for all together, or for each request.
+        worker: The instance's thread that computes it; None for another thread.
     """
 
     __slots__ = (
@@ -187,6 +189,7 @@ class Batch:
         "settlements",
         "signature",
         "timings",
+        "worker",
     )
 
     def __init__(self, lane: Lane, made: Plan[Request], now: float) -> None:
@@ -204,6 +207,7 @@ class Batch:
         self.columns = [request.columns for request in made.run]
         self.timings = Timings(now, made.rows, len(made.run))
         self.settlements: BatchOutputs | list[Settlement] = []
+        self.worker: Worker[Batch] | None = None
 
     @property
     def is_wanted(self) -> bool:

@@ -26,6 +26,7 @@ from headrace.batching.admission import Caution, never_fits, queue_full, too_lat
 from headrace.batching.batch import Batch, Lane, note_failure
 from headrace.batching.computing import EXPIRED, Computing
 from headrace.batching.cost import BatchCost
+from headrace.batching.expiry import Expiry
 from headrace.batching.instances import Instances
 from headrace.batching.joining import padded_size
 from headrace.batching.plan import Limits, Release, plan
@@ -47,7 +48,6 @@ from headrace.errors import DeadlineExceeded, HeadraceError, Overloaded, Unavail
 from headrace.servable import RowLayout, Servable
 
 _LANES_KEPT = 64
-_EXPIRY_SLACK_SECONDS = 0.0005
 _UNLOADED = "the model version was unloaded before the request was computed; try again"
 
 
@@ -59,6 +59,7 @@ class Batcher:
         outstanding: Requests that it has not let go of: queued or running.
         queued_rows: Rows in the queue.
         cost: What a batch is predicted to take.
+        instances: Where batches are computed that the serving thread does not compute itself.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class Batcher:
             servable: What answers the batches.
             policy: The limits.
             clock: The serving thread's.
-            instances: How many batches may run in threads at once.
+            instances: The most batches that may run in threads at once.
             inline_seconds: Batches predicted to take less run in the serving thread; 0 for never.
             origin: What its answers say who gave them.
         """
@@ -96,12 +97,9 @@ class Batcher:
         self._short_seconds = (
             0.0 if policy.max_wait_seconds else min(inline_seconds, policy.max_batch_seconds)
         )
-        self._instance_count = instances
         self._computing = Computing(servable, policy, clock.now, origin)
         self._compute = self._computing.compute
-        self._threads: Instances[Batch] = Instances(
-            f"{origin.model}/{origin.version}", instances, self._compute_in_thread
-        )
+        self.instances = Instances(instances, origin, self._compute_in_thread, self._keep_all_soon)
         self._lanes: dict[object, Lane] = {}
         self._most_lanes = _LANES_KEPT
         self._running: set[Batch] = set()
@@ -110,9 +108,7 @@ class Batcher:
         self._scheduled = False
         self._wake: Timer | None = None
         self._wake_at = math.inf
-        self._expiry: Timer | None = None
-        self._expiry_at = math.inf
-        self._expiry_slack = _EXPIRY_SLACK_SECONDS
+        self._expiry = Expiry(clock, self._expire)
         self._closed = False
         self._fair = False
         self._new_lane = Lane
@@ -128,7 +124,7 @@ class Batcher:
     @property
     def waits_for_itself(self) -> bool:
         """Whether the running thread is the only instance: nobody computes what it asks and waits for."""
-        return self._instance_count == 1 and self._threads.has_this_thread()
+        return self.instances.most == 1 and self.instances.is_this_thread()
 
     # --- taking requests, or refusing them at once ---
 
@@ -150,9 +146,9 @@ class Batcher:
             lane.queue.append(request)
             self.outstanding += 1
         self.queued_rows += rows
-        if request.deadline < self._expiry_at:
-            self._watch_deadline(request.deadline, now)
-        if not self._scheduled and len(self._running) < self._instance_count:
+        if request.deadline < self._expiry.at:
+            self._expiry.watch(request.deadline, now)
+        if not self._scheduled and len(self._running) < self.instances.allowed:
             self._schedule()
 
     def submit_alone(self, request: Request) -> None:
@@ -199,7 +195,7 @@ class Batcher:
         ahead = self.queued_rows - self._following_rows + self._running_rows
         if not ahead or self._fair or self._closed:
             return None
-        wait = self.cost.wait_seconds(ahead, self._policy.max_batch_rows, self._instance_count)
+        wait = self.cost.wait_seconds(ahead, self._policy.max_batch_rows, self.instances.in_use)
         refusal = too_late(self._caution.factor * wait + self.cost.seconds(1), deadline - self._now())
         self.statistics.refused += refusal is not None
         return refusal
@@ -219,7 +215,7 @@ class Batcher:
     def _wait_seconds(self, rows_ahead: int, layout: RowLayout) -> float:
         """How long rows wait behind others, if those make batches as large as the ones of this layout."""
         max_rows = self._lane(layout).rows_within(self._policy.max_batch_seconds, self.cost)
-        return self.cost.wait_seconds(rows_ahead, max_rows, self._instance_count)
+        return self.cost.wait_seconds(rows_ahead, max_rows, self.instances.in_use)
 
     def _lane(self, layout: RowLayout) -> Lane:
         return self._lanes.get(layout.signature if self._pads else layout) or self._open_lane(layout)
@@ -250,7 +246,7 @@ class Batcher:
             self._wake.cancel()
             self._wake, self._wake_at = None, math.inf
         for lane in self._lanes_by_age():
-            while lane.queue and len(self._running) < self._instance_count:
+            while lane.queue and len(self._running) < self.instances.allowed:
                 ran_inline = self._release(lane)
                 if ran_inline is None:
                     break
@@ -306,6 +302,8 @@ class Batcher:
             self._compute(batch)  # the system has no thread left to give: slower for all, but nobody is lost
             self._finish(batch)
             return True
+        if not self._running:
+            self.instances.begin(now)
         self._running_rows += batch.rows
         self._running.add(batch)
         return False
@@ -366,11 +364,20 @@ class Batcher:
 
     def _give(self, batch: Batch) -> bool:
         """Have a batch computed beside the serving thread; False if nobody can."""
-        return self._threads.give(batch, len(self._running))
+        return self.instances.give(batch)
 
     def _compute_in_thread(self, batch: Batch) -> None:
         self._compute(batch)
         self._clock.call_soon_threadsafe(self._finish_in_thread, batch)
+
+    def _keep_all_soon(self) -> None:
+        """In an instance's thread, whose model waits for another: with fewer instances nobody may go on."""
+        self._clock.call_soon_threadsafe(self._keep_all)
+
+    def _keep_all(self) -> None:
+        self.instances.use_all()
+        if self.queued_rows and not self._scheduled:
+            self._schedule()
 
     # --- answering ---
 
@@ -378,6 +385,7 @@ class Batcher:
         """Back in the serving thread: the next batch starts before this one's answers are sent."""
         self._running.discard(batch)
         self._running_rows -= batch.rows
+        self.instances.finished(batch)
         lane, timings = batch.lane, batch.timings
         self.statistics.aside_seconds += (seconds := timings.finished - timings.started)
         # Where rows of any size share batches, how long one took says nothing about the next.
@@ -389,7 +397,7 @@ class Batcher:
 
     def _finish(self, batch: Batch) -> None:
         timings, settlements, now = batch.timings, batch.settlements, self._now()
-        if self._expiry_at != math.inf:
+        if self._expiry.at != math.inf:
             self._caution.learn(batch.requests, timings.started, now)
         if isinstance(settlements, BatchOutputs):
             self._count_call(batch.padded_rows, timings, batch.release)
@@ -443,17 +451,8 @@ class Batcher:
 
     # --- deadlines ---
 
-    def _watch_deadline(self, deadline: float, now: float) -> None:
-        """One timer for all deadlines, at the earliest of them."""
-        if self._expiry is not None:
-            self._expiry.cancel()
-        self._expiry_at = deadline
-        # A little later, so that requests which arrived together expire in one sweep.
-        self._expiry = self._clock.call_later(max(deadline - now, 0.0) + self._expiry_slack, self._expire)
-
     def _expire(self) -> None:
         """Answer every request whose deadline has passed, also those whose batch is running."""
-        self._expiry, self._expiry_at = None, math.inf
         now = self._now()
         earliest, expired = math.inf, []
         for request in self._requests():
@@ -463,10 +462,7 @@ class Batcher:
                 expired.append(request)
             elif request.deadline < earliest:
                 earliest = request.deadline
-        # Sweeping a long queue again and again would keep the serving thread from shortening it.
-        self._expiry_slack = max(_EXPIRY_SLACK_SECONDS, 4 * (self._now() - now))
-        if earliest != math.inf:
-            self._watch_deadline(earliest, now)
+        self._expiry.swept(earliest, now)
         for request in expired:  # last, because whoever is answered may submit again
             request.settle(DeadlineExceeded(EXPIRED))
 
@@ -482,9 +478,9 @@ class Batcher:
         """Refuse what comes from now on; threads end when they have done their work. Serving thread only."""
         self._closed = True
         self._most_rows = -1
-        for timer in (self._wake, self._expiry):
-            if timer is not None:
-                timer.cancel()
+        self._expiry.cancel()
+        if self._wake is not None:
+            self._wake.cancel()
         lanes = self._lanes.values()
         waiting = [request for lane in lanes for request in lane.queue]
         waiting += [part for lane in lanes for parts in lane.following.values() for part in parts]
@@ -494,4 +490,4 @@ class Batcher:
             request.settle(Unavailable(_UNLOADED))
         if waiting:
             self._let_go(len(waiting))
-        self._threads.stop()
+        self.instances.stop()

@@ -1,67 +1,80 @@
-"""The threads in which a Servable runs: as many as it has instances, started when first needed."""
+"""The instances of a Batcher: how many of its batches run side by side, and in which threads."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
-from queue import SimpleQueue
-from typing import Generic, TypeVar
 
-WorkT = TypeVar("WorkT")
+from headrace.batching.batch import Batch
+from headrace.batching.concurrency import ConcurrencyLimit
+from headrace.batching.request import Origin
+from headrace.batching.threads import Threads
 
 
-class Instances(Generic[WorkT]):
-    """Threads that take one piece of work after another; given work by the serving thread only."""
+class Instances:
+    """The places where batches are computed beside the serving thread.
 
-    def __init__(self, name: str, limit: int, work: Callable[[WorkT], None]) -> None:
-        """Prepare, without starting a thread.
+    Attributes:
+        most: How many there are.
+        in_use: How many of them are used: as many as compute the most rows a second.
+        allowed: How many batches may run side by side at this moment, while another number is tried.
+    """
 
-        Args:
-            name: What the threads are called in stack dumps.
-            limit: The most threads.
-            work: Does one piece; must not raise.
-        """
-        self._name = name
-        self._limit = limit
-        self._work = work
-        self._queue: SimpleQueue[WorkT | None] = SimpleQueue()
-        self._threads: list[threading.Thread] = []
+    __slots__ = ("_keep_all", "_limit", "_threads", "allowed", "in_use", "most")
 
-    def give(self, piece: WorkT, busy: int) -> bool:
-        """Have a piece done by an idle thread.
+    def __init__(
+        self, most: int, origin: Origin, work: Callable[[Batch], None], keep_all: Callable[[], object]
+    ) -> None:
+        """Use all of them; no thread is started yet.
 
         Args:
-            piece: The work.
-            busy: How many pieces are being done already; a thread is started when all that there are have
-                one.
-
-        Returns:
-            Whether it will be done; not if the system refuses to start the first thread.
+            most: How many there are.
+            origin: Which model and version they are of.
+            work: Computes one batch, in a thread of theirs; must not raise.
+            keep_all: Called in such a thread: has ``use_all`` called in the serving thread.
         """
-        if busy >= len(self._threads) and len(self._threads) < self._limit:
-            thread = threading.Thread(
-                target=self._run, name=f"{self._name}/{len(self._threads)}", daemon=True
-            )
-            try:
-                thread.start()
-            except RuntimeError:  # no more threads for this process: those that there are do it in turn
-                if not self._threads:
-                    return False
-            else:
-                self._threads.append(thread)
-        self._queue.put(piece)
-        return True
+        self.most = self.in_use = self.allowed = most
+        self._limit = ConcurrencyLimit(most, origin) if most > 1 else None
+        self._keep_all = keep_all
+        self._threads: Threads[Batch] = Threads(f"{origin.model}/{origin.version}", most, work)
+        self._threads.on_wait = self._waits
 
-    def has_this_thread(self) -> bool:
-        """Whether the running thread is one of them: the model's own code asks."""
-        return threading.current_thread() in self._threads
+    def start(self, first: Callable[[], object]) -> None:
+        """Start one more thread, which makes a call before its first batch; see ``Threads.start``."""
+        self._threads.start(first)
+
+    def give(self, batch: Batch) -> bool:
+        """Have a batch computed; False if the system has no thread for it."""
+        batch.worker = self._threads.give(batch)
+        return batch.worker is not None
+
+    def begin(self, now: float) -> None:
+        """Take note that a batch runs now, and that none did before."""
+        if self._limit is not None:
+            self._limit.busy_since = now
+
+    def finished(self, batch: Batch) -> None:
+        """Take note that a batch has been computed."""
+        if batch.worker is not None:
+            self._threads.take_back(batch.worker)
+        limit = self._limit
+        if limit is not None:
+            limit.finished(batch.rows, batch.timings.formed, batch.timings.finished)
+            self.in_use, self.allowed = limit.in_use, limit.allowed
+
+    def use_all(self) -> None:
+        """Use all of them from now on, whatever was measured."""
+        self._limit = None
+        self.in_use = self.allowed = self.most
+
+    def is_this_thread(self) -> bool:
+        """Whether the running thread is one of theirs: the model's own code asks."""
+        return self._threads.has_this_thread()
 
     def stop(self) -> None:
         """Let the threads end once they have done what they were given; does not wait."""
-        for _ in self._threads:
-            self._queue.put(None)
+        self._threads.stop()
 
-    def _run(self) -> None:
-        while (piece := self._queue.get()) is not None:
-            self._work(piece)
-            del piece  # or an idle thread would keep its last batch, however large
+    def _waits(self) -> None:
+        """In a thread of theirs whose model waits for another one, perhaps for this very one."""
+        if self._limit is not None:
+            self._keep_all()

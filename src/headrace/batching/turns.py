@@ -122,7 +122,7 @@ class TurnsBatcher(Batcher):
         if not self._refuses:
             return None
         refusal = super()._refusal(request, now)
-        if refusal is None or now < self._expiry_at + self._expiry_slack:
+        if refusal is None or now < self._expiry.at + self._expiry.slack_seconds:
             return refusal
         self.sweep()
         return super()._refusal(request, now)

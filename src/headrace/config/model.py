@@ -56,7 +56,8 @@ class BatchingPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             at all.
         allowed_batch_rows: The only batch sizes that the model shall see, ascending, the last one
             ``max_batch_rows``; smaller batches are padded. Empty for any size.
-        instances: How many calls run side by side; 0 for one a core (of the cgroup's quota).
+        instances: The most calls that run side by side; 0 for one a core (of the cgroup's quota), and for one
+            where the model is a ``model.py``.
         instance_processes: How many processes each version is loaded in, instead of threads: each computes
             one call at a time. They are isolated as ``isolate`` says. None for no such processes.
         max_queue_rows: How many rows may wait, and the most rows of one request; requests beyond are refused.

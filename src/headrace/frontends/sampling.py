@@ -26,10 +26,11 @@ from headrace.batching.capacity import (
     fit_of,
     server_load,
 )
+from headrace.batching.defaults import inline_seconds, threads_per_instance
 from headrace.batching.statistics import ObjectiveCounts
 from headrace.config.model import ObjectivePolicy
 from headrace.engine import Engine
-from headrace.loaded import LoadedVersion, inline_seconds, instances
+from headrace.loaded import LoadedVersion
 
 _TICK_SECONDS = 1.0
 _MEMORY_SECONDS = 3.0
@@ -181,8 +182,7 @@ class _Flow:
         self._objective = _objective(loaded)
         self.rows_per_second = self.requests_per_second = self.errors_per_second = 0.0
         self.request_rows = self.batch_rows = 1.0
-        policy = loaded.config.batching
-        self.threads = policy.threads_per_instance or cpus.share(cpus.available(), instances(policy))
+        self.threads = threads_per_instance(loaded.config.batching)
 
     def read(self, loaded: LoadedVersion, now: float) -> tuple[float, float]:
         """Read the counters.
@@ -227,7 +227,7 @@ class _Flow:
             self.rows_per_second,
             rows,
             seconds,
-            instances=instances(policy),
+            instances=batcher.instances.in_use,
             threads=self.threads,
             is_inline=seconds < inline_seconds(policy, loaded.servable),
         )

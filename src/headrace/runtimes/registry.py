@@ -36,6 +36,7 @@ class Runtime:
         is_code: Whether the version directory holds code that is run.
         native: Whether it loads without Python's lock nearly all the time, by ``options.native``.
         names: Whether its module's ``checked(file)`` gives more files whose checksums it checks itself.
+        instances: How many calls of a model run side by side unless its settings say; 0 for one a core.
     """
 
     kind: str
@@ -48,6 +49,7 @@ class Runtime:
     is_code: bool = False
     native: bool = False
     names: bool = False
+    instances: int = 0
 
 
 RUNTIMES = (
@@ -64,7 +66,8 @@ RUNTIMES = (
         extra="tensorflow",
         reads=("variables/*", "assets/*"),
     ),
-    Runtime("python", "headrace.runtimes.python", "model.py", "model.py", is_code=True),
+    # Calls of Python code seldom speed each other up: they share Python's lock, and often one GPU.
+    Runtime("python", "headrace.runtimes.python", "model.py", "model.py", is_code=True, instances=1),
 )
 
 _Load = Callable[[Path, RuntimeOptions], Servable]

@@ -1,42 +1,81 @@
-"""Threads that start when needed, do one piece after another, and end."""
+"""How many batches run side by side, of those that a Batcher dispatches."""
 
 from __future__ import annotations
 
-import threading
+import numpy as np
 
-from headrace.batching.instances import Instances
-
-PATIENCE_SECONDS = 10.0
-
-
-def test_pieces_are_done_by_as_many_threads_as_are_busy_and_all_before_the_end() -> None:
-    done: list[tuple[int, str]] = []
-    both = threading.Barrier(2)
-    finished = threading.Semaphore(0)
-
-    def work(piece: int) -> None:
-        if piece < 2:
-            both.wait(PATIENCE_SECONDS)  # two pieces at once need two threads
-        done.append((piece, threading.current_thread().name))
-        finished.release()
-
-    instances = Instances("working", 2, work)
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("working/")]
-    instances.give(0, 0)
-    instances.give(1, 1)
-    for _ in range(2):
-        assert finished.acquire(timeout=PATIENCE_SECONDS)
-    assert {name for _, name in done} == {"working/0", "working/1"}
-    instances.give(2, 2)
-    instances.give(3, 2)
-    threads = [thread for thread in threading.enumerate() if thread.name.startswith("working/")]
-    assert len(threads) <= 2
-    instances.stop()
-    for thread in threads:
-        thread.join(PATIENCE_SECONDS)
-        assert not thread.is_alive()
-    assert sorted(piece for piece, _ in done) == [0, 1, 2, 3]
+from headrace.batching.threads import say_waiting
+from headrace.tensors import Tensors
+from tests.unit.batching.stage import Model, Stage
 
 
-def test_stopping_what_never_started_is_nothing() -> None:
-    Instances("idle", 4, lambda piece: None).stop()
+def test_a_model_whose_calls_do_not_overlap_gets_one_at_a_time_and_larger_batches() -> None:
+    """Eight clients, and calls that take 10 ms of something that all of them share."""
+    with Stage(instances=2) as stage:
+        entered = 0
+
+        def settle() -> None:
+            nonlocal entered
+            stage.turn()
+            running = len(stage.batcher._running)
+            for _ in range(running - entered):
+                stage.model.await_entered()
+            entered = running
+
+        def one_is_computed() -> None:
+            nonlocal entered
+            stage.clock.spend(0.010)
+            stage.model.let_pass()
+            assert stage.clock.arrived.acquire(timeout=10)
+            entered -= 1
+            settle()
+
+        while stage.batcher.instances.in_use == 2 and len(stage.model.calls) < 1000:
+            while stage.batcher.outstanding < 8:  # one after the other: who finds an idle instance goes alone
+                stage.ask([1.0])
+                settle()
+            one_is_computed()
+        assert stage.batcher.instances.in_use == stage.batcher.instances.allowed == 1
+        while not stage.idle():
+            one_is_computed()
+        waiting = [stage.ask([1.0]) for _ in range(2)]
+        settle()
+        stage.ask([2.0])
+        settle()
+        assert entered == 1
+        while not stage.idle():
+            one_is_computed()
+        assert all(one.answered_right for one in waiting)
+
+
+def test_no_more_batches_run_than_instances_are_in_use() -> None:
+    with Stage(instances=2) as stage:
+        stage.batcher.instances.allowed = 1
+        stage.occupy()
+        waiting = stage.ask([1.0])
+        stage.turn()
+        assert stage.model.rows == [1]
+        stage.finish(enter=1)
+        stage.finish()
+        assert waiting.sums == [1.0]
+
+
+def test_a_model_that_waits_for_another_one_has_all_of_its_instances() -> None:
+    """It may wait for itself: with fewer of them, nobody would go on."""
+
+    def answer(inputs: Tensors) -> Tensors:
+        say_waiting()
+        return {"y": inputs["x"].sum(axis=1, dtype=np.float32)}
+
+    with Stage(instances=2, model=Model(answer=answer)) as stage:
+        stage.batcher.instances.in_use = stage.batcher.instances.allowed = 1
+        stage.occupy()
+        waiting = stage.ask([1.0])
+        stage.turn()
+        stage.model.let_pass()
+        for _ in range(2):  # that it waits, and that it has been computed
+            assert stage.clock.arrived.acquire(timeout=10)
+        stage.turn(enter=1)
+        assert stage.batcher.instances.in_use == stage.batcher.instances.allowed == 2
+        stage.finish()
+        assert waiting.sums == [1.0]

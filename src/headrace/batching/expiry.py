@@ -1,0 +1,59 @@
+"""One timer for the deadlines of all requests of a Batcher, set to the earliest of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from headrace.clock import Clock, Timer
+
+_SLACK_SECONDS = 0.0005
+
+
+class Expiry:
+    """Calls for a sweep when the earliest deadline has passed. Serving thread only.
+
+    Attributes:
+        at: The earliest deadline that is watched, on the monotonic clock; infinite without one.
+        slack_seconds: How long after it the sweep begins, so that requests that arrived together expire in
+            one sweep.
+    """
+
+    __slots__ = ("_clock", "_sweep", "_timer", "at", "slack_seconds")
+
+    def __init__(self, clock: Clock, sweep: Callable[[], object]) -> None:
+        """Watch nothing yet.
+
+        Args:
+            clock: The serving thread's.
+            sweep: Answers the requests whose deadlines have passed, and calls ``swept``.
+        """
+        self.at = math.inf
+        self.slack_seconds = _SLACK_SECONDS
+        self._clock = clock
+        self._sweep = sweep
+        self._timer: Timer | None = None
+
+    def watch(self, deadline: float, now: float) -> None:
+        """Watch a deadline that is earlier than ``at``."""
+        self.cancel()
+        self.at = deadline
+        self._timer = self._clock.call_later(max(deadline - now, 0.0) + self.slack_seconds, self._sweep)
+
+    def swept(self, earliest: float, began: float) -> None:
+        """Watch the next deadline after a sweep.
+
+        Args:
+            earliest: The earliest deadline that is left; infinite for none.
+            began: When the sweep began.
+        """
+        self._timer, self.at = None, math.inf
+        # Sweeping a long queue again and again would keep the serving thread from shortening it.
+        self.slack_seconds = max(_SLACK_SECONDS, 4 * (self._clock.now() - began))
+        if earliest != math.inf:
+            self.watch(earliest, began)
+
+    def cancel(self) -> None:
+        """Watch nothing any more."""
+        if self._timer is not None:
+            self._timer.cancel()
