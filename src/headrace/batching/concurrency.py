@@ -174,8 +174,7 @@ class ConcurrencyLimit:
 
     def _tell(self, other: int) -> None:
         _log.info(
-            "it computes more rows a second with %d calls side by side than with %d: %d of its %d instances"
-            " are in use",
-            *(other, self.in_use, other, self._most),
+            "uses %d of its %d instances: it computes more rows a second than with %d",
+            *(other, self._most, self.in_use),
             extra={"model": self._origin.model, "version": self._origin.version},
         )

@@ -73,7 +73,7 @@ def test_calls_that_do_not_overlap_run_one_at_a_time_and_more_is_answered(
     with caplog.at_level(logging.INFO):
         model.run(3.0, clients=16)
     assert model.limit.in_use == 1
-    assert "1 of its 12 instances are in use" in caplog.messages[-1]
+    assert "uses 1 of its 12 instances" in caplog.messages[-1]
     alone = SideBySide(1, lock, 0.003, 0.00001).run(3.0, clients=16)
     assert model.run(3.0, clients=16) > 0.95 * alone
 

@@ -46,8 +46,10 @@ class Served:
         self.service = Service(engine)
         guard(self.service, gate)
         self.routes, self.methods = http_routes(self.service), grpc_methods(self.service)
+        self.close: Callable[[], object] = lambda: None
         if archive is not None:
             door = GuardedDoor(archive, self.service.limits, self.service.lane, is_admin=True)  # type: ignore[arg-type]
+            self.close = door.close
             self.routes += archive_rest.http_routes(door)
             self.methods += archive_grpc.grpc_methods(door, engine.outcomes)
         self.application = GuardedApplication(
@@ -95,9 +97,11 @@ def in_server(
 ) -> None:
     async def run() -> None:
         async with Engine.from_objects(models or {"m": Doubling()}) as engine:
-            made = test(Served(engine, gate, archive))
+            served = Served(engine, gate, archive)
+            made = test(served)
             if asyncio.iscoroutine(made):
                 await made
+            served.close()
 
     asyncio.run(run())
 
