@@ -74,10 +74,10 @@ def lane_of(item: pytest.Item) -> str:
 
 
 class Scopes(LoadScopeScheduling):
-    """Assigns whole files to workers of pytest-xdist; all tests of processes to one, all of services to one.
+    """Assigns whole files to workers of pytest-xdist; ``end_to_end``, ``faults`` and services to one each.
 
-    Tests that start processes follow one another in one worker: two servers that are overloaded at once would
-    test the machine. Tests of services do so too, so that each service is started once.
+    Tests in ``faults`` follow one another in one worker: two servers that are overloaded at once would test
+    the machine. So do those in ``end_to_end``, and tests of services, so that each service is started once.
     """
 
     def __init__(self, root: Path, *args: Any) -> None:
@@ -86,7 +86,8 @@ class Scopes(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         home = home_of(self._root, nodeid)
-        return nodeid.partition("::")[0] if home == "fast" else home
+        file = nodeid.partition("::")[0]
+        return {"fast": file, "processes": os.path.dirname(file)}.get(home, home)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:

@@ -194,6 +194,7 @@ def test_archives_verbs_and_signatures_are_told(tmp_path: Path, capsys: pytest.C
     assert not (version / "headrace-signature.json").exists()
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_a_server_tells_of_its_start_its_handover_and_its_end(tmp_path: Path, workers: str) -> None:
     example.write(tmp_path / "models")

@@ -43,6 +43,8 @@ def test_each_worker_has_a_part_of_them(models: Path) -> None:
     assert channels.lost == []
 
 
+@pytest.mark.rest
+@pytest.mark.exact
 def test_with_an_age_they_are_dealt_out_again_and_again_and_no_call_is_lost(models: Path) -> None:
     with RunningServer(models, "--workers", "2", *AGE) as server:
         with KeptChannels(server, CHANNELS, 1) as channels:
@@ -59,6 +61,7 @@ def test_with_an_age_they_are_dealt_out_again_and_again_and_no_call_is_lost(mode
         assert channels.lost == []
 
 
+@pytest.mark.rest
 def test_with_an_age_a_worker_that_was_started_again_gets_its_part_of_kept_channels(models: Path) -> None:
     with RunningServer(models, "--workers", "2", *AGE) as server:
         with KeptChannels(server, CHANNELS, 1) as channels:

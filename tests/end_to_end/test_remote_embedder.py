@@ -84,6 +84,7 @@ def test_a_version_is_kept_to_and_its_end_is_told(
         remote(server.http_port, tmp_path, version=7)
 
 
+@pytest.mark.rest
 def test_a_server_that_dies_and_comes_back_is_asked_again(tmp_path: Path) -> None:
     directory = write_models(tmp_path / "models")
     (port,) = free_ports(1)  # which nobody who connects to anybody is given while it is away

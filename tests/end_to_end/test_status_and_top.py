@@ -109,6 +109,7 @@ def test_status_says_who_breaks_its_objective(models: Path, capsys: pytest.Captu
         assert "\x1b" not in told
 
 
+@pytest.mark.rest
 def test_top_waits_for_a_server_that_goes_and_shows_it_when_it_is_back(models: Path) -> None:
     (port,) = free_ports(1)  # which nobody who connects to anybody is given meanwhile
     with RunningServer(models, "--http-port", str(port)) as server, asked(server):

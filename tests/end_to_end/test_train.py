@@ -231,6 +231,7 @@ def test_a_checkpoint_of_the_default_before_goes_on_with_adagrad(rows: Path, tmp
     assert found[-1]["logloss"] == expected[-1]["logloss"]
 
 
+@pytest.mark.rest
 def test_a_checkpoint_is_not_overwritten_by_a_run_that_does_not_resume(rows: Path, tmp_path: Path) -> None:
     options = (rows, "--model", "lr", "--rows", 2000, "--checkpoint", tmp_path)
     train(*options)

@@ -167,6 +167,7 @@ def test_intervals_cover_as_much_as_they_say(outcome: Outcome, name: str) -> Non
     assert 0.91 < covered(said, 0.95, rates) < 0.985
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("name", NAMES)
 def test_the_variance_is_that_of_rates_about_the_mean(outcome: Outcome, name: str) -> None:
     said = outcome.said[name]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 from headrace.cli.main import main
 from headrace.versions.layout import CONTROL_FILE
 from tests.faults.still_serves import grpc_calls, infer
@@ -28,6 +30,7 @@ def answers(server: RunningServer) -> set[float]:
     return found
 
 
+@pytest.mark.rest
 def test_all_workers_follow_a_rollback_and_its_release(tmp_path: Path) -> None:
     models = tmp_path / "models"
     for number in (1, 2, 3):
@@ -68,6 +71,7 @@ sys.addaudithook(_tell)
 """
 
 
+@pytest.mark.rest
 def test_only_the_supervisor_looks_at_the_directories_of_models(tmp_path: Path) -> None:
     models, told, hook = tmp_path / "models", tmp_path / "told", tmp_path / "hook"
     write(models, "m", 1, affine(0.0, 1.0))

@@ -31,6 +31,8 @@ def models(tmp_path: Path) -> Path:
     return directory
 
 
+@pytest.mark.rest
+@pytest.mark.exact
 def test_no_request_fails_while_versions_are_swapped(models: Path) -> None:
     with RunningServer(models, "--workers", "2") as server, Load(server) as load:
         for number in range(2, 2 + SWAPS):
@@ -52,6 +54,7 @@ def test_no_request_fails_while_versions_are_swapped(models: Path) -> None:
         assert load.failed == []
 
 
+@pytest.mark.rest
 def test_the_model_stays_ready_while_versions_are_swapped(models: Path) -> None:
     ended = threading.Event()
     seen: set[int] = set()
@@ -87,6 +90,7 @@ def test_metrics_are_the_sum_whichever_worker_tells_them(models: Path) -> None:
         assert counted['headrace_version_state{model="m",state="ready",version="1"}'] == 1
 
 
+@pytest.mark.rest
 def test_tritons_statistics_are_the_sum_whichever_worker_tells_them(models: Path) -> None:
     with RunningServer(models, "--workers", "2") as server:
         for asked in range(1, 13):
@@ -102,6 +106,7 @@ def test_tritons_statistics_are_the_sum_whichever_worker_tells_them(models: Path
         assert everywhere(server, "/v2/models/m/versions/7/stats") == {404}
 
 
+@pytest.mark.rest
 def test_a_model_is_not_ready_while_its_process_of_one_worker_is_away(models: Path) -> None:
     write_hostile(models)
     ready, predict = "/v2/models/hostile/ready", "/v1/models/hostile:predict"
@@ -127,6 +132,7 @@ def test_a_model_is_not_ready_while_its_process_of_one_worker_is_away(models: Pa
         server.wait_for(lambda: everywhere(server, ready) == {200}, "the process to be back, which all know")
 
 
+@pytest.mark.rest
 def test_a_model_that_cannot_be_loaded_is_told_of_by_all(models: Path) -> None:
     write(models, "bad", 1, b"this is no model")
     with RunningServer(models, "--workers", "2") as server:
@@ -154,6 +160,7 @@ dimension = 3
 """
 
 
+@pytest.mark.rest
 def test_an_archive_is_one_to_all_workers(models: Path, tmp_path: Path) -> None:
     settings = tmp_path / "archive.toml"
     settings.write_text(ARCHIVE)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.faults.worker_processes import pss_bytes, workers_of
 from tests.running_server import RunningServer
 from tests.sharing_models import publish_clicks, publish_lookup
@@ -12,6 +14,7 @@ WORKERS = 4
 SIZE = 64 * 2**20
 
 
+@pytest.mark.rest
 def test_large_tables_are_in_memory_once(tmp_path: Path) -> None:
     publish_clicks(tmp_path, 2**10)
     publish_lookup(tmp_path, 2**10)

@@ -48,6 +48,7 @@ def slowly(server: RunningServer, seconds: float, deadline_seconds: float) -> in
         return caller.send(http_request("/v1/models/slow:predict", body, head))
 
 
+@pytest.mark.rest
 def test_requests_deadlines_and_polls_go_on_and_ages_tell_the_time(models: Path, clock: JumpingClock) -> None:
     """No request is lost, none ends before or after its deadline, and each version is found and served."""
     write(models, "slow", 1, SLOW)
@@ -93,6 +94,7 @@ def test_requests_deadlines_and_polls_go_on_and_ages_tell_the_time(models: Path,
     assert tally.answered > 100
 
 
+@pytest.mark.rest
 def test_workers_are_not_taken_for_silent(models: Path, clock: JumpingClock) -> None:
     options = ("--workers", "2", "--worker-timeout-seconds", "20")
     with RunningServer(models, *options, environment=clock.environment) as server:
@@ -142,6 +144,7 @@ def test_keys_and_tokens_end_by_the_clock_and_are_good_again_before_their_end(
         assert statuses()[1:] == [200, 200]
 
 
+@pytest.mark.rest
 def test_an_archive_is_filled_all_the_same(
     tmp_path: Path, encoder: Encoder, clock: JumpingClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,6 +29,8 @@ def begun(server: RunningServer) -> int:
     return server.count_in_log("a generation of connections has begun")
 
 
+@pytest.mark.rest
+@pytest.mark.exact
 @pytest.mark.parametrize("way", WAYS)
 def test_no_request_is_lost_when_connections_end_for_their_age(
     models: Path, way: str, capsys: pytest.CaptureFixture[str]

@@ -66,6 +66,8 @@ def waits(server: RunningServer, text: str) -> None:
     server.wait_for(lambda: server.count_in_log(text) > 0, text)
 
 
+@pytest.mark.rest
+@pytest.mark.exact
 @pytest.mark.parametrize("way", WAYS)
 def test_no_request_is_lost_when_one_server_follows_another(models: Path, place: Path, way: str) -> None:
     options = ("--handover", str(place), *LEAD, "--workers")

@@ -86,6 +86,7 @@ def test_another_port_or_host_is_refused(models: Path, place: Path) -> None:
         still_hands_over(server, models, place)
 
 
+@pytest.mark.rest
 def test_a_running_server_that_hangs_is_not_taken_over(models: Path, place: Path) -> None:
     with RunningServer(models, "--handover", str(place)) as server:
         server.process.send_signal(signal.SIGSTOP)

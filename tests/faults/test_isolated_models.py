@@ -177,6 +177,7 @@ def test_requests_get_the_default_while_there_is_no_process(models: Path) -> Non
         server.wait_for(lambda: answers(server), "a new process")
 
 
+@pytest.mark.exact
 def test_versions_are_swapped_and_reloaded_without_losing_a_request_or_a_descriptor(models: Path) -> None:
     write_hostile(models)
     with RunningServer(models, "--allow-code") as server, neighbours(server):

@@ -61,6 +61,7 @@ def test_too_many_headers_over_http2_are_refused(models: Path) -> None:
         does_it_still_serve(server)
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "TLS"])
 def test_a_connection_that_says_nothing_is_closed(models: Path, tmp_path: Path, encrypted: bool) -> None:
     authority = Authority(tmp_path)

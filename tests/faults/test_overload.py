@@ -19,6 +19,7 @@ from tests.running_server import RunningServer
 
 SMALL_QUEUE = "[batching]\ninstances = 1\nmax_batch_rows = 1\nmax_queue_rows = 8\n"
 ROW_BY_ROW = "[batching]\ninstances = 1\nmax_batch_rows = 2\n"
+UNKNOWN_COST = f"{ROW_BY_ROW}[warm_up]\nenabled = false\n"
 HELD = 1.0
 """Holds the model until the test opens its gate."""
 DEADLINE_SECONDS = 1.0
@@ -122,10 +123,10 @@ def status_of_what_nobody_can_read(server: RunningServer, path: str) -> int:
 def test_what_would_come_too_late_is_refused_before_its_body_is_read(models: Path, path: str) -> None:
     """Or refusing would cost about as much as answering, and there would be no time left to answer.
 
-    The server learns from one request that a batch takes half a second at least; ten batches are ahead of
-    what it refuses.
+    The server learns from the first request that a batch takes half a second at least; warm-up would have
+    told it that batches are short. Ten batches are ahead of what it refuses.
     """
-    write(models, "slow", 1, held_until(gate := models.parent / "gate"), ROW_BY_ROW)
+    write(models, "slow", 1, held_until(gate := models.parent / "gate"), UNKNOWN_COST)
     with ThreadPoolExecutor(20) as threads, RunningServer(models, "--allow-code") as server:
         first = threads.submit(ask, server, HELD)
         server.wait_for(lambda: computing(server), "the model to be busy")
