@@ -44,13 +44,6 @@ def error_of(response: Response) -> str:
     return said["error"]
 
 
-def test_a_body_of_the_declared_length_is_answered_without_waiting_for_its_end(server: Server) -> None:
-    events = [part(b"he"), part(b""), part(b"llo")]
-    response = server.http("POST", "/echo/x", events, {b"content-length": b"5"})
-    assert (response.status, response.body) == (200, b"hello")
-    assert server.held_bytes == 0
-
-
 @pytest.mark.parametrize(
     "events",
     [body(b"hello"), [part(b"hello"), *body(b"")], body(b"he", b"", b"llo"), [part(b""), *body(b"hello")]],
