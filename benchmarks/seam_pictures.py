@@ -6,11 +6,13 @@ and most proxies do) or as large as the server takes (as gRPC's C core does, whi
 
 from __future__ import annotations
 
+import http.client
 import struct
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +20,7 @@ import numpy as np
 from benchmarks import frames
 from benchmarks.h2load import METHOD
 from benchmarks.models import PICTURE_BYTES, picture_directory
-from benchmarks.processes import Command, Server, running
+from benchmarks.processes import START_SECONDS, Command, Server, running
 from benchmarks.rounds import Effort, interleaved, middle, print_lines, ratios, spread
 from headrace.frontends.wire import protos
 
@@ -44,6 +46,8 @@ def run(effort: Effort, trees: Mapping[str, Path]) -> None:
             for how, size in FRAMES.items()
             for name, server in servers.items()
         }
+        for server in servers.values():
+            _wait_until_ready(server)
         for measure in measures.values():
             measure(1.0)
         named = {f"{name}, {how}": measure for (name, how), measure in measures.items()}
@@ -58,6 +62,20 @@ def run(effort: Effort, trees: Mapping[str, Path]) -> None:
         for other in others:
             cpu = [[one[0] for one in measured[f"{name}, {how}"]] for name in (this, other)]
             print(f"gRPC, 150 KB, {how}, {this} / {other}: {spread(ratios(*cpu), 3)}", flush=True)
+
+
+def _wait_until_ready(server: Server) -> None:
+    """Wait for the model: a server listens before it is loaded."""
+    until = time.monotonic() + START_SECONDS
+    while True:
+        connection = http.client.HTTPConnection("127.0.0.1", server.ports["http"], timeout=START_SECONDS)
+        with closing(connection):
+            connection.request("GET", "/v2/health/ready")
+            if connection.getresponse().status == http.HTTPStatus.OK:
+                return
+        if time.monotonic() > until:
+            raise RuntimeError(f"{server.command.name} is not ready")
+        time.sleep(0.05)
 
 
 class _Measure:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _LEAST_WINDOW_BYTES, _MOST_WINDOW_BYTES = 1024 * 1024, 4 * 1024 * 1024
 _WINDOW_PART = 128
 _STREAM_PART, _FRAME_PART = 4, 16
-# One thread keeps up with the serving thread on a few cores; more of them wake each other for small requests.
+# One thread keeps up with the serving thread on a few cores.
 _CORES_PER_THREAD, _MOST_THREADS = 4, 4
 _RESPONSE_STALL_SECONDS = 60.0
 _FIRST_BYTES_SECONDS = 15.0

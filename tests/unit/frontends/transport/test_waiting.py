@@ -195,7 +195,8 @@ def test_a_server_that_stops_ends_streams_between_their_messages_only() -> None:
     asyncio.run(scenario())
 
 
-def test_while_little_is_taken_nobody_is_ended_for_being_silent() -> None:
+@pytest.mark.parametrize(("first", "unseen"), [([], 10), ([part(b"\x00")], 9)], ids=["silent", "begun"])
+def test_while_little_is_taken_nobody_is_ended_for_being_silent(first: list[Event], unseen: int) -> None:
     """Then it costs a call nothing that others might have to be ended."""
     server = Server(
         Limits(max_message_bytes=1000, max_inflight_bytes=160_000), call_bytes=1000, most_waiting=2
@@ -203,8 +204,8 @@ def test_while_little_is_taken_nobody_is_ended_for_being_silent() -> None:
     server.application.bodies.calm_bytes = 10_000
 
     async def scenario() -> None:
-        async with asked(server, UNARY, [SILENT] * 14) as (wires, _):
-            assert [outcome(wire) for wire in wires] == [*[None] * 10, 14, 14, None, None]
+        async with asked(server, UNARY, [first] * 14) as (wires, _):
+            assert [outcome(wire) for wire in wires] == [*[None] * unseen, *[14] * (12 - unseen), None, None]
 
     asyncio.run(scenario())
 
