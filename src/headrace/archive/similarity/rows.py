@@ -198,7 +198,8 @@ def scores(metric: Metric, one: Floats, other: Floats) -> Floats:
     Returns:
         float32 ``[n, m]``; for ``l2`` the square of the distance with a minus.
     """
-    made = one @ other.T
+    with np.errstate(invalid="ignore"):  # OpenBLAS also computes with what lies beside small arrays in memory
+        made = one @ other.T
     if metric == "l2":
         made *= 2
         made -= np.einsum("ij,ij->i", one, one)[:, None]
