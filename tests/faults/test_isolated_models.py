@@ -6,7 +6,6 @@ import http.client
 import json
 import os
 import re
-import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -35,6 +34,7 @@ from tests.faults.isolated_models import (
 )
 from tests.faults.still_serves import does_it_still_serve
 from tests.running_server import RunningServer
+from tests.stopped_processes import stop
 
 SWAPS = 6
 
@@ -121,7 +121,7 @@ def test_a_hang_is_answered_at_the_deadline_and_the_process_is_replaced(server: 
 def test_a_process_that_is_stopped_is_replaced(server: RunningServer) -> None:
     with neighbours(server):
         (process,) = children_of(server.process.pid)
-        os.kill(process, signal.SIGSTOP)
+        stop(process)
         assert ask(server, 1)[0] == 500
         server.wait_for(lambda: answers(server), "a new process")
         assert not is_there(process)

@@ -99,7 +99,7 @@ class Batcher:
         )
         self._computing = Computing(servable, policy, clock.now, origin)
         self._compute = self._computing.compute
-        self.instances = Instances(instances, origin, self._compute_in_thread, self._keep_all_soon)
+        self.instances = Instances(instances, origin, self._compute_in_thread, clock, self._dispatch_soon)
         self._lanes: dict[object, Lane] = {}
         self._most_lanes = _LANES_KEPT
         self._running: set[Batch] = set()
@@ -370,12 +370,8 @@ class Batcher:
         self._compute(batch)
         self._clock.call_soon_threadsafe(self._finish_in_thread, batch)
 
-    def _keep_all_soon(self) -> None:
-        """In an instance's thread, whose model waits for another: with fewer instances nobody may go on."""
-        self._clock.call_soon_threadsafe(self._keep_all)
-
-    def _keep_all(self) -> None:
-        self.instances.use_all()
+    def _dispatch_soon(self) -> None:
+        """More instances are used than a moment ago."""
         if self.queued_rows and not self._scheduled:
             self._schedule()
 

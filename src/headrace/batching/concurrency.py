@@ -29,6 +29,12 @@ _LEAST_OVERLAP = 1.5
 _REST_TIMES, _LEAST_REST_SECONDS = 100.0, 10.0
 """After a comparison that changed nothing comes a rest of so many times its duration: trying costs 1 %."""
 
+_PATIENCE_TIMES, _LEAST_PATIENCE_SECONDS = 20.0, 0.5
+"""Calls hang if none of them ends in so many times what they usually take."""
+
+_USUAL_CALLS = 16.0
+"""What a call usually takes is an average over about so many of the last ones."""
+
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
@@ -95,7 +101,8 @@ class ConcurrencyLimit:
 
     __slots__ = (
         "_batches", "_began", "_call_seconds", "_from", "_more", "_most", "_origin", "_other",
-        "_rest_until", "_rows", "_seconds", "_stretches", "allowed", "busy_since", "in_use",
+        "_rest_until", "_rows", "_seconds", "_stretches", "_usual_seconds", "allowed", "busy_since",
+        "in_use",
     )  # fmt: skip
 
     def __init__(self, most: int, origin: Origin) -> None:
@@ -113,7 +120,25 @@ class ConcurrencyLimit:
         self._stretches: list[Stretch] = []
         self._began = 0.0
         self._rest_until = -math.inf
+        self._usual_seconds = 0.0
         self._begin_stretch(-math.inf)
+
+    @property
+    def patience_seconds(self) -> float:
+        """How long calls may run without one of them ending before they are taken to hang."""
+        return max(_LEAST_PATIENCE_SECONDS, _PATIENCE_TIMES * self._usual_seconds)
+
+    def use_all(self, now: float) -> None:
+        """Allow the most again, because the calls that run do not end; compare no sooner than after a rest.
+
+        Args:
+            now: In seconds on the monotonic clock.
+        """
+        self._tell(self._most, "the calls that run do not end")
+        self.in_use = self.allowed = self._most
+        self._stretches.clear()
+        self._begin_stretch(now)
+        self._rest_until = now + _LEAST_REST_SECONDS
 
     def finished(self, rows: int, formed: float, finished: float) -> None:
         """Count a batch.
@@ -124,6 +149,7 @@ class ConcurrencyLimit:
             finished: When it was computed, likewise.
         """
         since, self.busy_since = self.busy_since, max(self.busy_since, finished)
+        self._usual_seconds += (finished - formed - self._usual_seconds) / _USUAL_CALLS
         if finished < self._rest_until or formed < self._from:
             return
         self._batches += 1
@@ -155,7 +181,7 @@ class ConcurrencyLimit:
             self.allowed = self._other if self.allowed == self.in_use and self._other else self.in_use
             return
         if better and self._other:
-            self._tell(self._other)
+            self._tell(self._other, f"it computes more rows a second than with {self.in_use}")
             self.in_use = self._other
         else:
             self._more = not self._more
@@ -172,9 +198,9 @@ class ConcurrencyLimit:
                 return other
         return None
 
-    def _tell(self, other: int) -> None:
+    def _tell(self, other: int, why: str) -> None:
         _log.info(
-            "uses %d of its %d instances: it computes more rows a second than with %d",
-            *(other, self._most, self.in_use),
+            "uses %d of its %d instances: %s",
+            *(other, self._most, why),
             extra={"model": self._origin.model, "version": self._origin.version},
         )

@@ -9,6 +9,13 @@ from headrace.tensors import Tensors
 from tests.unit.batching.stage import Model, Stage
 
 
+def use_one(stage: Stage) -> None:
+    """As if one instance had been measured to be best."""
+    instances = stage.batcher.instances
+    assert instances._limit is not None
+    instances._limit.in_use = instances._limit.allowed = instances.in_use = instances.allowed = 1
+
+
 def test_a_model_whose_calls_do_not_overlap_gets_one_at_a_time_and_larger_batches() -> None:
     """Eight clients, and calls that take 10 ms of something that all of them share."""
     with Stage(instances=2) as stage:
@@ -50,7 +57,7 @@ def test_a_model_whose_calls_do_not_overlap_gets_one_at_a_time_and_larger_batche
 
 def test_no_more_batches_run_than_instances_are_in_use() -> None:
     with Stage(instances=2) as stage:
-        stage.batcher.instances.allowed = 1
+        use_one(stage)
         stage.occupy()
         waiting = stage.ask([1.0])
         stage.turn()
@@ -58,6 +65,49 @@ def test_no_more_batches_run_than_instances_are_in_use() -> None:
         stage.finish(enter=1)
         stage.finish()
         assert waiting.sums == [1.0]
+
+
+def test_instances_that_are_not_used_help_out_when_calls_hang() -> None:
+    with Stage(instances=3) as stage:
+        use_one(stage)
+        hanging = stage.occupy()
+        waiting = stage.ask([1.0])
+        stage.clock.advance(0.4)
+        assert stage.batcher.instances.allowed == 1
+        stage.clock.advance(0.2)
+        assert stage.batcher.instances.in_use == stage.batcher.instances.allowed == 3
+        stage.model.await_entered()
+        assert stage.model.rows == [1, 1]
+        stage.finish(2)
+        assert waiting.sums == [1.0]
+        assert hanging[0].sums == [-1.0]
+        assert stage.clock.timers == 0
+
+
+def test_calls_that_end_leave_the_instances_as_they_are() -> None:
+    """One call after the other, none of which takes long; at last one hangs."""
+    with Stage(instances=2) as stage:
+        use_one(stage)
+        stage.occupy()
+        for _ in range(10):
+            stage.clock.advance(0.3)
+            stage.ask([1.0])
+            stage.finish(enter=1)
+            assert stage.batcher.instances.allowed == 1
+        assert stage.model.rows == [1] * 11
+        stage.clock.advance(100.0)
+        assert stage.batcher.instances.in_use == 2
+        stage.finish()
+        assert stage.clock.timers == 0
+
+
+def test_no_timer_is_left_when_the_batcher_is_closed() -> None:
+    with Stage(instances=2) as stage:
+        use_one(stage)
+        stage.occupy()
+        assert stage.clock.timers == 1
+        stage.batcher.close()
+        assert stage.clock.timers == 0
 
 
 def test_a_model_that_waits_for_another_one_has_all_of_its_instances() -> None:
@@ -68,7 +118,7 @@ def test_a_model_that_waits_for_another_one_has_all_of_its_instances() -> None:
         return {"y": inputs["x"].sum(axis=1, dtype=np.float32)}
 
     with Stage(instances=2, model=Model(answer=answer)) as stage:
-        stage.batcher.instances.in_use = stage.batcher.instances.allowed = 1
+        use_one(stage)
         stage.occupy()
         waiting = stage.ask([1.0])
         stage.turn()
