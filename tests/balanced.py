@@ -29,6 +29,7 @@ import numpy as np
 from tests.faults.still_serves import MODEL, Response, infer_message
 from tests.model_directories import affine, write
 from tests.running_server import RunningServer
+from tests.stopped_processes import stop
 
 DEPLOY = Path(__file__).resolve().parent.parent / "deploy"
 CALLERS = 8
@@ -361,7 +362,7 @@ class Cost:
 
 def freeze(server: RunningServer) -> None:
     """Stop the process where it is: connections are still accepted by the kernel, and never answered."""
-    server.process.send_signal(signal.SIGSTOP)
+    stop(server.process.pid)
 
 
 def kill(server: RunningServer) -> None:

@@ -36,6 +36,7 @@ from headrace.sealed.copying import (
 )
 from headrace.sealed.messages import Copied, Question
 from headrace.sealed.process import KeeperProcess
+from tests.stopped_processes import stopped
 
 NUMBERS = np.arange(2**18, dtype=np.float32)
 SIZE = NUMBERS.nbytes
@@ -95,16 +96,6 @@ def memfds(process: int | str, name: str = "headrace") -> int:
         with contextlib.suppress(FileNotFoundError):  # closed since it was listed
             found += f"memfd:{name}" in os.readlink(descriptor)
     return found
-
-
-@contextlib.contextmanager
-def stopped(pid: int) -> Iterator[None]:
-    os.kill(pid, signal.SIGSTOP)
-    until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
 
 
 def asked(door: Door, file: int, content: Content) -> tuple[threading.Thread, list[object]]:

@@ -16,6 +16,7 @@ import pytest
 
 from headrace.archive.opening import open_archive_file
 from tests.faults.archive_processes import BATCH, THREADS, Encoder, all_found, encoding, filler, until
+from tests.stopped_processes import stands_still, stop
 from tools.services.ports import free_ports
 
 VISIBILITY = "visibility_seconds = 6.0"
@@ -195,15 +196,11 @@ def stopped_writer(path: Path, program: str = STOPS_IN_A_WRITE) -> Iterator[subp
     """Another process that is stopped within a write."""
     process = subprocess.Popen([sys.executable, "-c", program, str(path)])
     try:
-        until(lambda: is_stopped(process))
+        until(lambda: stands_still(process.pid))
         yield process
     finally:
         process.kill()
         process.wait()
-
-
-def is_stopped(process: subprocess.Popen[bytes]) -> bool:
-    return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
 def test_a_filler_that_is_stopped_within_a_write_delays_no_lookup(folder: Path, encoder: Encoder) -> None:
@@ -221,8 +218,8 @@ def test_a_filler_that_is_stopped_within_a_write_delays_no_lookup(folder: Path, 
                 archive.reader("texts").forget_all()
                 _, found = archive.lookup("texts", [*keys, f"new {number}"])
                 assert found.tolist() == [True] * 50 + [False]
-            assert is_stopped(of_store)
-            assert is_stopped(of_queue)
+            assert stands_still(of_store.pid)
+            assert stands_still(of_queue.pid)
 
 
 @pytest.mark.rest
@@ -232,14 +229,14 @@ def test_a_stopped_filler_goes_on_and_another_one_has_done_its_work(folder: Path
     with open_archive_file(folder / "archive.toml") as archive:
         counted.hold()
         archive.want("texts", keys)
-        with filler(folder) as stopped:
+        with filler(folder) as stopping:
             # All its threads wait for the encoder: none is stopped while it writes, which is another test's.
             until(lambda: sum(counted.embedded()[key] for key in keys) >= THREADS * BATCH)
-            os.kill(stopped.pid, signal.SIGSTOP)
+            stop(stopping.pid)
             counted.go()
             with filler(folder):
                 until(lambda: all_found(archive, keys))
-                os.kill(stopped.pid, signal.SIGCONT)
+                os.kill(stopping.pid, signal.SIGCONT)
                 until(lambda: archive.queue.depth().messages == 0)
     assert sum(counted.embedded()[key] for key in keys) <= len(keys) + THREADS * BATCH
 

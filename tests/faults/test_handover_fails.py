@@ -18,6 +18,7 @@ from tests.faults.strict_callers import Callers, http1
 from tests.faults.test_worker_starts_while_draining import GATED
 from tests.model_directories import write
 from tests.running_server import RunningServer
+from tests.stopped_processes import stopped
 
 SECONDS = 60.0
 
@@ -89,11 +90,8 @@ def test_another_port_or_host_is_refused(models: Path, place: Path) -> None:
 @pytest.mark.rest
 def test_a_running_server_that_hangs_is_not_taken_over(models: Path, place: Path) -> None:
     with RunningServer(models, "--handover", str(place)) as server:
-        server.process.send_signal(signal.SIGSTOP)
-        try:
+        with stopped(server.process.pid):
             code, said = ended(models, "--handover", str(place))
-        finally:
-            server.process.send_signal(signal.SIGCONT)
         assert (code, "has said nothing for 10 s" in said) == (1, True), said
         still_hands_over(server, models, place)
 

@@ -22,6 +22,7 @@ from headrace.stores.settings import LmdbStore
 from headrace.stores.store import Item
 from headrace.testing.store_process import items, there
 from headrace.testing.stores import eventually
+from tests.stopped_processes import stop
 
 WRITES_WITHOUT_END = """
 import sys, time
@@ -75,7 +76,7 @@ def store(tmp_path: Path) -> Iterator[InLmdbStore]:
 
 def test_a_writer_that_is_stopped_in_a_write_holds_up_no_read(store: InLmdbStore, tmp_path: Path) -> None:
     with running(WRITES_WITHOUT_END, tmp_path / "archive") as writer:
-        os.kill(writer.pid, signal.SIGSTOP)
+        stop(writer.pid)
         assert there(store, "values", 0, 1000) == 1000
         assert store.read("half") is None
         assert len(store.scan("values").keys) == 1000
@@ -93,7 +94,7 @@ def test_a_writer_that_is_stopped_in_a_write_holds_up_no_read(store: InLmdbStore
 
 def test_a_write_behind_one_that_is_stopped_ends_in_time(store: InLmdbStore, tmp_path: Path) -> None:
     with running(WRITES_WITHOUT_END, tmp_path / "archive") as writer:
-        os.kill(writer.pid, signal.SIGSTOP)
+        stop(writer.pid)
         ended: list[BaseException] = []
 
         def write() -> None:

@@ -21,6 +21,7 @@ from tests.faults.strict_callers import Callers
 from tests.faults.test_handover import http1_new
 from tests.faults.test_worker_starts_while_draining import GATED
 from tests.model_directories import write
+from tests.stopped_processes import stopped
 
 SECONDS = 90.0
 START = """
@@ -137,13 +138,8 @@ def test_it_is_told_when_the_server_is_ready_that_it_turns_and_when_it_stops(
         assert "STATUS=serves 1 model" in words
         for _ in range(3):
             manager.until("WATCHDOG=1")
-        process.send_signal(signal.SIGSTOP)
-        until = time.monotonic() + SECONDS
-        while ") T " not in Path(f"/proc/{process.pid}/stat").read_text():
-            assert time.monotonic() < until
-            time.sleep(0.01)
-        assert manager.silence(), "a server that hangs says that it turns"
-        process.send_signal(signal.SIGCONT)
+        with stopped(process.pid):
+            assert manager.silence(), "a server that hangs says that it turns"
         manager.until("WATCHDOG=1")
         process.send_signal(signal.SIGTERM)
         manager.until("STOPPING=1")

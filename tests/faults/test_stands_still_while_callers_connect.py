@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from contextlib import ExitStack
 from pathlib import Path
 
 from tests.faults.still_serves import MODEL, connect, does_it_still_serve, predict_request
 from tests.running_server import RunningServer
+from tests.stopped_processes import stopped
 
 STILL_SECONDS = 6.5
 """More than the five seconds after which those who had just connected were once closed, unanswered."""
@@ -20,14 +19,11 @@ def test_who_has_connected_just_before_or_meanwhile_is_answered(models: Path) ->
     with RunningServer(models) as server, ExitStack() as opened:
         before = [opened.enter_context(connect(server.http_port)) for _ in range(5)]
         time.sleep(0.3)  # so that they are accepted
-        os.kill(server.process.pid, signal.SIGSTOP)
-        try:
+        with stopped(server.process.pid):
             meanwhile = [opened.enter_context(connect(server.http_port)) for _ in range(5)]
             for caller in (*before, *meanwhile):
                 caller.sendall(REQUEST)
             time.sleep(STILL_SECONDS)
-        finally:
-            os.kill(server.process.pid, signal.SIGCONT)
         for caller in (*before, *meanwhile):
             assert caller.recv(65536).startswith(b"HTTP/1.1 200")
         does_it_still_serve(server)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import grpc
@@ -26,6 +23,7 @@ from tests.faults.strict_callers import Callers, grpc_unary, http1, http2
 from tests.faults.test_idle_connections import answer
 from tests.model_directories import affine, write
 from tests.running_server import RunningServer
+from tests.stopped_processes import stopped
 
 STILL_SECONDS = 1.0
 DEADLINE_SECONDS = 0.3
@@ -33,24 +31,12 @@ CALLERS = 4
 QUEUED = 200
 
 
-@contextmanager
-def standing_still(server: RunningServer) -> Iterator[None]:
-    """The process is stopped, and goes on after a while, or at the end of the block."""
-    pid = server.process.pid
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        server.wait_for(lambda: ") T " in Path(f"/proc/{pid}/stat").read_text(), "it to stand still")
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
-
-
 @pytest.mark.parametrize("caller", [http1, http2, grpc_unary])
 def test_no_request_without_a_deadline_is_lost(models: Path, caller: object) -> None:
     with RunningServer(models) as server, Callers(caller, server, CALLERS) as tally:  # type: ignore[arg-type]
         for times in range(1, 4):
             server.wait_for(lambda n=times: tally.answered > 50 * n, "the load")
-            with standing_still(server):
+            with stopped(server.process.pid):
                 write(models, MODEL, 1 + times, affine(1.0, 1.0))  # it comes meanwhile
                 threading.Event().wait(STILL_SECONDS)
             before = tally.answered
@@ -71,7 +57,7 @@ def test_deadlines_that_passed_meanwhile_are_told_and_new_connections_taken(mode
         for one in waiting:
             one.sendall(request)
             assert one.recv(4096).startswith(b"HTTP/1.1 200")
-        with standing_still(server):
+        with stopped(server.process.pid):
             for one in waiting:
                 one.sendall(request)
             calls = [call.future(infer_message(MODEL, 1.0), timeout=DEADLINE_SECONDS) for _ in range(QUEUED)]
@@ -96,7 +82,7 @@ def test_a_stop_that_came_meanwhile_is_carried_out(models: Path) -> None:
     with RunningServer(models) as server:
         with connect(server.http_port) as caller:
             assert answer(caller).startswith(b"HTTP/1.1 200")
-            with standing_still(server):
+            with stopped(server.process.pid):
                 caller.sendall(http_request("/v2/health/live", b"", method="GET"))
                 server.process.send_signal(signal.SIGTERM)
                 assert server.process.poll() is None

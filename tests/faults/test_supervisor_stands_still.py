@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 
 from tests.faults.still_serves import does_it_still_serve
 from tests.faults.worker_processes import workers_ready
 from tests.running_server import RunningServer
+from tests.stopped_processes import stopped
 
 
 def test_its_workers_answer_and_say_so(models: Path) -> None:
     with RunningServer(models, "--workers", "2", "--worker-timeout-seconds", "2") as server:
         server.wait_for(lambda: workers_ready(server) == 2, "both to be ready")
-        server.process.send_signal(signal.SIGSTOP)
-        try:
+        with stopped(server.process.pid):
             server.wait_for(
                 lambda: server.count_in_log("the supervisor has said nothing") >= 2, "it to be said"
             )
             does_it_still_serve(server)
             assert server.get("/metrics")[0] == 503
-        finally:
-            server.process.send_signal(signal.SIGCONT)
         server.wait_for(lambda: server.count_in_log("the supervisor answers again") >= 2, "it to go on")
         server.wait_for(lambda: workers_ready(server) == 2, "both to be ready again")
         assert server.stop() == 0

@@ -9,6 +9,7 @@ from pathlib import Path
 from tests.faults.still_serves import MODEL, does_it_still_serve
 from tests.faults.worker_processes import scrape, workers_of, workers_ready
 from tests.running_server import RunningServer
+from tests.stopped_processes import stopped
 
 NAMES = (
     f'headrace_requests_total{{model="{MODEL}",version="1"}}',
@@ -49,16 +50,12 @@ def test_totals_are_told_for_a_worker_that_stands_still(models: Path) -> None:
             assert server.post(f"/v1/models/{MODEL}:predict", {"instances": [1.0]})[0] == 200
         before = scrape(server)
         assert before[NAMES[0]] == 40
-        stopped = workers_of(server)[0]
-        os.kill(stopped, signal.SIGSTOP)
-        try:
+        with stopped(workers_of(server)[0]):
             server.wait_for(lambda: server.count_in_log("gets no new connections") == 1, "it to be noticed")
             for asked in range(1, 21):
                 assert server.post(f"/v1/models/{MODEL}:predict", {"instances": [1.0]})[0] == 200
                 now = scrape(server)
                 assert now[NAMES[0]] == now[NAMES[1]] == 40 + asked
-        finally:
-            os.kill(stopped, signal.SIGCONT)
         server.wait_for(lambda: server.count_in_log("answers again") == 1, "it to be seen again")
         assert scrape(server)[NAMES[0]] == 60
         does_it_still_serve(server)

@@ -89,8 +89,9 @@ class Caller:
             wanted = " or ".join(named(verbs)) if verbs != ANY else "any verb"
             has = ", ".join(named(self.verbs)) or "none"
             raise PermissionDenied(
-                f"this needs a key that permits {wanted or 'what none permits'}; the key of {self.name!r} "
-                f"permits {has}; the operator of this server makes keys (headrace key new)"
+                f"this needs a key that permits {wanted or 'a verb that no key has'}; "
+                f"the key of {self.name!r} permits {has}; "
+                "the operator of this server makes keys (headrace key new)"
             )
 
     def check_model(self, model: str) -> None:

@@ -121,7 +121,7 @@ class Gate:
             raise
 
     def again(self, caller: Caller) -> float:
-        """Look at a caller once more, whose stream has another message.
+        """Check a caller again, because another message of its stream has come.
 
         Returns:
             How many seconds the message has to wait: a stream that is too fast is slowed down.

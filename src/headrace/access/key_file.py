@@ -31,8 +31,10 @@ MOST_KEYS = 10_000
 _LARGEST_FILE_BYTES = 2**24
 _MOST_NAMES, _LONGEST_GLOB = 1000, 128
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
-A_NAME = "a letter or digit, then up to 63 letters, digits, dots, _, @ and -"
 """What callers may be called: names are in metrics and in logs."""
+
+A_NAME = "a letter or digit, then up to 63 letters, digits, dots, _, @ and -"
+"""The same in words."""
 
 
 class KeyEntry(CallerSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -18,7 +18,7 @@ import msgspec
 
 from headrace.access.caller import OF_TOKENS, Caller
 from headrace.access.globs import Globs
-from headrace.access.key_file import NAME, check_globs
+from headrace.access.key_file import A_NAME, NAME, check_globs
 from headrace.access.limits import CallerLimits
 from headrace.access.token_keys import TokenKey, TokenKeys, library
 from headrace.access.verbs import VERBS, bits
@@ -235,7 +235,7 @@ def _no_number(text: str) -> float:
 
 def _caller_of(claims: _Claims, expires: datetime, proof: str) -> Caller:
     if not NAME.fullmatch(claims.sub):
-        raise Unauthenticated("the token's sub cannot be a caller's name: up to 64 letters, digits, . _ @ -")
+        raise Unauthenticated(f"the token's sub cannot be a caller's name: expected {A_NAME}")
     try:
         check_globs("headrace_models", tuple(claims.headrace_models), MOST_PATTERNS)
         check_globs("headrace_spaces", tuple(claims.headrace_spaces), MOST_PATTERNS)

@@ -30,10 +30,10 @@ DESCRIBE_ARCHIVE = bits(["archive-read", "archive-write", "admin"])
 """The same for a space."""
 
 ANY = bits(VERBS)
-"""What tells of the server: for everybody whom it knows."""
+"""Routes that describe the server: every caller with a valid key may ask for them."""
 
 UNDECLARED = 0
-"""A route that says nothing: nobody may."""
+"""A route that declares no verbs: nobody may call it."""
 
 
 def named(mask: int) -> tuple[Verb, ...]:

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from headrace.access.caller import ASKING, NOT_ADMITTED
 from headrace.audit import AuditLog, result_of
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, InvalidRequest
 from headrace.frontends.administration import is_administration
 from headrace.frontends.calls import (
     Call,
@@ -22,7 +22,7 @@ from headrace.frontends.calls import (
     UnaryHandler,
 )
 from headrace.frontends.wire import protos
-from headrace.frontends.wire.protobuf_fields import first_text
+from headrace.frontends.wire.protobuf_fields import text_in
 from headrace.outcomes import Outcomes
 
 Reply = TypeVar("Reply")
@@ -33,6 +33,11 @@ _OF_MODELS = {
     "RepositoryModelUnload": ("unload", "inference.RepositoryModelUnloadRequest"),
     "HandleReloadConfigRequest": ("reload", "tensorflow.serving.ReloadConfigRequest"),
 }
+
+_SPACE = 1
+"""The number of the field ``space`` in the messages of the archive."""
+
+_MOST_FIELDS = 2**20
 
 
 def audited(
@@ -77,16 +82,25 @@ def _grpc(path: str, handler: UnaryHandler, log: AuditLog) -> UnaryHandler:
     method = path.rpartition("/")[2]
 
     async def handle(message: bytes, call: GrpcCall) -> object:
-        action, on = _asked(method, message)
+        action, on = await asyncio.to_thread(_asked, method, message)
         return await _told(log, action, on, call, lambda: handler(message, call))
 
     return handle  # type: ignore[return-value]
 
 
 def _asked(method: str, message: bytes) -> tuple[str, str]:
-    """What a message asks for, and on what; "" where it is none."""
-    if method not in _OF_MODELS:  # an archive's, which may be large: the space is its first field
-        return method.lower(), first_text(message)
+    """What a message asks for, and on what; "" where it is none.
+
+    Raises:
+        InvalidRequest: It cannot be told which space it is about.
+    """
+    if method not in _OF_MODELS:  # an archive's, which may be large
+        try:
+            return method.lower(), text_in(message, _SPACE, _MOST_FIELDS)
+        except ValueError as error:
+            raise InvalidRequest(
+                f"expected a message of at most {_MOST_FIELDS} fields, none of which is a group: {error}"
+            ) from error
     action, kind = _OF_MODELS[method]
     try:
         asked = protos.parse(protos.message(kind), message)

@@ -307,8 +307,7 @@ class GrpcMethod:
         path: ``/package.Service/Method``.
         unary: Answers one message with one message.
         stream: Answers a stream of messages with a stream of messages.
-        takes_views: Whether ``unary`` takes a large message as a memoryview of the body, too: then it need
-            not be copied out of that.
+        takes_views: Whether ``unary`` also takes a memoryview, which a large message need not be copied for.
         verbs: As a route's.
         is_administration: Likewise.
     """

@@ -53,10 +53,11 @@ _SPECIAL = {"inf": "+Inf", "-inf": "-Inf", "nan": "NaN"}
 
 
 def _labels(labels: Mapping[str, str]) -> str:
-    return ",".join([f'{name}="{_escaped(labels[name])}"' for name in sorted(labels)])
+    return ",".join([f'{name}="{escaped(labels[name])}"' for name in sorted(labels)])
 
 
-def _escaped(value: str) -> str:
+def escaped(value: str) -> str:
+    """The value of a label as it stands between its quotes."""
     return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
 
 

@@ -12,10 +12,10 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from weakref import WeakKeyDictionary
+from weakref import ref
 
 from headrace import cpus
 from headrace.batching.capacity import (
@@ -79,7 +79,7 @@ class Sampler:
         self._timer: asyncio.TimerHandle | None = None
         self._watched = 0.0
         self._on_report: Callable[[LoadReport], object] | None = None
-        self._flows = WeakKeyDictionary[LoadedVersion, _Flow]()
+        self._flows: dict[ref[LoadedVersion], _Flow] = {}
         self._objectives: dict[str, ObjectiveHistory] = {}
         self._meter = _Meter()
 
@@ -88,6 +88,7 @@ class Sampler:
         self._watched = time.monotonic()
         if self._timer is None:
             self._flows.clear()
+            self._meter = _Meter()
             self._go_on(self._sample())
 
     def report_to(self, on_report: Callable[[LoadReport], object]) -> None:
@@ -124,15 +125,19 @@ class Sampler:
         computed = inline = requests = errors = 0.0
         demands, loads = list[ModelDemand](), dict[str, float]()
         processors = cpus.available()
-        is_first = not self._flows
-        for loaded in self._engine.manager.all_loaded():
+        is_first = self._timer is None
+        versions = self._engine.manager.all_loaded()
+        gone = self._gone(versions)
+        self._run_out(versions)
+        for loaded in versions:
             yield
             now = time.monotonic()
-            flow = self._flows.get(loaded)
+            flow = self._flows.get(key := ref(loaded))
             if flow is None:
-                flow = self._flows[loaded] = _Flow(loaded, now)
-                continue
+                flow = self._flows[key] = _Flow(loaded, now)
             seconds, of_serving_thread = flow.read(loaded, now)
+            for before in gone.pop(loaded.name, ()):
+                flow.go_on_from(before)
             computed, inline = computed + seconds, inline + of_serving_thread
             requests, errors = requests + flow.requests_per_second, errors + flow.errors_per_second
             self._count_objective(loaded, flow, now)
@@ -149,18 +154,43 @@ class Sampler:
             if self._on_report is not None:
                 self._on_report(LoadReport(self.load, requests, errors))
 
+    def _gone(self, versions: Sequence[LoadedVersion]) -> dict[str, list[_Flow]]:
+        """Take out the flows of versions that are no longer there, by model."""
+        there, gone = {ref(loaded) for loaded in versions}, dict[str, list[_Flow]]()
+        for key in self._flows.keys() - there:
+            flow = self._flows.pop(key)
+            gone.setdefault(flow.model, []).append(flow)
+        return gone
+
+    def _run_out(self, versions: Sequence[LoadedVersion]) -> None:
+        """Let time pass for objectives of models without a version, and forget those of no model."""
+        manager, served = self._engine.manager, {loaded.name for loaded in versions}
+        for model in self._objectives.keys() - served:
+            if manager.knows(model):
+                self._objectives[model].count(ObjectiveCounts(), time.monotonic())
+            else:
+                del self._objectives[model]
+
     def _count_objective(self, loaded: LoadedVersion, flow: _Flow, now: float) -> None:
-        policy = loaded.config.objective
-        if not policy.latency_seconds:
-            return
-        history = self._objectives.get(loaded.name)
-        if history is None or history.policy != policy:
-            history = self._objectives[loaded.name] = ObjectiveHistory(policy, now)
-        history.count(flow.objective_delta(loaded), now)
+        """Count what has ended; the objective of a model is that of its default version."""
+        model, policy, ended = loaded.name, loaded.config.objective, flow.objective_delta(loaded)
+        manager, history = self._engine.manager, self._objectives.get(model)
+        if manager.knows(model) and manager.default_version(model) == loaded.version:
+            if not policy.latency_seconds:
+                self._objectives.pop(model, None)
+                return
+            if history is None or history.policy != policy:
+                history = self._objectives[model] = ObjectiveHistory(policy, now)
+        if history is not None and history.policy == policy:
+            history.count(ended, now)
 
 
 class _Flow:
-    """The rates of one version, from its counters."""
+    """The rates of one version, from its counters.
+
+    Attributes:
+        model: The name of its model.
+    """
 
     __slots__ = (
         "_before",
@@ -169,6 +199,7 @@ class _Flow:
         "_read_at",
         "batch_rows",
         "errors_per_second",
+        "model",
         "request_rows",
         "requests_per_second",
         "rows_per_second",
@@ -176,6 +207,7 @@ class _Flow:
     )
 
     def __init__(self, loaded: LoadedVersion, now: float) -> None:
+        self.model = loaded.name
         self._read_at = now
         self._before = _counters(loaded)
         self._queued = loaded.queued_rows
@@ -213,6 +245,12 @@ class _Flow:
         if self.rows_per_second < _QUIET_ROWS_PER_SECOND:
             self.rows_per_second = self.requests_per_second = self.errors_per_second = 0.0
         return seconds * self.threads, max(0.0, seconds - aside)
+
+    def go_on_from(self, before: _Flow) -> None:
+        """Add the rates of a version that is gone: its requests come to this one now."""
+        self.rows_per_second += before.rows_per_second
+        self.requests_per_second += before.requests_per_second
+        self.errors_per_second += before.errors_per_second
 
     def demand(self, loaded: LoadedVersion) -> ModelDemand | None:
         """What is asked of the version; None while that is nothing, or nobody knows what it costs."""

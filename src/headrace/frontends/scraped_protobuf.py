@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from headrace.frontends.histograms import LatencySeries, fill_native, latency_series
 from headrace.frontends.wire import protos
+from headrace.frontends.wire.protobuf_fields import varint
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family
@@ -23,7 +24,7 @@ _WEIGHT = re.compile(r";\s*q=([01](?:\.\d{0,3})?)\s*(?:;|,|$)")
 _TEXT = re.compile(r"text/plain[^,]*")
 _MOST_HEADER_BYTES = 4096
 _COUNTER, _GAUGE, _UNTYPED, _HISTOGRAM = 0, 1, 3, 4
-_VARINT_BITS, _VARINT_MORE = 7, 0x80
+_STEP_SAMPLES = 100
 
 
 def wanted(accept: bytes) -> bool:
@@ -60,24 +61,7 @@ def pieces(families: Iterable[Family | None]) -> Iterator[bytes]:
                 yield b""
             else:
                 data = message.SerializeToString()
-                yield _varint(len(data)) + data
-
-
-def parsed(text: str) -> list[Family]:
-    """The families that Prometheus' text format tells of."""
-    from prometheus_client.parser import text_string_to_metric_families  # noqa: PLC0415 - as metrics do
-
-    # Counters there have names without _total, which the parser would add; Prometheus keeps no kinds anyway.
-    return list(text_string_to_metric_families(text.replace(" counter\n", " untyped\n")))
-
-
-def _varint(number: int) -> bytes:
-    out = bytearray()
-    while number >= _VARINT_MORE:
-        out.append(number & (_VARINT_MORE - 1) | _VARINT_MORE)
-        number >>= _VARINT_BITS
-    out.append(number)
-    return bytes(out)
+                yield varint(len(data)) + data
 
 
 def _messages(family: Family) -> Iterator[protos.Message | None]:
@@ -90,22 +74,24 @@ def _messages(family: Family) -> Iterator[protos.Message | None]:
         yield made
     elif family.type == "histogram":
         if family.samples:
-            yield _histograms(family)
+            yield from _histograms(family)
     else:
         yield from _numbers(family)
 
 
-def _numbers(family: Family) -> Iterator[protos.Message]:
+def _numbers(family: Family) -> Iterator[protos.Message | None]:
     kind, field = {"counter": (_COUNTER, "counter"), "gauge": (_GAUGE, "gauge")}.get(
         family.type, (_UNTYPED, "untyped")
     )
     by_name: dict[str, protos.Message] = {}
-    for sample in family.samples:
+    for index, sample in enumerate(family.samples, 1):
         if sample.name not in by_name:
             by_name[sample.name] = _family(sample.name, family.documentation, kind)
         metric = by_name[sample.name].metric.add()
         _label(metric, sample.labels)
         getattr(metric, field).value = sample.value
+        if index % _STEP_SAMPLES == 0:
+            yield None
     yield from by_name.values()
 
 
@@ -126,17 +112,19 @@ def _label(metric: protos.Message, labels: Mapping[str, str]) -> None:
         metric.label.add(name=name, value=value)
 
 
-def _histograms(family: Family) -> protos.Message:
+def _histograms(family: Family) -> Iterator[protos.Message | None]:
     made = _family(family.name, family.documentation, _HISTOGRAM)
     metrics: dict[tuple[tuple[str, str], ...], protos.Message] = {}
-    for sample in family.samples:
+    for index, sample in enumerate(family.samples, 1):
         labels = {name: value for name, value in sample.labels.items() if name != "le"}
         key = tuple(sorted(labels.items()))
         if key not in metrics:
             metrics[key] = made.metric.add()
             _label(metrics[key], labels)
         _put(metrics[key].histogram, sample, family.name)
-    return made
+        if index % _STEP_SAMPLES == 0:
+            yield None
+    yield made
 
 
 def _put(histogram: protos.Message, sample: Sample, name: str) -> None:

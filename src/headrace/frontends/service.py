@@ -200,7 +200,7 @@ class Service:
         """The same as Prometheus' protobuf messages, with native histograms."""
         families = self._families()
         if self.tensorflow_metrics is not None:
-            families = chain(families, scraped_protobuf.parsed(self.tensorflow_metrics.text()))
+            families = chain(families, self.tensorflow_metrics.families())
         return await self._in_slices(scraped_protobuf.pieces(families))
 
     def _families(self) -> Families:

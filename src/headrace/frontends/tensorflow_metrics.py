@@ -18,9 +18,13 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from headrace.batching.request import NO_DEADLINE, Answer
 from headrace.errors import HeadraceError
+from headrace.frontends.metrics_text import escaped
 from headrace.status import OK, codes
 
 if TYPE_CHECKING:
+    from prometheus_client.core import Metric as Family
+
+    from headrace.frontends.metrics import Families
     from headrace.loaded import LoadedVersion
     from headrace.outcomes import Call
     from headrace.servable import CheckedInputs
@@ -41,6 +45,7 @@ ServiceT = TypeVar("ServiceT", bound=Predicts)
 BUCKETS = tuple(10 * 1.8**power for power in range(33))
 """Microseconds; a latency that equals a limit counts in the next bucket, as there."""
 
+_LIMITS = (*(f"{limit:g}" for limit in BUCKETS), "+Inf")
 _RUNTIME = "TF1"  # the value of its own server, whatever runs the model here
 _MICROSECONDS = 1e6
 
@@ -124,37 +129,57 @@ class TensorFlowMetrics:
         """
         return cast("ServiceT", _Watched(service, api, self._runtime_latency))
 
-    def text(self) -> str:
-        """The metrics as its exporter writes them."""
-        return "".join(self.pieces())
-
     def pieces(self) -> Iterator[str]:
-        """The same in short pieces; requests may be counted in between."""
+        """The metrics as its exporter writes them, in short pieces; requests may be counted in between."""
         yield "# TYPE :tensorflow:serving:request_count counter\n"
         for (model, status), count in list(self._requests.items()):
-            labels = f'model_name="{_escaped(model)}",status="{status}"'
+            labels = f'model_name="{escaped(model)}",status="{status}"'
             yield f":tensorflow:serving:request_count{{{labels}}} {count}\n"
-        yield from _histogram("request_latency", "entrypoint", self._request_latency)
-        yield from _histogram("runtime_latency", "runtime", self._runtime_latency)
+        for name, last, measured in self._histograms():
+            yield from _histogram(name, last, measured)
+
+    def families(self) -> Families:
+        """The same as families of numbers."""
+        counted = _family("request_count", "untyped")  # a counter's name would get _total at its end
+        for (model, status), count in list(self._requests.items()):
+            counted.add_sample(counted.name, {"model_name": model, "status": status}, count)
+        yield counted
+        for name, last, measured in self._histograms():
+            made = _family(name, "histogram")
+            for (model, api, value), latencies in list(measured.items()):
+                labels = {"model_name": model, "API": api, last: value}
+                totals = list(accumulate(latencies.counts))
+                for limit, total in zip(_LIMITS, totals, strict=True):
+                    made.add_sample(f"{made.name}_bucket", {**labels, "le": limit}, total)
+                made.add_sample(f"{made.name}_sum", labels, latencies.sum)
+                made.add_sample(f"{made.name}_count", labels, totals[-1])
+                yield None
+            yield made
+
+    def _histograms(self) -> Iterator[tuple[str, str, dict[tuple[str, str, str], _Latencies]]]:
+        """Each with its name, and the name of its last label."""
+        yield "request_latency", "entrypoint", self._request_latency
+        yield "runtime_latency", "runtime", self._runtime_latency
+
+
+def _family(name: str, kind: str) -> Family:
+    from prometheus_client.core import Metric  # noqa: PLC0415 - as metrics do
+
+    return Metric(f":tensorflow:serving:{name}", "", kind)
 
 
 def _histogram(name: str, last: str, measured: dict[tuple[str, str, str], _Latencies]) -> Iterator[str]:
     name = f":tensorflow:serving:{name}"
     yield f"# TYPE {name} histogram\n"
-    limits = [*(f"{limit:g}" for limit in BUCKETS), "+Inf"]
     for (model, api, value), latencies in list(measured.items()):
-        labels = f'model_name="{_escaped(model)}",API="{api}",{last}="{value}"'
+        labels = f'model_name="{escaped(model)}",API="{api}",{last}="{value}"'
         totals = list(accumulate(latencies.counts))
         buckets = [
             f'{name}_bucket{{{labels},le="{limit}"}} {total}\n'
-            for limit, total in zip(limits, totals, strict=True)
+            for limit, total in zip(_LIMITS, totals, strict=True)
         ]
         yield f"{''.join(buckets)}{name}_sum{{{labels}}} {latencies.sum}\n"
         yield f"{name}_count{{{labels}}} {totals[-1]}\n"
-
-
-def _escaped(label: str) -> str:
-    return label.replace("\\", "\\\\").replace('"', '\\"')
 
 
 class _Watched:

@@ -116,8 +116,8 @@ class Giving:
             if conversation.user != os.geteuid():
                 await _refuse(conversation, "expected a server of the same user")
                 return
-            await self._side.hold()
             try:
+                await self._side.hold()
                 async with asyncio.timeout(_LONGEST_SECONDS):
                     await self._give(conversation)
             except TimeoutError as error:

@@ -68,7 +68,7 @@ class StagedVersion:
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             with open_file(directory / name) as opened, target.open("xb", buffering=0) as copied:
-                piece = memoryview(bytearray(_PIECE_BYTES))
+                piece = memoryview(bytearray(min(record.size_bytes + 1, _PIECE_BYTES)))
                 while left >= 0 and (size := opened.readinto(piece)):  # no more than is listed
                     made.update(piece[:size])
                     done, left = 0, left - size

@@ -297,7 +297,7 @@ class Pool:
                 self._steer()
         elif isinstance(message, Serving):
             place.serving, place.late = True, self._stopping.is_set()
-            place.missed = 0  # those of a long start, which another limit was for
+            place.missed = 0  # beats missed during a long start count against the longer limit only
             self._announced = self._announced or place.number == 0
             self._commons.changed()
             self._steer()

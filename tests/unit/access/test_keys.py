@@ -159,7 +159,7 @@ def test_nothing_is_kept_of_keys_that_are_not_known() -> None:
 
 def test_a_route_that_declares_nothing_is_nobodys() -> None:
     gate = gate_of(entry("one"), opened=ANY)
-    with pytest.raises(PermissionDenied, match="what none permits"):
+    with pytest.raises(PermissionDenied, match="a verb that no key has"):
         gate.admit([bearer("one")], UNDECLARED)
     assert isinstance(gate, Gate)
 

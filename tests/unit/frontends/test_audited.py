@@ -12,8 +12,12 @@ import pytest
 
 from headrace.access.verbs import ADMIN
 from headrace.audit import AuditLog
+from headrace.batching.request import NO_DEADLINE
+from headrace.config import Limits
+from headrace.errors import InvalidRequest
 from headrace.frontends.audited import audited
-from headrace.frontends.calls import HttpCall, HttpReply, HttpRoute
+from headrace.frontends.calls import GrpcCall, GrpcMethod, HttpCall, HttpReply, HttpRoute
+from headrace.frontends.transport.bodies import Bodies
 from headrace.outcomes import Outcomes
 
 
@@ -62,3 +66,28 @@ def test_who_leaves_while_a_line_is_written_leaves_two(tmp_path: Path, stage: st
         asyncio.run(run())
     assert done.is_set() == (stage == "ended")
     assert told(file) == [("asked", ""), ("ended", "failed: CancelledError" if stage == "asked" else "done")]
+
+
+def forget(log: AuditLog, message: bytes) -> None:
+    async def handler(*_: object) -> bytes:
+        return b""
+
+    method = GrpcMethod("/headrace.Archive/Forget", unary=handler, verbs=ADMIN, is_administration=True)
+    _, (shown,) = audited([], [method], log, Outcomes())
+    assert shown.unary is not None
+    asyncio.run(shown.unary(message, GrpcCall(NO_DEADLINE, None, Bodies(Limits()), [])))  # type: ignore[arg-type]
+
+
+def test_the_space_that_is_told_is_the_one_that_the_message_is_read_as(tmp_path: Path) -> None:
+    """The field is there twice, for which parsers take the last."""
+    log = AuditLog(tmp_path / "audit")
+    forget(log, b"\x0a\x05first\x12\x01k\x0a\x04last")
+    lines = [json.loads(line) for line in (tmp_path / "audit").read_text().splitlines()]
+    assert [(line["action"], line["on"]) for line in lines] == [("forget", "last")] * 2
+
+
+def test_a_message_whose_space_cannot_be_told_is_refused(tmp_path: Path) -> None:
+    log = AuditLog(tmp_path / "audit")
+    with pytest.raises(InvalidRequest, match="none of which is a group: wire type 3 at byte 8"):
+        forget(log, b"\x0a\x05first\x1b\x1c")
+    assert not (tmp_path / "audit").read_text()

@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from headrace.engine import Engine
 from headrace.frontends import scraped_protobuf
+from headrace.frontends.tensorflow_metrics import TensorFlowMetrics
 from headrace.frontends.wire import protos
 from tests.exposition import as_protobuf, as_text
 from tests.models import Doubling
@@ -144,16 +145,26 @@ def test_protobuf_is_for_those_who_would_rather_have_it(accept: str, protobuf: b
     assert scraped_protobuf.wanted(accept.encode()) is protobuf
 
 
-def test_other_texts_go_into_protobuf_by_the_same_names() -> None:
-    text = (
-        "# TYPE :other:count counter\n"
-        ':other:count{model_name="m"} 3\n'
-        "# TYPE :other:latency histogram\n"
-        ':other:latency_bucket{le="10"} 1\n:other:latency_bucket{le="+Inf"} 2\n:other:latency_sum 12\n'
-        ":other:latency_count 2\n"
-    )
-    count, latency = families(b"".join(scraped_protobuf.pieces(scraped_protobuf.parsed(text))))
+def test_tensorflow_metrics_go_into_protobuf_by_the_same_names() -> None:
+    measured = TensorFlowMetrics(lambda _: True)
+    for seconds in (5e-6, 1e9):
+        measured._count("m", "Predict", "GRPC", "OK", seconds)
+    count, latency = families(b"".join(scraped_protobuf.pieces(measured.families())))
     (counted,) = count.metric
-    assert (count.name, counted.untyped.value, counted.label[0].value) == (":other:count", 3, "m")
-    assert latency.metric[0].histogram.sample_count == 2
-    assert [bucket.cumulative_count for bucket in latency.metric[0].histogram.bucket] == [1, 2]
+    labels = {label.name: label.value for label in counted.label}
+    assert count.name == ":tensorflow:serving:request_count"
+    assert (counted.untyped.value, labels) == (2, {"model_name": "m", "status": "OK"})
+    assert latency.name == ":tensorflow:serving:request_latency"
+    histogram = latency.metric[0].histogram
+    assert (histogram.sample_count, histogram.sample_sum) == (2, 10**15 + 5)
+    assert [bucket.cumulative_count for bucket in histogram.bucket] == [1] * 33 + [2]
+    assert [bucket.upper_bound for bucket in histogram.bucket][:2] == [10.0, 18.0]
+
+
+def test_others_may_go_on_while_many_numbers_are_written_as_protobuf() -> None:
+    measured = TensorFlowMetrics(lambda _: True)
+    for model in range(200):
+        measured._count(f"m{model}", "Predict", "GRPC", "OK", 1.0)
+    written = list(scraped_protobuf.pieces(measured.families()))
+    assert len(list(filter(None, written))) == 2, "one message a family that has numbers"
+    assert written.count(b"") >= 200 + 200 * 36 // 100

@@ -72,7 +72,7 @@ def test_tritons_names_are_given_or_told_as_not_given() -> None:
 
 def test_tensorflow_servings_names_are_given_or_told_as_not_given() -> None:
     given, refused = told(":tensorflow:serving:")
-    declared = re.findall(r"# TYPE (\S+)", TensorFlowMetrics(lambda _: True).text())
+    declared = re.findall(r"# TYPE (\S+)", "".join(TensorFlowMetrics(lambda _: True).pieces()))
     assert given == set(declared)
     assert sorted(given | refused) == sorted(f":tensorflow:serving:{name}" for name in TENSORFLOW)
 

@@ -7,7 +7,11 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from shutil import rmtree
+from types import SimpleNamespace
+from weakref import ref
 
+import msgspec
 import pytest
 
 from headrace.batching.capacity import LoadReport
@@ -154,5 +158,77 @@ def test_a_report_has_the_rates_of_requests_and_of_errors() -> None:
             assert reports[-1].load > 0.0
             half = reports[-1].requests_per_second / 2
             assert reports[-1].errors_per_second == pytest.approx(half, rel=0.2)
+
+    asyncio.run(scenario())
+
+
+def read_now(sampler: Sampler) -> None:
+    """Read all counters once more."""
+    for _ in sampler._sample():
+        pass
+
+
+def test_a_version_that_takes_over_goes_on_from_the_rates_of_the_one_that_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And where nothing takes over, nothing is reported."""
+    monkeypatch.setattr("headrace.frontends.sampling._SLICE_SECONDS", PATIENCE_SECONDS)
+    write(tmp_path, "m", 1, affine(2.0, 1.0))
+
+    async def scenario() -> None:
+        async with Engine(tmp_path, config=ServerConfig(poll_seconds=0.05, admin=True)) as engine:
+            sampler, reports = Sampler(engine), list[LoadReport]()
+            sampler.report_to(reports.append)
+            sampler._timer.cancel()  # type: ignore[union-attr]  # the test says when counters are read
+            for _ in range(20):
+                await engine.predict("m", {"x": [1.0]})
+            await asyncio.sleep(0.01)
+            read_now(sampler)
+            before = reports[-1].requests_per_second
+            assert before > 0.0
+            write(tmp_path, "m", 2, affine(2.0, 1.0))
+            await until(lambda: [one.version for one in engine.manager.all_loaded()] == [2])
+            read_now(sampler)
+            assert reports[-1].requests_per_second == before
+            engine.manager.unload("m")
+            await until(lambda: not engine.manager.all_loaded())
+            read_now(sampler)
+            assert (reports[-1].requests_per_second, reports[-1].load) == (0.0, pytest.approx(0.0, abs=0.5))
+            assert sampler._flows == {}
+
+    asyncio.run(scenario())
+
+
+def test_the_objective_of_a_model_is_that_of_its_default_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both versions serve; the other one has an objective of its own, which changes nothing."""
+    monkeypatch.setattr("headrace.frontends.sampling._SLICE_SECONDS", PATIENCE_SECONDS)
+    objective = "[objective]\nlatency_seconds = {}\ntarget = 0.5\n"
+    write(tmp_path, "m", 1, affine(2.0, 1.0), objective.format("1e-9"))
+    write(tmp_path, "n", 1, affine(2.0, 1.0))
+
+    async def scenario() -> None:
+        async with Engine(tmp_path, config=ServerConfig(poll_seconds=0.05)) as engine:
+            sampler = Sampler(engine)
+            sampler.watch()
+            sampler._timer.cancel()  # type: ignore[union-attr]
+            await engine.predict("m", {"x": [1.0]})
+            read_now(sampler)
+            budgets = dict(sampler.budgets())
+            assert budgets["m"].remaining < 1.0
+            loaded = engine.manager.get("m", 1)
+            flow = sampler._flows[ref(loaded)]
+            other = SimpleNamespace(
+                name="m", version=7, config=loaded.config, all_statistics=loaded.all_statistics
+            )
+            sampler._count_objective(other, flow, 0.0)  # type: ignore[arg-type]
+            other.config = msgspec.structs.replace(loaded.config, objective=POLICY)
+            sampler._count_objective(other, flow, 0.0)  # type: ignore[arg-type]
+            assert dict(sampler.budgets()) == budgets
+            rmtree(tmp_path / "m")
+            await until(lambda: not engine.manager.knows("m"))
+            read_now(sampler)
+            assert dict(sampler.budgets()) == {}
 
     asyncio.run(scenario())

@@ -28,7 +28,7 @@ def metrics() -> TensorFlowMetrics:
 
 
 def series(measured: TensorFlowMetrics) -> dict[str, float]:
-    lines = [line for line in measured.text().splitlines() if not line.startswith("#")]
+    lines = [line for line in "".join(measured.pieces()).splitlines() if not line.startswith("#")]
     return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines}
 
 
@@ -53,7 +53,7 @@ def ending(error: BaseException | None) -> Any:
 
 
 def test_the_types_are_those_that_its_exporter_writes() -> None:
-    assert metrics().text().splitlines() == [
+    assert "".join(metrics().pieces()).splitlines() == [
         "# TYPE :tensorflow:serving:request_count counter",
         "# TYPE :tensorflow:serving:request_latency histogram",
         "# TYPE :tensorflow:serving:runtime_latency histogram",
@@ -118,7 +118,8 @@ def test_the_buckets_are_its_own() -> None:
 def test_labels_are_escaped_as_its_exporter_does() -> None:
     measured = metrics()
     ask(measured, ending(None), 'a"b\\')
-    assert ':tensorflow:serving:request_count{model_name="a\\"b\\\\",status="OK"} 1' in measured.text()
+    text = "".join(measured.pieces())
+    assert ':tensorflow:serving:request_count{model_name="a\\"b\\\\",status="OK"} 1' in text
 
 
 def predict(model: str) -> bytes:

@@ -20,7 +20,7 @@ from headrace.frontends.wire.decoding import decode_and_ask
 from headrace.frontends.wire.protobuf_cost import form_of
 from headrace.frontends.wire.protobuf_fields import LENGTH_DELIMITED, fields, length_prefix
 from headrace.frontends.wire.steps import in_steps
-from headrace.frontends.wire.templates import MOST_FIELDS, Message
+from headrace.frontends.wire.templates import MOST_FIELDS, Serialized
 from headrace.outcomes import Outcomes
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def grpc_methods(service: Service) -> list[GrpcMethod]:
     ]
 
 
-_Inferring = Callable[[Message, GrpcCall], Awaitable[bytes]]
+_Inferring = Callable[[Serialized, GrpcCall], Awaitable[bytes]]
 
 
 def _inferring(service: Service) -> _Inferring:
@@ -63,7 +63,7 @@ def _inferring(service: Service) -> _Inferring:
     recognise, parse, predict = decoder.recognise, decoder.parse, service.predict
     form = form_of(InferRequest)
 
-    async def infer(message: Message, call: GrpcCall) -> bytes:
+    async def infer(message: Serialized, call: GrpcCall) -> bytes:
         found = recognise(message, call.deadline)
         if found is None:
             with Allowance.of(service.limits, call) as allowance:

@@ -26,7 +26,7 @@ from headrace.frontends.wire import protos
 from headrace.frontends.wire.protobuf_cost import AT_ONCE_BYTES
 from headrace.frontends.wire.protobuf_fields import LENGTH_DELIMITED, fields
 from headrace.frontends.wire.steps import Steps
-from headrace.frontends.wire.templates import MOST_FIELDS, Message, Span, Templates
+from headrace.frontends.wire.templates import MOST_FIELDS, Serialized, Span, Templates
 from headrace.frontends.wire.tensors import (
     BYTES,
     WireTensor,
@@ -98,7 +98,7 @@ class _Known(NamedTuple):
     is_plain: bool
     """Whether the tensors are the columns, as they are: none of what follows."""
     has_id: bool
-    reorder: Callable[[Sequence[Message]], tuple[Message, ...]] | None
+    reorder: Callable[[Sequence[Serialized]], tuple[Serialized, ...]] | None
     spread: tuple[int, ...]
 
 
@@ -115,7 +115,7 @@ class InferDecoder:
         self._templates: Templates[_Known] = Templates()
         self._texts: TextTemplates[_Known] = TextTemplates({REQUEST_ID: -1, _RAW_INPUTS: -1})
 
-    def recognise(self, message: Message, deadline: float = NO_DEADLINE) -> Recognised | None:
+    def recognise(self, message: Serialized, deadline: float = NO_DEADLINE) -> Recognised | None:
         """Decode a request without parsing it, if one like it was parsed before.
 
         Args:
@@ -236,7 +236,7 @@ class InferDecoder:
             self._templates.learn(message, spans, known)
 
 
-def _decoded(request_id: Message) -> str | None:
+def _decoded(request_id: Serialized) -> str | None:
     """A request's id; None for what is no text: parsing knows the right error."""
     try:
         return str(request_id, "utf-8")

@@ -19,7 +19,7 @@ from headrace.frontends.wire.allowance import Allowance
 from headrace.frontends.wire.decoding import decode_and_ask
 from headrace.frontends.wire.protobuf_cost import form_of
 from headrace.frontends.wire.steps import in_steps
-from headrace.frontends.wire.templates import Message
+from headrace.frontends.wire.templates import Serialized
 
 if TYPE_CHECKING:
     from headrace.frontends.service import Service
@@ -75,7 +75,7 @@ def _predicting(service: Service) -> UnaryHandler:
     recognise, parse, predict = decoder.recognise, decoder.parse, service.predict
     form = form_of(PredictRequest)
 
-    async def handle(message: Message, call: GrpcCall) -> bytes:
+    async def handle(message: Serialized, call: GrpcCall) -> bytes:
         found = recognise(message)
         if found is None:
             with Allowance.of(service.limits, call) as allowance:

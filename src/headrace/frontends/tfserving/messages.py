@@ -21,7 +21,7 @@ from headrace.frontends.wire.protobuf_cost import AT_ONCE_BYTES
 from headrace.frontends.wire.protobuf_fields import LENGTH_DELIMITED, fields, length_prefix
 from headrace.frontends.wire.protobuf_packing import is_large, is_large_raw
 from headrace.frontends.wire.steps import Steps
-from headrace.frontends.wire.templates import MOST_FIELDS, Message, Span, Templates
+from headrace.frontends.wire.templates import MOST_FIELDS, Serialized, Span, Templates
 from headrace.frontends.wire.tensors import (
     BYTES,
     WireTensor,
@@ -79,7 +79,7 @@ class _Known(NamedTuple):
     layout: RowLayout
     rows: int
     writer: AnswerWriter
-    reorder: Callable[[Sequence[Message]], tuple[Message, ...]] | None
+    reorder: Callable[[Sequence[Serialized]], tuple[Serialized, ...]] | None
     spread: tuple[int, ...]
 
 
@@ -98,7 +98,7 @@ class PredictDecoder:
         values = dict.fromkeys((*_RAW_FIELDS, _STRINGS), -1)
         self._texts: TextTemplates[_Known] = TextTemplates({_INPUTS: 1}, {_VALUE: 2}, values)
 
-    def recognise(self, message: Message) -> Prediction | None:
+    def recognise(self, message: Serialized) -> Prediction | None:
         """Decode a request without parsing it, if one like it was parsed before.
 
         Args:

@@ -102,11 +102,12 @@ class Bodies:
             Its chunks, as they arrived; ``whole`` joins them.
 
         Raises:
-            TooLarge: It is larger than one body may be; reading stops there.
+            TooLarge: It is larger than one body may be, or is announced to be; reading stops there.
             Overloaded: All bodies together would be.
             DeadlineExceeded: It took too long to arrive.
             Cancelled: The client left.
         """
+        self.check(wanted - prefix_bytes)
         first: bytes = event.get("body", b"")
         if event["type"] == "http.request" and (0 < wanted <= len(first) or not event.get("more_body")):
             self.hold(len(first), -prefix_bytes)
@@ -252,17 +253,20 @@ async def whole(chunks: list[bytes | memoryview]) -> bytes:
     """Join a body's chunks: a large one piece by piece, with others answered in between.
 
     Args:
-        chunks: The chunks; the list is emptied where that frees memory on the way.
+        chunks: The chunks; the list is emptied.
     """
     if len(chunks) == 1 and isinstance(chunks[0], bytes):
-        return chunks[0]
+        return bytes(chunks.pop())  # the same, as it is one
     if sum(map(len, chunks)) <= _JOINED_AT_ONCE_BYTES:
-        return b"".join(chunks)
+        at_once = b"".join(chunks)
+        chunks.clear()
+        return at_once
     steps = joined(chunks)
     while True:
         try:
             next(steps)
         except StopIteration as end:
+            chunks.clear()
             body: bytes = end.value
             return body
         await asyncio.sleep(0)

@@ -21,7 +21,7 @@ from headrace.frontends.transport.waiting import Pauses
 if TYPE_CHECKING:
     from headrace.frontends.transport.certificates import Certificate
 
-# A window bounds what a connection makes the server hold before anything reads it, so nothing counts it.
+# Unread bytes do not count in max_inflight_bytes; the window bounds them.
 _LEAST_WINDOW_BYTES, _MOST_WINDOW_BYTES = 1024 * 1024, 4 * 1024 * 1024
 _WINDOW_PART = 128
 _STREAM_PART, _FRAME_PART = 4, 16
@@ -129,7 +129,7 @@ class Generation:
             hurried.cancel()
             if not hurry.is_set():
                 self.application.pauses.why = _ENDED
-        # Only now: who is told before that the connection ends opens his next stream here.
+        # Only now: a client that is told before the connection ends opens its next stream on it.
         self.application.pauses.end()
         await self.serving
 

@@ -127,7 +127,8 @@ class MessageReader:
         while len(self._buffer) >= PREFIX_BYTES:
             compressed, length = _PREFIX.unpack_from(self._buffer)
             if length > self._limits.max_message_bytes:
-                raise _too_large(length, self._limits.max_message_bytes)
+                most = self._limits.max_message_bytes
+                raise TooLarge(f"the message has {length} bytes; this server takes at most {most}")
             end = PREFIX_BYTES + length
             if len(self._buffer) < end:
                 break
@@ -150,28 +151,22 @@ def opened(payload: bytes, encoding: bytes, limits: Limits, *, compressed: bool)
     """Open a message without its prefix, step by step.
 
     Args:
-        payload: The message as it came.
+        payload: The message as it came, no larger than one may be.
         encoding: The value of ``grpc-encoding``, or empty.
         limits: What a message may have.
         compressed: What the prefix says.
 
     Raises:
         InvalidRequest: It is not compressed as it says.
-        TooLarge: The message is too large.
+        TooLarge: The message is too large when it is decompressed.
         Unsupported: It is compressed in a way that is not known here.
     """
     if not compressed:
-        if len(payload) > limits.max_message_bytes:
-            raise _too_large(len(payload), limits.max_message_bytes)
         return payload
     if encoding not in {b"gzip", b"deflate"}:
         known = encoding.decode("latin-1")
         raise Unsupported(f"grpc-encoding {known!r:.40} is not supported; use identity, gzip or deflate")
     return (yield from opening(payload, limits))
-
-
-def _too_large(length: int, max_bytes: int) -> TooLarge:
-    return TooLarge(f"the message has {length} bytes; this server takes at most {max_bytes}")
 
 
 def timeout_seconds(value: bytes) -> float:

@@ -191,6 +191,8 @@ class H2cornTransport:
             # No more than twice as many as serve: each keeps sockets until its last stream has ended.
             while len(self._going) > 2 * self._many and not self._draining.is_set():
                 await asyncio.wait({*self._going}, return_when=asyncio.FIRST_COMPLETED)
+            if self._draining.is_set():
+                return
             try:
                 await self._replace(place)
             except (OSError, ValueError) as error:

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from headrace.frontends.transport.listening import join, listen_no_more, until_accepted
+from headrace.frontends.transport.listening import join, listen_no_more, until_settled
 from headrace.frontends.transport.steering import program, steer
-
-# From the moment on at which a set gets no new connection: what is on its way to it arrives meanwhile.
-_SETTLE_SECONDS = 0.15
-_MOST_SETTLE_SECONDS = 1.0
 
 
 class Listeners:
@@ -116,9 +111,7 @@ class Listeners:
     async def until_accepted(self, *numbers: int) -> None:
         """Wait until the connections are accepted that sets got before new ones were led elsewhere."""
         if self.has_many:
-            await asyncio.sleep(_SETTLE_SECONDS)
-            waiting = [one for number in numbers for one in self.sets[number]]
-            await asyncio.gather(*(until_accepted(one, _MOST_SETTLE_SECONDS) for one in waiting))
+            await until_settled([one for number in numbers for one in self.sets[number]])
 
     def give_back(self, *numbers: int) -> None:
         """Let somebody else have sets."""

@@ -43,7 +43,7 @@ _OPEN = (1, 8)
 _UNREAD = struct.Struct("i")
 _BY_PORT = (socket.AF_INET, socket.AF_INET6)
 _LOOK_AT_CONNECTIONS_SECONDS = 0.02
-# From the moment on at which no connection can be made any more: what is on its way arrives meanwhile.
+# How long packets of connections that were begun before may be on their way.
 _SETTLE_SECONDS = 0.15
 _MOST_SETTLE_SECONDS = 1.0
 
@@ -203,6 +203,15 @@ async def until_none_waits(listeners: Sequence[socket.socket]) -> None:
     """
     for one in listeners:
         take_no_more(one)
+    await until_settled(listeners)
+
+
+async def until_settled(listeners: Sequence[socket.socket]) -> None:
+    """Wait until the connections are accepted that sockets got before new ones went elsewhere, for a while.
+
+    Args:
+        listeners: The sockets.
+    """
     await asyncio.sleep(_SETTLE_SECONDS)
     await asyncio.gather(*(until_accepted(one, _MOST_SETTLE_SECONDS) for one in listeners))
 

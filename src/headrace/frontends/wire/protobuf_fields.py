@@ -26,18 +26,6 @@ class Field(NamedTuple):
     stop: int
 
 
-def first_text(message: bytes) -> str:
-    """The text in field 1 of a message that begins with it; "" where it does not."""
-    try:
-        tag, position = read_varint(message, 0)
-        size, position = read_varint(message, position)
-    except ValueError:
-        return ""
-    if tag != 1 << 3 | LENGTH_DELIMITED or position + size > len(message):
-        return ""
-    return message[position : position + size].decode(errors="replace")
-
-
 def fields(
     message: bytes, start: int = 0, stop: int | None = None, *, steps: Iterator[object] | None = None
 ) -> Iterator[Field]:
@@ -72,6 +60,24 @@ def fields(
             raise ValueError(f"field {tag >> 3} ends after its message")
         yield Field(tag >> 3, wire_type, position, position + size)
         position += size
+
+
+def text_in(message: bytes, number: int, most_fields: int) -> str:
+    """The text in a field of a message: the last one, if there are several, as parsers have it.
+
+    Args:
+        message: The bytes.
+        number: The field's number.
+        most_fields: How many fields are walked at the most.
+
+    Raises:
+        ValueError: The message cannot be walked, or has more fields.
+    """
+    start = stop = 0
+    for field in fields(message, steps=iter(range(most_fields))):
+        if field.number == number and field.wire_type == LENGTH_DELIMITED:
+            start, stop = field.start, field.stop
+    return str(message[start:stop], errors="replace")
 
 
 def read_varint(message: bytes, position: int) -> tuple[int, int]:

@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 
 from headrace.frontends.wire.protobuf_cost import AT_ONCE_BYTES
 
-Message = bytes | memoryview
+Serialized = bytes | memoryview
 """A serialized message; a large one may be a view of the body that it arrived in."""
 
 Span = tuple[int, int]
@@ -57,12 +57,14 @@ class Template(Generic[Value]):
         """
         edges = [0, *(edge for span in spans for edge in span), len(message)]
         sizes = [stop - start for start, stop in pairwise(edges)]
-        self.cut = _copying(sizes) if len(message) <= AT_ONCE_BYTES else _viewing(sizes)
+        # Many small parts are cut faster at once than one by one.
+        least_bytes = max(AT_ONCE_BYTES, len(sizes) * _LEAST_VIEW_BYTES)
+        self.cut = _viewing(sizes) if len(message) > least_bytes else _copying(sizes)
         self.skeleton = self.cut(message)[::2]
         self.value = value
 
 
-_Cut = Callable[[Message], tuple[Message, ...]]
+_Cut = Callable[[Serialized], tuple[Serialized, ...]]
 
 
 def _copying(sizes: Sequence[int]) -> _Cut:
@@ -72,7 +74,7 @@ def _copying(sizes: Sequence[int]) -> _Cut:
 def _viewing(sizes: Sequence[int]) -> _Cut:
     edges = list(pairwise(accumulate(sizes, initial=0)))
 
-    def cut(message: Message) -> tuple[Message, ...]:
+    def cut(message: Serialized) -> tuple[Serialized, ...]:
         whole = memoryview(message)
         return tuple([
             whole[start:stop] if stop - start >= _LEAST_VIEW_BYTES else bytes(whole[start:stop])
@@ -92,7 +94,7 @@ class Templates(Generic[Value]):
         self._by_length: dict[int, tuple[Template[Value], ...]] = {}
         self._kept = 0
 
-    def find(self, message: Message) -> tuple[Value, tuple[Message, ...]] | None:
+    def find(self, message: Serialized) -> tuple[Value, tuple[Serialized, ...]] | None:
         """Recognise a message.
 
         Returns:

@@ -61,6 +61,18 @@ def test_a_prefix_does_not_count_in_the_limit(sizes: list[int]) -> None:
         asyncio.run(read(9))
 
 
+def test_a_body_that_is_announced_to_be_too_large_is_not_awaited() -> None:
+    bodies, wire = Bodies(Limits(max_message_bytes=9)), Wire([part(b"ab")])
+
+    async def read(wanted: int) -> None:
+        event = await wire.receive()
+        await bodies.read(event, wire.receive, wanted, prefix_bytes=2)
+
+    with pytest.raises(TooLarge, match="10 bytes or more"):
+        asyncio.run(read(12))
+    assert bodies.held_bytes == 0
+
+
 @pytest.mark.parametrize("size", [0, 1000, 3 * 1024 * 1024])
 @pytest.mark.parametrize("count", [1, 3])
 def test_chunks_are_joined_with_others_going_on_while_many_are(size: int, count: int) -> None:
@@ -80,6 +92,7 @@ def test_chunks_are_joined_with_others_going_on_while_many_are(size: int, count:
         return joined
 
     assert asyncio.run(scenario()) == expected
+    assert chunks == []
     assert (turns > 5) == (size > 1_000_000)
 
 
