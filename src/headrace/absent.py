@@ -51,6 +51,8 @@ class Expansion(Protocol):
 def complete(spec: Input, rows: object, allowance: Expansion) -> object:
     """Put what stands for absent values into nested lists, and a list around a value that came without.
 
+    Where a row is one value, it may come in a list of its own, as data frames write a column.
+
     Args:
         spec: The input.
         rows: All its rows, as JSON or a caller in the same process has them.
@@ -70,7 +72,7 @@ def complete(spec: Input, rows: object, allowance: Expansion) -> object:
 
 
 def fitted(spec: Input, array: Array, allowance: Expansion) -> Array:
-    """Give each row a list where values came without one, and fill up rows that are shorter.
+    """Give each row a list where values came without one or take it away, and fill up rows that are shorter.
 
     Args:
         spec: The input.
@@ -83,6 +85,8 @@ def fitted(spec: Input, array: Array, allowance: Expansion) -> Array:
     Raises:
         TooLarge: Filled up, it would take too much.
     """
+    if not spec.shape and array.ndim == 2 and array.shape[1] == 1:  # a column, as data frames have it
+        return array[:, 0]
     if len(spec.shape) != 1:
         return array
     (size,) = spec.shape
@@ -99,6 +103,8 @@ def fitted(spec: Input, array: Array, allowance: Expansion) -> Array:
 
 def _completed(spec: Input, value: Any, shape: Sequence[int | None], row: int, allowance: Expansion) -> Any:
     if not shape:
+        if not spec.shape and isinstance(value, list | tuple) and len(value) == 1:
+            value = value[0]
         if value is None and spec.absent is None:
             raise unexpected_null(spec, row)
         return spec.absent if value is None else value

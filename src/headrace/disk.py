@@ -80,6 +80,17 @@ def saying(what: str) -> Iterator[None]:
         raise FailedPrecondition(f"{what}: {error.strerror or error}") from error
 
 
+def is_visible(name: str) -> bool:
+    """Whether a name is none of a dot file: file managers leave ``.DS_Store`` and ``._model.onnx``."""
+    return name[0] != "."
+
+
+def visible_files(directory: Path) -> list[Path]:
+    """All files below a directory but dot files, and those in directories of such names; sorted."""
+    files = (one for one in directory.rglob("*") if one.is_file())
+    return sorted(one for one in files if all(map(is_visible, one.relative_to(directory).parts)))
+
+
 def open_file(file: Path) -> io.FileIO:
     """Open an ordinary file for reading, without a buffer and without ever waiting.
 

@@ -106,7 +106,7 @@ class Engine:
             raise ConfigError(
                 "nothing to serve: give a directory of models, objects, or models in the configuration"
             )
-        self._models = None if models is None else Path(models)
+        self._models = None if models is None else Path(models).absolute()
         self._objects = dict(objects or {})
         self._object_config = config_of_objects(batching or BatchingPolicy())
         self.archive = archive

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 
 from headrace.absent import Expansion, complete, fitted
+from headrace.casting import DoesNotFit, cast, may_cast
 from headrace.errors import InvalidRequest, NotFound, TooLarge, listed, shown
 from headrace.tensors import BY_DTYPE, STRING, Array, Buffer, Tensors, describe, held_bytes
 
@@ -478,20 +479,12 @@ def _cast(spec: TensorSpec, array: Array, exact: bool) -> Array:
     if array.dtype not in BY_DTYPE and array.dtype.newbyteorder("=") not in BY_DTYPE:
         raise InvalidRequest(f"expected {wanted}, got a mix of types ({array.dtype})", field=spec.name)
     # Where no dtype was declared, integers only have to be in range: [1] arrives as INT64 for UINT8, too.
-    integers = spec.dtype.kind in "iu" and array.dtype.kind in "iu"
-    if (exact or not integers) and not np.can_cast(array.dtype, spec.dtype, "safe" if exact else "same_kind"):
+    if not (np.can_cast(array.dtype, spec.dtype) if exact else may_cast(array.dtype, spec.dtype)):
         raise InvalidRequest(
             f"expected {spec}, got {describe(array)}; convert it before sending, nothing is lost silently",
             field=spec.name,
         )
-    if integers and array.size:
-        limits = np.iinfo(spec.dtype)
-        lowest, highest = array.min(), array.max()
-        if int(lowest) < limits.min or int(highest) > limits.max:
-            worst = lowest if int(lowest) < limits.min else highest
-            raise InvalidRequest(
-                f"{worst} does not fit in {wanted} ({limits.min} … {limits.max})", field=spec.name
-            )
-    # A float64 too large for float32 is infinity, as the client's own cast would make it.
-    with np.errstate(over="ignore"):
-        return array.astype(spec.dtype)
+    try:
+        return cast(array, spec.dtype)
+    except DoesNotFit as error:
+        raise InvalidRequest(str(error), field=spec.name) from None

@@ -17,8 +17,9 @@ import numpy as np
 from headrace.archive.catalog import SpaceVersion
 from headrace.archive.looking import Lookup
 from headrace.batching.request import LookedUp
+from headrace.casting import DoesNotFit, cast
 from headrace.config import InputSource
-from headrace.errors import ConfigError, InvalidRows
+from headrace.errors import ConfigError, InvalidRequest, InvalidRows
 from headrace.servable import TensorSpec
 from headrace.tensors import BY_DTYPE, STRING, Array, Tensors
 
@@ -349,6 +350,7 @@ def _as_input(values: Array, spec: TensorSpec | None) -> Array:
     if len(spec.shape) != values.ndim - 1:
         shape = [-1 if size is None else size for size in spec.shape]
         values = values.reshape(len(values), *shape)
-    # A number too large for the model's is infinity, as the client's own cast would make it.
-    with np.errstate(over="ignore"):
-        return np.ascontiguousarray(values, spec.dtype)
+    try:
+        return np.ascontiguousarray(cast(values, spec.dtype))
+    except DoesNotFit as error:
+        raise InvalidRequest(str(error), field=spec.name) from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -68,6 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code; ``headrace.cli.verbs`` names them, docs/command-line.md explains them.
     """
     _fill_gaps()
+    _escape_unprintable()
     origins: Mapping[str, str] = {}
     try:
         words = sys.argv[1:] if arguments is None else arguments
@@ -126,6 +128,13 @@ def _fill_gaps() -> None:
             nothing = os.open(os.devnull, os.O_RDWR)  # it gets the lowest number that is free
             stream = open(nothing, mode, encoding="utf-8", closefd=False)  # noqa: SIM115 - to the end
             setattr(sys, name, stream)
+
+
+def _escape_unprintable() -> None:
+    """Print what the terminal's encoding lacks as escapes: an error in printing would end the verb."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # not what a test or a caller has put there
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _write_out() -> None:

@@ -11,7 +11,7 @@ import os
 import stat
 from pathlib import Path
 
-from headrace.disk import saying
+from headrace.disk import is_visible, saying
 from headrace.errors import ConfigError, HeadraceError, NotFound, listed
 from headrace.versions.layout import (
     MANIFEST_FILE,
@@ -180,7 +180,7 @@ def _holds_model(directory: Path) -> bool:
     from headrace.runtimes.registry import find  # noqa: PLC0415 - only when used
 
     try:
-        names = [entry.name for entry in os.scandir(directory) if entry.is_file()]
+        names = [entry.name for entry in os.scandir(directory) if is_visible(entry.name) and entry.is_file()]
         return MANIFEST_FILE in names or bool(find(names))
     except (OSError, HeadraceError):
         return False

@@ -10,7 +10,7 @@ from pathlib import Path
 from headrace.cli import models, numbers, verbs
 from headrace.config import MODEL_CONFIG_FILE, parse_model_config, read_model_config
 from headrace.config.checks import MOST_THREADS
-from headrace.disk import saying
+from headrace.disk import is_visible, saying
 from headrace.errors import ConfigError
 from headrace.profiling.report import Profile, as_json, as_table
 from headrace.profiling.trace import write_trace
@@ -86,7 +86,7 @@ def run(options: argparse.Namespace) -> int:
     directory = models.find_version(options.model)
     settings = _settings(directory, options.threads)
     with saying(f"{directory} cannot be listed"):
-        names = [entry.name for entry in directory.iterdir() if entry.is_file()]
+        names = [entry.name for entry in directory.iterdir() if is_visible(entry.name) and entry.is_file()]
     runtime, name = find(names, settings.kind)
     profiles = _profiles(runtime, directory / name, settings, options)
     if options.trace is not None:

@@ -20,6 +20,7 @@ from headrace import cpus, logs, memory
 from headrace.cli import models, numbers, verbs
 from headrace.config import ServerConfig, server_config, with_flags
 from headrace.config.checks import DAY
+from headrace.config.observing import STDOUT
 from headrace.errors import ConfigError
 from headrace.terminal import counted, table
 
@@ -276,7 +277,12 @@ def _config(options: argparse.Namespace) -> ServerConfig:
         raise ConfigError(f"DIR: {options.models} is not a directory{way_out}")
     if options.models is not None:
         models.expect_no_version(options.models)
-    return with_flags(config, **{key: getattr(options, key) for key in SETTINGS})
+    return with_flags(config, **{key: _absolute(getattr(options, key)) for key in SETTINGS})
+
+
+def _absolute(value: object) -> object:
+    """A path that stays the same whatever a model makes the working directory; other values as they are."""
+    return value.absolute() if isinstance(value, Path) and value != STDOUT else value
 
 
 def _expect_open_files() -> None:

@@ -8,13 +8,15 @@ links are followed here; what leads out of the directory is refused when it is l
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Hashable, Iterator, Mapping
+import re
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from errno import ENOENT
 from pathlib import Path
 
-from headrace.config import MODEL_CONFIG_FILE, MODEL_NAME, read_model_config
-from headrace.errors import ConfigError
+from headrace.config import LARGEST_VERSION, MODEL_CONFIG_FILE, MODEL_NAME, read_model_config
+from headrace.disk import is_visible
+from headrace.errors import ConfigError, listed
 from headrace.lifecycle.recall import Recall, looks_of
 from headrace.versions.control import PinnedTo, find_pin, read_control
 from headrace.versions.layout import (
@@ -30,6 +32,11 @@ _ONLY_ITS_PLACE = getattr(os, "O_PATH", os.O_RDONLY)  # Linux
 _OWN = frozenset({MODEL_CONFIG_FILE, CONTROL_FILE, PIN_FILE})
 _EMPTY = "no version in it: expected directories named 1, 2, … with the model's files"
 _FLAT = f"{_EMPTY}; move the files that lie in it into a directory 1 in it"
+NO_VERSION = f"versions are whole numbers up to {LARGEST_VERSION}; rename the directory"
+"""What to do about directories that look like versions and are none."""
+
+_LIKE_A_VERSION = re.compile(r"[vV]?\d")
+_MOST_TOLD = 5
 _BAD_NAME = (
     "not a model's name: expected a letter or digit, then up to 127 letters, digits, dots, _ and -; "
     "rename its directory"
@@ -48,6 +55,7 @@ class ModelListing:
         undecided: Why the control record cannot be read, so that the two before say nothing; or "".
         problem: Why the settings cannot be read, or "".
         empty: Why no version is in it, and the way out; "" if there is one.
+        passed_over: Directories beside versions whose names look like versions' and are none.
     """
 
     versions: Mapping[int, Path]
@@ -57,6 +65,7 @@ class ModelListing:
     undecided: str = ""
     problem: str = ""
     empty: str = ""
+    passed_over: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +180,7 @@ def _real_path(directory: Path) -> str:
 
 
 def _files_in(directory: str) -> Iterator[str]:
-    """All files below a directory, as ``os.walk`` finds them: links to directories are not followed."""
+    """All files below a directory but dot files; links to directories are not followed."""
     folders = [directory]
     while folders:
         try:
@@ -180,6 +189,8 @@ def _files_in(directory: str) -> Iterator[str]:
         except OSError:
             continue
         for entry in entries:
+            if not is_visible(entry.name):
+                continue
             if not _is_directory(entry):
                 yield entry.path
             elif not entry.is_symlink():
@@ -201,10 +212,10 @@ def _model_directories(
     names = sorted(
         entry.name
         for entry in entries
-        if entry.name[0] != "." and (not may_touch(entry.name) or _may_be_directory(entry))
+        if is_visible(entry.name) and (not may_touch(entry.name) or _may_be_directory(entry))
     )
     if _is_one_model(root, names, may_touch):
-        name = root.resolve().name
+        name = os.path.basename(os.path.abspath(root))  # a link keeps its own name, wherever it leads
         return _split({name: root})
     return _split({name: root / name for name in names})
 
@@ -258,8 +269,10 @@ def _list_model(name: str, directory: Path, recall: Recall) -> ModelListing:
             pin, revision = _decided(name, directory, decides, versions, recall)
     except ConfigError as error:
         undecided = error.message
-    empty = "" if versions else _why_empty(directory)
-    return ModelListing(versions, settings, pin, revision, undecided, problem, empty)
+    others = _directories_beside(entries)
+    empty = "" if versions else _why_empty(directory, others)
+    passed_over = tuple(filter(_LIKE_A_VERSION.match, others))[:_MOST_TOLD] if versions else ()
+    return ModelListing(versions, settings, pin, revision, undecided, problem, empty, passed_over)
 
 
 def _decided(
@@ -284,7 +297,15 @@ def _decided(
     return recall.read(name, "pinned", about, lambda: find_pin(record, versions), is_there), record.revision
 
 
-def _why_empty(directory: Path) -> str:
+def _directories_beside(entries: Iterable[os.DirEntry[str]]) -> list[str]:
+    """The directories in a model's directory that are no versions."""
+    names = (one.name for one in entries if is_visible(one.name) and _is_directory(one))
+    return sorted(name for name in names if version_number(name) is None)
+
+
+def _why_empty(directory: Path, others: Sequence[str]) -> str:
     with os.scandir(directory) as entries:
-        lie_flat = any(one.name[0] != "." and one.name not in _OWN and one.is_file() for one in entries)
-    return _FLAT if lie_flat else _EMPTY
+        lie_flat = any(is_visible(one.name) and one.name not in _OWN and one.is_file() for one in entries)
+    if lie_flat:
+        return _FLAT
+    return f"{_EMPTY}, got {listed(others, _MOST_TOLD)}: {NO_VERSION}" if others else _EMPTY

@@ -24,7 +24,7 @@ from headrace.lifecycle.handle import LoadedT
 from headrace.lifecycle.loader import Loader
 from headrace.lifecycle.no_version import label_error, not_ready, told_of, unknown_model, whole_of
 from headrace.lifecycle.policy import pause_before_retry
-from headrace.lifecycle.records import ModelRecord, Place, VersionRecord
+from headrace.lifecycle.records import OVERWRITTEN, ModelRecord, Place, VersionRecord
 from headrace.lifecycle.state import Event, State, VersionStatus
 from headrace.lifecycle.unsettled import Unsettled
 from headrace.lifecycle.waiting_loads import WaitingLoads
@@ -272,7 +272,8 @@ class Manager(Generic[LoadedT]):
     def _settle(self, model: ModelRecord[LoadedT]) -> None:
         """Do everything that can be done for a model now."""
         now = self._clock.now()
-        model.match(now)
+        for number in model.match(now):
+            _log.warning("%s version %d: %s", model.name, number, OVERWRITTEN)
         self._point(model)
         self._to_load.drop(model.name)
         while (action := model.decide(now)) is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Generic
 
@@ -20,6 +20,7 @@ from headrace.lifecycle.policy import (
 from headrace.lifecycle.state import Event, State, VersionStatus, after
 from headrace.lifecycle.wanted import Wanted
 
+OVERWRITTEN = "its files have changed since it was loaded, and what was loaded is served; publish them as another version"
 _IDLE = (State.NEW, State.FAILED, State.UNLOADED)
 _IN_HAND = (State.LOADING, State.WARMING)
 
@@ -51,12 +52,14 @@ class VersionRecord(Generic[LoadedT]):
         reason: The same as only the operator is told it; of no meaning without an error.
         retry_at: Since when a failed one may be tried again; None while it may not.
         timer: What will let it be tried again.
+        is_overwritten: Whether its files have changed since it was loaded.
         hanging: Whether a thread hangs that was to load it: it is not tried again before that comes back.
         loaded: What the Loader made of it.
     """
 
     __slots__ = (
-        "attempts", "error", "hanging", "loaded", "number", "place", "reason", "retry_at", "state", "timer",
+        "attempts", "error", "hanging", "is_overwritten", "loaded", "number", "place", "reason", "retry_at",
+        "state", "timer",
     )  # fmt: skip
 
     def __init__(self, number: int, place: Place) -> None:
@@ -68,7 +71,7 @@ class VersionRecord(Generic[LoadedT]):
         self.error = self.reason = ""
         self.retry_at: float | None = None
         self.timer: Timer | None = None
-        self.hanging = False
+        self.hanging = self.is_overwritten = False
         self.loaded: LoadedT | None = None
 
     def try_anew(self, now: float) -> None:
@@ -76,6 +79,17 @@ class VersionRecord(Generic[LoadedT]):
         self.attempts = 0
         self.retry_at = now
         self.cancel_timer()
+
+    def note_files(self, fingerprint: Hashable) -> bool:
+        """Note what the files are now; say whether they have changed for the first time since it was loaded."""
+        before = self.place.fingerprint
+        if fingerprint is None or fingerprint == before:
+            return False
+        self.place = replace(self.place, fingerprint=fingerprint)
+        if before is None or self.state is not State.READY or self.is_overwritten:
+            return False
+        self.is_overwritten = True
+        return True
 
     def cancel_timer(self) -> None:
         """Call off the retry that is planned, if one is."""
@@ -153,9 +167,16 @@ class ModelRecord(Generic[LoadedT]):
         record.state = after(record.state, event)
         return self._status(record)
 
-    def match(self, now: float) -> None:
-        """Make the records those of the wanted versions, and of what is not gone yet."""
-        wanted = self._in_force
+    def match(self, now: float) -> list[int]:
+        """Make the records those of the wanted versions, and of what is not gone yet.
+
+        Args:
+            now: The monotonic time in seconds.
+
+        Returns:
+            The versions whose files are found to have changed since they were loaded.
+        """
+        wanted, overwritten = self._in_force, list[int]()
         for number, path in wanted.versions.items():
             place = Place(path, wanted.fingerprints.get(number), wanted.config)
             record = self.versions.get(number)
@@ -164,12 +185,15 @@ class ModelRecord(Generic[LoadedT]):
             elif record.state in (State.NEW, State.FAILED) and record.place != place:
                 record.place = place
                 record.try_anew(now)
+            elif record.note_files(place.fingerprint):
+                overwritten.append(number)
         listed = self.wanted.versions if self.unloaded and self.wanted is not None else wanted.versions
         for record in list(self.versions.values()):
             gone = record.number not in (listed if record.state is State.UNLOADED else wanted.versions)
             if gone and record.state in _IDLE:
                 record.cancel_timer()
                 del self.versions[record.number]
+        return overwritten
 
     def point(self) -> None:
         """Point the default and the labels at ready versions."""
@@ -207,6 +231,8 @@ class ModelRecord(Generic[LoadedT]):
         said = [wanted.problem] if wanted.problem else []
         if self.unloaded and not self.versions:
             said.append("it was unloaded; load it to serve it")
+        overwritten = [number for number, one in self.versions.items() if one.is_overwritten]
+        said += [f"version {number}: {OVERWRITTEN}" for number in overwritten]
         for label, target in wanted.labels.items():
             if self.labels.get(label) != target:
                 now = f"stays on {self.labels[label]}" if label in self.labels else "points nowhere"

@@ -13,7 +13,7 @@ from headrace.clock import Clock, Timer
 from headrace.config import ServerConfig, Table
 from headrace.lifecycle.background import NO_THREAD, Executor
 from headrace.lifecycle.deduce import Deduced, deduce, kept_by_what_is_loaded, tell_of_defaults
-from headrace.lifecycle.listing import Listing, list_models
+from headrace.lifecycle.listing import NO_VERSION, Listing, list_models
 from headrace.lifecycle.listing import look as look_at
 from headrace.lifecycle.recall import Recall
 from headrace.lifecycle.wanted import Wanted
@@ -280,7 +280,12 @@ def _complaints(
         if model.problem
     }
     root = {"the served directory": listing.problem} if listing.problem else {}
-    return {**unusable, **listing.unreadable, **root, **problems}
+    passed_over = {
+        f"{name}/{one}": f"it is passed over: {NO_VERSION}"
+        for name, model in listing.models.items()
+        for one in model.passed_over
+    }
+    return {**passed_over, **unusable, **listing.unreadable, **root, **problems}
 
 
 def _log_news(complaints: Mapping[str, str], before: _Seen | None) -> None:

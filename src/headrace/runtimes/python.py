@@ -15,17 +15,19 @@ The file has a class ``Model``::
         def close(self):  # optional
             ...
 
-Modules beside it are imported with ``from . import name``. Each version is a package of its own, so two
-versions never share a module, and closing one forgets its modules.
+Modules beside it are imported with ``import name`` or ``from . import name``, and win over installed ones of
+the same name, as they do for a script; those of the standard library cannot be replaced. Each version is a
+package of its own, so two versions never share a module, and closing one forgets its modules.
 """
 
 from __future__ import annotations
 
+import builtins
 import importlib.util
 import itertools
 import logging
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.machinery import SOURCE_SUFFIXES, FileFinder, SourceFileLoader
 from pathlib import Path
@@ -34,6 +36,7 @@ from typing import Protocol
 
 import numpy as np
 
+from headrace.casting import DoesNotFit, cast, may_cast
 from headrace.errors import FailedPrecondition, HeadraceError, LoadError, ModelError, NotLoadable
 from headrace.runtimes.options import Option, RuntimeOptions
 from headrace.servable import DEFAULT_SIGNATURE, Signature, TensorSpec
@@ -114,7 +117,7 @@ def load(file: Path, options: RuntimeOptions) -> PythonServable:
         _forget(package, file.parent)
         _log.exception("loading %s failed", file)
         raise LoadError(
-            f"{file.name} fails: {type(error).__name__}: {error}{_hint(error, file)}",
+            f"{file.name} fails: {type(error).__name__}: {error}",
             told=f"{file.name} fails; the server's log says more",
         ) from error
     return PythonServable(model, signature, package, file.parent)
@@ -175,7 +178,15 @@ class PythonServable:
 
 
 class _SourceLoader(SourceFileLoader):
-    """Reads source files and writes no ``__pycache__``: a version directory is not to change."""
+    """Reads source files of one version, and writes no ``__pycache__``: its directory is not to change."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Run a module, whose import statements find the version's own modules first."""
+        package = sys.modules[module.__name__.partition(".")[0]]
+        own = _names_beside(Path(package.__path__[0]))
+        importing = _importing(package.__name__, own)
+        vars(module)["__builtins__"] = {**vars(builtins), "__import__": importing}
+        super().exec_module(module)
 
     def set_data(self, path: str, data: object, *, _mode: int = 0) -> None:
         """Write nothing."""
@@ -211,16 +222,44 @@ def _import(file: Path, package: str) -> ModuleType:
     return module
 
 
+def _names_beside(directory: Path) -> frozenset[str]:
+    """The names of the modules and packages in a version directory."""
+    names = {one.stem for one in directory.iterdir() if one.suffix == ".py" or one.is_dir()}
+    return frozenset(names - sys.stdlib_module_names)
+
+
+def _importing(package: str, own: Collection[str]) -> Callable[..., ModuleType]:
+    """What import statements of a version call.
+
+    Args:
+        package: The version's package.
+        own: The names of the modules in it.
+    """
+
+    def importing(
+        name: str,
+        of: Mapping[str, object] | None = None,
+        local: Mapping[str, object] | None = None,
+        wanted: Collection[str] | None = (),
+        level: int = 0,
+    ) -> ModuleType:
+        top = name.partition(".")[0]
+        if level or top not in own:
+            return __import__(name, of, local, wanted or (), level)
+        module = importlib.import_module(f"{package}.{name}")
+        if not wanted:
+            return sys.modules[f"{package}.{top}"]
+        return __import__(module.__name__, of, local, wanted, 0)
+
+    return importing
+
+
 def _forget(package: str, directory: Path) -> None:
     for name in [name for name in sys.modules if name == package or name.startswith(f"{package}.")]:
         sys.modules.pop(name, None)
     sys.path_importer_cache.pop(str(directory), None)
-
-
-def _hint(error: Exception, file: Path) -> str:
-    if isinstance(error, ModuleNotFoundError) and error.name and (file.parent / f"{error.name}.py").exists():
-        return f"; it lies beside {file.name}: write `from . import {error.name}`"
-    return ""
+    # Code that puts its directory there does so for modules that are found without it.
+    sys.path[:] = [one for one in sys.path if one != str(directory)]
 
 
 def _nothing(*_: object) -> None:
@@ -257,6 +296,28 @@ def _checked(specs: tuple[TensorSpec, ...], answer: object) -> Tensors:
     return {spec.name: _as_declared(spec, answer[spec.name]) for spec in specs}
 
 
+def _as_numbers(spec: TensorSpec, value: object, array: Array) -> Array:
+    if spec.dtype.kind in "iu" and array.dtype.kind not in "biu" and not isinstance(value, np.ndarray):
+        # NumPy reads lists of integers beyond INT64 as floats or as objects.
+        array = _whole(spec, np.asarray(value, STRING), array)
+    if not may_cast(array.dtype, spec.dtype):
+        return array
+    try:
+        return cast(array, spec.dtype)
+    except DoesNotFit as error:
+        raise ModelError(f"the output {spec.name!r} of the model: {error}") from None
+
+
+def _whole(spec: TensorSpec, objects: Array, array: Array) -> Array:
+    """A list's integers, if it has no other elements."""
+    if not objects.size or not all(isinstance(one, int | np.integer) for one in objects.flat):
+        return array
+    try:
+        return np.array(objects, spec.dtype)
+    except OverflowError as error:
+        raise ModelError(f"the output {spec.name!r} of the model: {error}") from None
+
+
 def _as_declared(spec: TensorSpec, value: object) -> Array:
     array = np.asarray(value, dtype=STRING if spec.dtype == STRING else None)
     if spec.dtype == STRING:
@@ -266,8 +327,8 @@ def _as_declared(spec: TensorSpec, value: object) -> Array:
                 f"the model declares {spec}, and answered with something that is not text or bytes"
             )
         array = np.array(texts, dtype=object).reshape(array.shape)
-    elif array.dtype != spec.dtype and np.can_cast(array.dtype, spec.dtype, "same_kind"):
-        array = array.astype(spec.dtype)
+    else:
+        array = _as_numbers(spec, value, array)
     if array.dtype != spec.dtype or array.ndim == 0 or not spec.accepts(array.shape[1:]):
         raise ModelError(f"the model declares {spec}, and answered with {describe(array)}")
     return array

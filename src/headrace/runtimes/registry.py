@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NoReturn, cast
 
+from headrace.disk import is_visible
 from headrace.errors import LoadError, NotLoadable, listed
 from headrace.runtimes.looks import mistaken_for_model
 from headrace.runtimes.options import RuntimeOptions, SignatureSettings
@@ -71,6 +72,7 @@ RUNTIMES = (
 )
 
 _Load = Callable[[Path, RuntimeOptions], Servable]
+_MOST_LOOKED_INTO = 20
 _PICKLES = (".pkl", ".pickle", ".joblib")
 
 
@@ -87,7 +89,7 @@ def load(path: Path, options: RuntimeOptions) -> Servable:
     Raises:
         LoadError: Not exactly one runtime recognises it, a package is missing, or it cannot be loaded.
     """
-    runtime, name = find(_names(path), options.kind)
+    runtime, name = _find(path, options.kind)
     if options.checksums is not None:
         _check_listed(path, runtime, name, options.checksums)
     loads = cast("_Load", _module(runtime).load)
@@ -131,7 +133,7 @@ def expect(path: Path, kind: str) -> NoReturn:
     Raises:
         LoadError: Always.
     """
-    find(_names(path), kind)
+    _find(path, kind)
     raise LoadError("its files were changed while it was loaded; publish the version again")
 
 
@@ -163,7 +165,7 @@ def _named(path: Path, runtime: Runtime) -> Container[str]:
 
 def _names(path: Path) -> list[str]:
     try:
-        return sorted(entry.name for entry in path.iterdir() if entry.is_file())
+        return sorted(one.name for one in path.iterdir() if is_visible(one.name) and one.is_file())
     except OSError as error:
         raise LoadError(f"cannot read the version directory {path}: {error.strerror}") from error
 
@@ -174,6 +176,36 @@ def _check_listed(path: Path, runtime: Runtime, name: str, listed: Container[str
     for file in (name, *sorted(one.relative_to(path).as_posix() for one in besides)):
         if file not in listed:
             raise LoadError(f"{file} is read, and the manifest does not list it; publish the version again")
+
+
+def _find(path: Path, kind: str) -> tuple[Runtime, str]:
+    """What ``find`` finds, with a word of where a model lies if it lies deeper.
+
+    Raises:
+        LoadError: None is recognised, or several are.
+    """
+    names = _names(path)
+    try:
+        return find(names, kind)
+    except NotLoadable as error:
+        below = _below(path) if not names else ""
+        if below:
+            raise NotLoadable(
+                f"{error.message}; {below} holds one: move what is in it up into the version directory"
+            ) from None
+        raise
+
+
+def _below(path: Path, depth: int = 2) -> str:
+    """The directory below a version directory that holds a model, such as ``export``; "" if none does."""
+    for one in sorted(path.iterdir())[:_MOST_LOOKED_INTO]:
+        if not (is_visible(one.name) and one.is_dir()):
+            continue
+        if recognised(one, ""):
+            return one.name
+        if depth > 1 and (deeper := _below(one, depth - 1)):
+            return f"{one.name}/{deeper}"
+    return ""
 
 
 def find(names: Sequence[str], kind: str = "", runtimes: Sequence[Runtime] = RUNTIMES) -> tuple[Runtime, str]:

@@ -19,6 +19,7 @@ import skops.io
 from sklearn.base import is_classifier, is_regressor
 from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
 
+from headrace.casting import DoesNotFit, cast
 from headrace.config import MODEL_CONFIG_FILE
 from headrace.errors import HeadraceError, InvalidRequest, LoadError, ModelError, NotLoadable
 from headrace.runtimes.options import RuntimeOptions
@@ -206,7 +207,10 @@ def _output_spec(name: str, answer: Array) -> TensorSpec:
 
 def _as_output(spec: TensorSpec, answer: Any) -> Array:
     if spec.dtype != STRING:
-        return np.asarray(answer, spec.dtype)
+        try:
+            return cast(np.asarray(answer), spec.dtype)
+        except DoesNotFit as error:
+            raise ModelError(f"the output {spec.name!r} of the estimator: {error}") from None
     array = np.asarray(answer)
     texts = [value if isinstance(value, bytes) else str(value).encode() for value in array.flat]
     return np.array(texts, dtype=object).reshape(array.shape)

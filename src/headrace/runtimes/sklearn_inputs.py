@@ -21,6 +21,8 @@ _Value = float | str
 _WRAPPED = ("best_estimator_", "estimator_", "regressor_", "estimator", "_preprocessor")
 """Where estimators that wrap another one, fitted on the same columns, keep it."""
 _WRAPPED_LISTS = ("estimators_", "calibrated_classifiers_")
+_MOST_PROBED = 1024
+"""The most columns of zeros that are tried with an estimator that does not know how many it takes."""
 _NUMBERS = (int, float, np.number, np.bool_)
 
 
@@ -73,11 +75,9 @@ def find_features(estimator: Estimator, options: RuntimeOptions) -> Features:
     datatype = str(options.options.get("datatype", "FP64"))
     if datatype not in ("FP32", "FP64"):
         raise NotLoadable(f"runtime.options.datatype: expected FP32 or FP64, got {datatype!r}")
-    count = getattr(estimator, "n_features_in_", None)
+    count = _count(estimator)
     if count is None:
-        return Features(
-            (TensorSpec("text", STRING, ()),), {"text": np.array([b""], dtype=object)}, documents=True
-        )
+        return _probed(estimator, BY_OIP[datatype].dtype)
     names = getattr(estimator, "feature_names_in_", None)
     known = _known(estimator)
     values = [known.get(index, 0.0) for index in range(count)]
@@ -96,6 +96,54 @@ def find_features(estimator: Estimator, options: RuntimeOptions) -> Features:
     specs = tuple(TensorSpec(str(name), dtype, ()) for name, dtype in zip(names, dtypes, strict=True))
     return Features(
         specs, {spec.name: _sample([value], spec.dtype) for spec, value in zip(specs, values, strict=True)}
+    )
+
+
+def _count(estimator: Estimator) -> int | None:
+    """How many columns an estimator was fitted on, which that one of its parts knows that is given them."""
+    count = getattr(estimator, "n_features_in_", None)
+    if count is not None:
+        return int(count)
+    if isinstance(estimator, Pipeline):
+        steps = [step for _, step in estimator.steps if step is not None and step != "passthrough"]
+        return _count(steps[0]) if steps else None
+    wrapped = [getattr(estimator, name) for name in _WRAPPED if hasattr(estimator, name)]
+    return _count(wrapped[0]) if wrapped else None
+
+
+def _probed(estimator: Estimator, dtype: np.dtype[Any]) -> Features:
+    """What an estimator takes that does not know how many columns it was fitted on: what it answers.
+
+    Raises:
+        NotLoadable: It answers nothing that a request can hold.
+    """
+
+    def answers(rows: object) -> bool:
+        try:
+            estimator.predict(rows)
+        except Exception:  # noqa: BLE001 - the boundary to the estimator's own code, asked about made-up data
+            return False
+        return True
+
+    def takes(width: int) -> bool:
+        return answers(np.zeros((1, width), dtype))
+
+    widths = (width for width in range(1, _MOST_PROBED + 1) if takes(width))
+    width = next(widths, None)
+    if width is not None:
+        any_width = takes(width + 1)
+        spec = TensorSpec("features", dtype, (None if any_width else width,))
+        return Features((spec,), {"features": np.zeros((1, width), dtype)})
+    if answers(["a text"]):
+        sample = {"text": np.array([b"a text"], dtype=object)}
+        return Features((TensorSpec("text", STRING, ()),), sample, documents=True)
+    if answers([{}]):
+        got = "it takes dictionaries, as DictVectorizer does"
+    else:
+        got = f"it answers neither a text nor a row of 1 to {_MOST_PROBED} zeros, and has no n_features_in_"
+    raise NotLoadable(
+        f"{got}, and no request can hold what it was fitted on; fit it on columns, with a ColumnTransformer, "
+        "or serve it by a model.py that prepares its rows"
     )
 
 

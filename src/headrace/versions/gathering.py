@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from headrace.disk import open_file
+from headrace.disk import is_visible, open_file
 from headrace.errors import InvalidRequest, NotFound
 from headrace.versions.layout import SIGNATURE_FILE
 
@@ -48,10 +48,11 @@ def named_files(sources: Sequence[Path]) -> dict[str, Path]:
 
 def _inside(directory: Path, prefix: str) -> Iterator[tuple[str, Path]]:
     for folder, directories, names in os.walk(directory, onerror=_raised):
+        directories[:] = filter(is_visible, directories)
         for name in directories:
             if os.path.islink(link := os.path.join(folder, name)):
                 raise InvalidRequest(f"FILE: {link} is a link to a directory; put the directory there")
-        for name in sorted(names):
+        for name in sorted(filter(is_visible, names)):
             file = Path(folder, name)
             yield prefix + file.relative_to(directory).as_posix(), file
 

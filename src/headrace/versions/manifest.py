@@ -18,7 +18,15 @@ from typing import Annotated
 
 import msgspec
 
-from headrace.disk import draft_directory, is_abandoned, open_file, read_file, sync_directory, sync_tree
+from headrace.disk import (
+    draft_directory,
+    is_abandoned,
+    is_visible,
+    open_file,
+    read_file,
+    sync_directory,
+    sync_tree,
+)
 from headrace.errors import Conflict, FailedPrecondition, LoadError, NotLoadable
 from headrace.formats import check_format
 from headrace.sealed.copying import NotCopied, kept_checksum
@@ -310,7 +318,7 @@ def _fill(draft: Path, source: Path | Writer) -> None:
         source(draft)
     elif source.is_dir():
         # A signature is of the manifest that was there, and a new one is written.
-        stale = shutil.ignore_patterns(SIGNATURE_FILE)
+        stale = shutil.ignore_patterns(SIGNATURE_FILE, ".*")
         shutil.copytree(source, draft, dirs_exist_ok=True, ignore=stale)
     else:
         raise LoadError(f"nothing to publish: {source} is not a directory")
@@ -346,8 +354,9 @@ def _exists(model_directory: Path, version: int) -> Conflict:
 
 
 def _names(directory: Path) -> Iterator[str]:
-    for folder, _, files in os.walk(directory):
-        for name in sorted(files):
+    for folder, directories, files in os.walk(directory):
+        directories[:] = filter(is_visible, directories)
+        for name in sorted(filter(is_visible, files)):
             yield (Path(folder) / name).relative_to(directory).as_posix()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from headrace.disk import visible_files
 from headrace.errors import LoadError
 from headrace.versions.control import version_keys
 from headrace.versions.layout import version_directories
@@ -64,6 +65,6 @@ def _on_disk(number: int, path: Path, record: ControlRecord) -> VersionOnDisk:
         record.pin is not None and record.pin.number == number and record.pin.version in names,
         tuple(sorted({*holders})),
         created,
-        sum(file.stat().st_size for file in path.rglob("*") if file.is_file()),
+        sum(file.stat().st_size for file in visible_files(path)),
         problem,
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from headrace.disk import visible_files
 from headrace.errors import ConfigError, ModelError
 from headrace.runtimes import onnx
 from headrace.runtimes.onnx_external import external_names
@@ -94,7 +95,7 @@ def open_encoder(path: Path, output: str, threads: int) -> Encoder:
     """
     options = RuntimeOptions(threads=threads)
     if path.is_dir():
-        servable, files = load(path, options), sorted(one for one in path.rglob("*") if one.is_file())
+        servable, files = load(path, options), visible_files(path)
     elif path.is_file():
         servable = onnx.load(path, options)
         files = [path, *(path.parent / name for name in external_names(path))]

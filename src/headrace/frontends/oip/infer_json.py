@@ -195,6 +195,8 @@ def input_specs(loaded: LoadedVersion, request: InferRequest) -> dict[str, Tenso
         InvalidRequest: An input is missing, unknown or twice there, or sends texts for numbers.
         NotFound: There is no such signature.
     """
+    if request.parameters:
+        refuse_parameters(request.parameters, "parameters")
     signature = signature_of(loaded, request)
     check_names(signature, (one.name for one in request.inputs))
     specs = {spec.name: spec for spec in signature.inputs}

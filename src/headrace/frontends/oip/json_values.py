@@ -28,8 +28,9 @@ Parameters = dict[str, msgspec.Raw] | None
 _ARRAY_CODES = {
     "INT8": "b", "INT16": "h", "INT32": "i", "INT64": "q",
     "UINT8": "B", "UINT16": "H", "UINT32": "I", "UINT64": "Q",
-    "FP32": "f", "FP64": "d",
+    "FP64": "d",
 }  # fmt: skip
+_NARROW = {"FP16": np.dtype(np.float16), "FP32": np.dtype(np.float32)}
 
 
 class InferInput(msgspec.Struct):
@@ -331,10 +332,10 @@ def packed(tensor: InferInput, values: list[Any]) -> bytes | list[bytes]:
             raise InvalidRequest(f"expected text: {error.reason}", field=f"{tensor.name}.data") from error
     if datatype == "BOOL":
         return bytes(values)
-    if datatype == "FP16":
-        with np.errstate(over="ignore"):  # too large is infinity, as for FP32
-            return np.array(values, np.float16).tobytes()
     try:
+        if datatype in _NARROW:
+            with np.errstate(over="raise"):
+                return np.array(values, _NARROW[datatype]).tobytes()
         return array.array(_ARRAY_CODES[datatype], values).tobytes()
-    except OverflowError as error:
+    except ArithmeticError as error:  # an integer or a float
         raise InvalidRequest(f"a value does not fit in {datatype}", field=f"{tensor.name}.data") from error

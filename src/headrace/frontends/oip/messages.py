@@ -181,6 +181,8 @@ class InferDecoder:
         request = protos.parse(InferRequest, message, counted=True)
         if len(message) > AT_ONCE_BYTES:
             yield  # parsing has copied it
+        if request.parameters:
+            refuse_parameters(request.parameters, "parameters")
         version = version_number(request.model_version)
         with Lease(self._loaded(request.model_name, version)) as loaded:
             signature = signature_named(loaded.signatures, signature_parameter(request.parameters))

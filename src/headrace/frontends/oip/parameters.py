@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
 
 from headrace.batching.request import NO_DEADLINE
-from headrace.errors import InvalidRequest, Unsupported
+from headrace.errors import InvalidRequest, Unsupported, listed, shown
 from headrace.frontends.wire.protos import Message
 
 SIGNATURE_PARAMETER = "signature_name"
@@ -14,6 +17,11 @@ SIGNATURE_PARAMETER = "signature_name"
 
 ANSWERED_BY_PARAMETER = "headrace_answered_by"
 """The parameter of a response that says who answered, if that is not the model asked."""
+
+_PLAIN_CONTENT = ("np", "str", "pd")
+"""The codecs of MLServer whose data is what datatype and shape say."""
+
+_SHOWN = 40
 
 _MICROSECONDS_END = 1 << 64
 
@@ -46,17 +54,25 @@ def version_number(text: str) -> int | None:
     return int(text)
 
 
-def refuse_parameters(parameters: Iterable[str], field: str) -> None:
-    """Refuse what would change the meaning of a tensor; other parameters are ignored, as the protocol allows.
+def refuse_parameters(parameters: Mapping[str, Any], field: str) -> None:
+    """Refuse what would change the meaning of data; other parameters are ignored, as the protocol allows.
 
     Args:
-        parameters: The parameters' names.
-        field: The tensor they came with.
+        parameters: The parameters by their names: JSON, or messages.
+        field: The tensor that they came with, or ``parameters`` for those of the request.
 
     Raises:
-        Unsupported: One asks for shared memory or for classification.
+        Unsupported: One asks for shared memory, classification or a sequence, or says that the data is to be
+            decoded.
     """
     for name in parameters:
+        if name == "content_type":
+            _refuse_content(_text_of(parameters[name]), field)
+        if name.startswith("sequence_"):
+            raise Unsupported(
+                f"{field}: sequences are not supported, as models keep nothing between requests; leave "
+                f"{shown(name)} out, and send what the model needs with each request"
+            )
         if name.startswith("shared_memory_"):
             raise Unsupported(
                 f"{field}: shared memory is not supported; send and take tensors in the messages"
@@ -65,6 +81,29 @@ def refuse_parameters(parameters: Iterable[str], field: str) -> None:
             raise Unsupported(
                 f"{field}: classification is not supported; ask for the output and rank it yourself"
             )
+
+
+def _text_of(parameter: Any) -> str:
+    """The text of a parameter; what is none, as JSON has it."""
+    if not isinstance(parameter, msgspec.Raw):
+        return str(parameter.string_param)
+    text = bytes(parameter)
+    try:
+        return msgspec.json.decode(text, type=str)
+    except msgspec.MsgspecError:
+        return text[:_SHOWN].decode(errors="replace")
+
+
+def _refuse_content(content: str, field: str) -> None:
+    if content in _PLAIN_CONTENT:
+        return
+    way_out = "decode it before sending"
+    if content == "base64":
+        way_out = "send the bytes themselves, as binary data behind the JSON or over gRPC"
+    raise Unsupported(
+        f"{field}: content_type {shown(content)} is not supported: expected {listed(_PLAIN_CONTENT)}, with "
+        f"which data is what it says; {way_out}"
+    )
 
 
 def signature_parameter(parameters: Message) -> str:

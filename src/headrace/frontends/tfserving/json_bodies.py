@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -17,6 +16,7 @@ from headrace.absent import complete
 from headrace.errors import InvalidRequest, listed, shown
 from headrace.frontends.tfserving.decimals import shortest
 from headrace.frontends.wire.allowance import Allowance
+from headrace.frontends.wire.base64_texts import decoded
 from headrace.frontends.wire.json_text import Json, parse_at_once
 from headrace.frontends.wire.names import check_name
 from headrace.servable import Signature, TensorSpec
@@ -240,13 +240,11 @@ def as_array(spec: TensorSpec, value: Json, allowance: Allowance) -> Array:
 def _number_array(spec: TensorSpec, value: Json) -> Array:
     try:
         typed = msgspec.convert(value, _nested_type(spec.dtype, len(spec.shape) + 1))
-        with np.errstate(
-            over="ignore"
-        ):  # too large for float32 is infinity, as the client's own cast would make it
+        with np.errstate(over="raise"):
             return np.array(typed, dtype=spec.dtype)
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"expected {spec}: {error}", field=spec.name) from error
-    except OverflowError as error:
+    except ArithmeticError as error:  # an integer or a float
         raise InvalidRequest(f"expected {spec}: a number is too large", field=spec.name) from error
     except ValueError as error:
         raise InvalidRequest(f"expected {spec}, got a ragged list", field=spec.name) from error
@@ -265,14 +263,14 @@ def numbers(spec: TensorSpec, values: list[Json], first: int) -> Array:
     """
     try:
         typed = msgspec.convert(values, _nested_type(spec.dtype, 1))
-        with np.errstate(over="ignore"):
+        with np.errstate(over="raise"):
             return np.array(typed, dtype=spec.dtype)
     except msgspec.ValidationError as error:
         said = str(error).partition(" - at ")[0]
         raise InvalidRequest(
             f"expected {spec}: {said}, among the values from number {first}", field=spec.name
         ) from error
-    except OverflowError as error:
+    except ArithmeticError as error:  # an integer or a float
         raise InvalidRequest(f"expected {spec}: a number is too large", field=spec.name) from error
 
 
@@ -312,8 +310,8 @@ def as_bytes(value: Json, field: str) -> bytes:
     if not is_base64(value):
         raise InvalidRequest(f'expected a string or {{"b64": "…"}}, got {kind(value)}', field=field)
     try:
-        return base64.b64decode(value[BASE64], validate=True)
-    except (binascii.Error, ValueError) as error:
+        return decoded(value[BASE64])
+    except ValueError as error:
         raise InvalidRequest(f"expected base64: {error}", field=field) from error
 
 

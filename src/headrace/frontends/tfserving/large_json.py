@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import codecs
 import math
 import secrets
@@ -18,6 +17,7 @@ from headrace.errors import InvalidRequest
 from headrace.frontends.tfserving import json_bodies
 from headrace.frontends.wire import long_lists, printing
 from headrace.frontends.wire.allowance import Allowance
+from headrace.frontends.wire.base64_texts import decoding
 from headrace.frontends.wire.joining import joined
 from headrace.frontends.wire.json_text import Json
 from headrace.frontends.wire.lane import Lane
@@ -151,15 +151,12 @@ async def _as_bytes(value: Json, field: str, lane: Lane) -> bytes:
             await lane.breathe()
         return json_bodies.as_bytes(value, field)
     parts = []
-    for start in range(0, len(text), _BASE64_STEP):
-        part = text[start : start + _BASE64_STEP]
-        if "=" in part and start + _BASE64_STEP < len(text):
-            raise InvalidRequest("expected base64: padding within the text", field=field)
-        try:
-            parts.append(base64.b64decode(part, validate=True))
-        except (binascii.Error, ValueError) as error:
-            raise InvalidRequest(f"expected base64: {error}", field=field) from error
-        await lane.breathe()
+    try:
+        for part in decoding(text, _BASE64_STEP):
+            parts.append(part)
+            await lane.breathe()
+    except ValueError as error:
+        raise InvalidRequest(f"expected base64: {error}", field=field) from error
     return await in_steps(joined([*parts]), lane)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from headrace.disk import visible_files
 from headrace.errors import NotFound, shown
 from headrace.servable import DEFAULT_SIGNATURE, Signature, TensorSpec
 from headrace.tensors import Array, Tensors
@@ -119,7 +120,7 @@ class LocalServed:
     def describe(self) -> Description:
         """What it takes and gives."""
         version, signature, path = self._found
-        files = () if path is None else tuple(sorted(one for one in path.rglob("*") if one.is_file()))
+        files = () if path is None else tuple(visible_files(path))
         return Description(version, signature.inputs, tuple(signature.output_names), files)
 
     def predict(self, name: str, values: Array, output: str) -> Array:

@@ -1,0 +1,42 @@
+"""Base64 as common tools write it: with line ends, without padding, or with the alphabet of URLs."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+
+_TO_STANDARD = str.maketrans({"\r": None, "\n": None, "\t": None, " ": None, "-": "+", "_": "/"})
+_MOST_PADDING = 2
+
+
+def decoding(text: str, step: int) -> Iterator[bytes]:
+    """Decode base64, in small steps.
+
+    Args:
+        text: RFC 4648's standard alphabet or that for URLs, with or without padding and white space.
+        step: How many characters are decoded at once.
+
+    Yields:
+        The bytes, step by step.
+
+    Raises:
+        ValueError: It is no base64.
+    """
+    left = ""
+    for start in range(0, len(text), step):
+        left += text[start : start + step].translate(_TO_STANDARD)
+        digits = left.rstrip("=")
+        if start + step < len(text):
+            whole = len(digits) - len(digits) % 4
+        elif len(left) - len(digits) > _MOST_PADDING:
+            raise ValueError("more than two characters of padding")
+        else:
+            left = digits + "=" * (-len(digits) % 4)
+            whole = len(left)
+        yield base64.b64decode(left[:whole], validate=True)
+        left = left[whole:]
+
+
+def decoded(text: str) -> bytes:
+    """Decode base64, at once; see ``decoding``."""
+    return b"".join(decoding(text, max(1, len(text))))
