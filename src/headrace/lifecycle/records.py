@@ -20,7 +20,7 @@ from headrace.lifecycle.policy import (
 from headrace.lifecycle.state import Event, State, VersionStatus, after
 from headrace.lifecycle.wanted import Wanted
 
-OVERWRITTEN = "its files have changed since it was loaded, and what was loaded is served; publish them as another version"
+OVERWRITTEN = "its files have changed, and what was loaded before is served; publish another version"
 _IDLE = (State.NEW, State.FAILED, State.UNLOADED)
 _IN_HAND = (State.LOADING, State.WARMING)
 
@@ -81,7 +81,7 @@ class VersionRecord(Generic[LoadedT]):
         self.cancel_timer()
 
     def note_files(self, fingerprint: Hashable) -> bool:
-        """Note what the files are now; say whether they have changed for the first time since it was loaded."""
+        """Note what the files are now; say whether they have changed since the version was loaded, once."""
         before = self.place.fingerprint
         if fingerprint is None or fingerprint == before:
             return False
