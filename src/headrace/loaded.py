@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -11,13 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from msgspec import structs
-
 from headrace.batching.at_once import AtOnce
 from headrace.batching.batcher import Batcher
 from headrace.batching.callers import Callers
 from headrace.batching.capacity import Fit, fit_of
-from headrace.batching.defaults import inline_seconds, instances, threads_per_instance
+from headrace.batching.defaults import inline_seconds, instances, threads_per_instance, with_instances
 from headrace.batching.request import VERSION, WRITTEN, Origin
 from headrace.batching.statistics import VersionStatistics
 from headrace.batching.totals import ModelTotals
@@ -30,6 +29,7 @@ from headrace.predictors.cached import Cached
 from headrace.predictors.default_model import DefaultModel
 from headrace.predictors.default_values import DefaultValues, default_rows
 from headrace.predictors.predictor import Predictor
+from headrace.probing import probe
 from headrace.runtimes import registry
 from headrace.servable import Servable, Signature
 from headrace.tensors import Tensors
@@ -75,14 +75,16 @@ class LoadedVersion:
         warmed: What its batches cost when it was warmed up; None where it was not.
         published: When it was published, as its manifest says; None without one.
         origin: What its answers say who gave them.
+        bare: The model itself, where ``servable`` looks its inputs up; else the same.
+        load_seconds: What loading it took.
         isolated: What runs it, where that has processes of its own.
         runs_code: Whether it is code that headrace does not know, and that runs in this process.
     """
 
     __slots__ = (
-        "__weakref__", "_clock", "_leases", "_on_idle", "at_once", "batcher", "cache", "callers",
-        "codec_cache", "config", "isolated", "name", "origin", "path", "platform", "predictor", "published",
-        "runs_code", "servable", "signatures", "version", "warmed",
+        "__weakref__", "_clock", "_leases", "_on_idle", "at_once", "bare", "batcher", "cache", "callers",
+        "codec_cache", "config", "isolated", "load_seconds", "name", "origin", "path", "platform",
+        "predictor", "published", "runs_code", "servable", "signatures", "version", "warmed",
     )  # fmt: skip
 
     def __init__(
@@ -106,7 +108,8 @@ class LoadedVersion:
         """
         self.name = name
         self.version = version
-        self.servable = servable
+        self.servable = self.bare = servable
+        self.load_seconds = 0.0
         self.signatures: Mapping[str, Signature] = servable.signatures
         self.platform = servable.platform
         self.config = config
@@ -236,14 +239,6 @@ def _in_its_own_process(loaded: LoadedVersion, runs: Servable) -> LoadedVersion:
     return loaded
 
 
-def _with_instances(config: ModelConfig, runtime: registry.Runtime) -> ModelConfig:
-    """A model's settings, with as many instances as its runtime wants where they do not say."""
-    batching = config.batching
-    if batching.instances or batching.instance_processes or not runtime.instances:
-        return config
-    return structs.replace(config, batching=structs.replace(batching, instances=runtime.instances))
-
-
 def verifier(keys: Path | None) -> Verifier | None:
     """What says who has signed a version; None where that does not matter.
 
@@ -299,7 +294,7 @@ class VersionLoader:
             LoadError: It is not what its manifest says, nobody vouches for that, or no runtime can load it.
             Unavailable: What its inputs come from is not known yet.
         """
-        given = self.objects.get((model, version))
+        began, given = time.monotonic(), self.objects.get((model, version))
         if given is not None:
             return self._surrounded(LoadedVersion(model, version, given, config, self.clock))
         if (path / MODEL_CONFIG_FILE).exists():
@@ -316,7 +311,7 @@ class VersionLoader:
         manifest = self.threads.when_idle(lambda: check_manifest(path, its_own, stop_if_dropped, vouch))
         if runtime is None:
             registry.expect(path, config.runtime.kind)
-        config = _with_instances(config, runtime)
+        config = with_instances(config, runtime.instances)
         files = None if manifest is None else {name: one.sha256 for name, one in manifest.files.items()}
         # By its kind from now on: what is put there meanwhile must not be taken for something else.
         options = replace(self._options(config), kind=runtime.kind, checksums=files)
@@ -333,6 +328,7 @@ class VersionLoader:
         if config.inputs:
             servable = self._featured(model, servable, config, manifest)
         loaded = self._surrounded(LoadedVersion(model, version, servable, config, self.clock, path))
+        loaded.bare, loaded.load_seconds = runs, time.monotonic() - began
         loaded.runs_code = runtime.is_code and not isolates
         return _in_its_own_process(loaded, runs) if isolates else loaded
 
@@ -462,11 +458,16 @@ class VersionLoader:
             LoadError: A recorded request failed, or one of its processes did not start.
         """
         servable, config, path = loaded.servable, loaded.config, loaded.path
+        serving = None if self.call is None else partial(self.call, loaded.name)
+        checks = partial(
+            probe, loaded.bare, config, (loaded.name, loaded.version), loaded.load_seconds, serving
+        )
         if loaded.runs_code:
-            warm = partial(warm_up_serving_threads, servable, config, path, loaded.batcher, self.clock)
+            batcher, clock = loaded.batcher, self.clock
+            warm = partial(warm_up_serving_threads, servable, config, path, batcher, clock, checks)
             self.threads.at_serving_priority(warm)
         else:
-            warm_up(servable, config, path, loaded.batcher.cost, self.threads.when_idle)
+            warm_up(servable, config, path, loaded.batcher.cost, self.threads.when_idle, checks)
         if loaded.isolated is not None:
             loaded.isolated.start_others()
         loaded.warmed = fit_of(loaded.batcher.cost) if loaded.batcher.cost.known else None

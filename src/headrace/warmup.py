@@ -13,7 +13,7 @@ import io
 import json
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -64,12 +64,20 @@ class WarmUpBatch(NamedTuple):
     inputs: Tensors
 
 
+Probe = Callable[[Sequence[WarmUpBatch]], object]
+
+
+def _nothing(_: Sequence[WarmUpBatch]) -> None:
+    """Probe nothing."""
+
+
 def warm_up(
     servable: Servable,
     config: ModelConfig,
     path: Path | None,
     cost: BatchCost,
     native: RunGently = at_once,
+    probe: Probe = _nothing,
 ) -> list[WarmUpBatch]:
     """Run recorded requests if there are any, and made-up batches.
 
@@ -79,6 +87,7 @@ def warm_up(
         path: The version directory; recordings lie in it or in the model's directory above it.
         cost: Learns what the batches cost.
         native: Runs made-up batches, if the model computes without Python's lock; perhaps twice side by side.
+        probe: Called with the recorded batches, in the same thread, once they have been answered.
 
     Returns:
         The batches that were answered: the first of each signature and shape, up to 64.
@@ -97,12 +106,19 @@ def warm_up(
                 raise LoadError(f"warm-up: line {number} of {recording.name} failed: {error}") from error
             _keep(answered, signature, inputs)
     run = native if _is_native(servable) else at_once
+    recorded = list(answered.values())
+    run(lambda: probe(recorded))
     run(lambda: _run_zeros(servable, config, cost, answered))
     return list(answered.values())
 
 
 def warm_up_serving_threads(
-    servable: Servable, config: ModelConfig, path: Path | None, batcher: Batcher, clock: Clock
+    servable: Servable,
+    config: ModelConfig,
+    path: Path | None,
+    batcher: Batcher,
+    clock: Clock,
+    probe: Probe = _nothing,
 ) -> None:
     """Warm a model's own code up in each thread that will call it.
 
@@ -118,6 +134,7 @@ def warm_up_serving_threads(
         batcher: What serves the version, before its first request. Its threads get the priority of the thread
             that calls this.
         clock: The serving thread's; one batch at a time runs there, and whatever is ready in between.
+        probe: As in ``warm_up``, in the first instance's thread.
 
     Raises:
         LoadError: As in ``warm_up``; or a batch that one thread was answered failed in another.
@@ -125,7 +142,7 @@ def warm_up_serving_threads(
     if not config.warm_up.enabled:
         return
     try:
-        answered = _warm_up_instances(servable, config, path, batcher)
+        answered = _warm_up_instances(servable, config, path, batcher, probe)
         short = _INLINE_MARGIN * inline_seconds(config.batching, servable)
         for batch in answered:
             if batcher.cost.seconds(batch.rows) < short:
@@ -138,11 +155,12 @@ def warm_up_serving_threads(
 
 
 def _warm_up_instances(
-    servable: Servable, config: ModelConfig, path: Path | None, batcher: Batcher
+    servable: Servable, config: ModelConfig, path: Path | None, batcher: Batcher, probe: Probe
 ) -> list[WarmUpBatch]:
     answered: list[WarmUpBatch] = []
     until = time.monotonic() + _LONGEST_SECONDS
-    batcher.instances.start(lambda: answered.extend(warm_up(servable, config, path, batcher.cost)))
+    warm = partial(warm_up, servable, config, path, batcher.cost, probe=probe)
+    batcher.instances.start(lambda: answered.extend(warm()))
     for _ in range(batcher.instances.most - 1):
         if not answered or (time.monotonic() > until and not config.batching.instances):
             break
@@ -256,7 +274,7 @@ def _batches(checked: CheckedInputs, signature: Signature, policy: BatchingPolic
     """A request as the model would get it: in parts of allowed sizes, filled up."""
     layout, columns, rows = checked
     allowed = (signature.rows,) if signature.rows else policy.allowed_batch_rows
-    most = allowed[-1] if allowed else policy.max_batch_rows
+    most = allowed[-1] if allowed else policy.max_batch_rows if policy.enabled else rows
     for start in range(0, rows, most):
         stop = min(start + most, rows)
         part = cut(layout, columns, start, stop)
@@ -277,7 +295,7 @@ def _run_zeros(
             try:
                 _run_timed(servable, signature, inputs, cost, _ROUNDS if in_time else 0)
             except Exception as error:  # noqa: BLE001 - the boundary to a model's own code, asked about made-up data
-                _log.debug("a made-up warm-up batch failed", exc_info=error, extra={"rows": rows})
+                _log.warning("a made-up warm-up batch of %d rows failed: %s", rows, error)
                 break
             _keep(answered, signature.name, inputs)
 

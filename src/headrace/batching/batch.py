@@ -27,6 +27,21 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
+class OneRequest:
+    """The room of a batch where requests are not merged."""
+
+    __slots__ = ("_taken",)
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._taken = False
+
+    def takes(self, item: object) -> bool:
+        """Take the first request only."""
+        taken, self._taken = self._taken, True
+        return not taken
+
+
 class Lane:
     """The queue of requests that can share a batch, in the order of their arrival.
 
@@ -77,6 +92,8 @@ class Lane:
         self._cuts_texts = all(None not in spec.shape for spec in signature.outputs)
         if self.texts:
             self.room = partial(TextRoom, self.room)
+        if not policy.enabled:
+            self.allowed, self.max_rows, self.room, self.texts = (), sys.maxsize, OneRequest, ()
         self.is_plain = self.room is None and not self.allowed
 
     def rows_within(self, seconds: float, cost: BatchCost) -> int:
@@ -218,13 +235,18 @@ class Batch:
         return False
 
 
-def declared_outputs(signature: Signature, outputs: Tensors, rows: int) -> Tensors:
+def whole_outputs(signature: Signature, outputs: Tensors, rows: int) -> Tensors:
+    """As ``declared_outputs``, of a model whose outputs need not have as many rows as its inputs."""
+    return declared_outputs(signature, outputs, None)
+
+
+def declared_outputs(signature: Signature, outputs: Tensors, rows: int | None) -> Tensors:
     """The outputs of a signature, checked; whatever else the model gave is nobody's.
 
     Args:
         signature: How the model was called.
         outputs: What it gave.
-        rows: How many rows it was given.
+        rows: How many rows it was given; None where its outputs may have any number.
 
     Raises:
         ModelError: An output is missing, or is not of its dtype, its shape or that many rows.
@@ -234,7 +256,7 @@ def declared_outputs(signature: Signature, outputs: Tensors, rows: int) -> Tenso
         array = outputs.get(spec.name)
         if array is None:
             raise ModelError(f"the model did not give its output {spec.name!r}")
-        if array.ndim == 0 or len(array) != rows:
+        if array.ndim == 0 or (rows is not None and len(array) != rows):
             raise ModelError(f"the model gave {describe(array)} as {spec.name!r} for a batch of {rows} rows")
         if array.dtype != spec.dtype or not spec.accepts(array.shape[1:]):
             raise ModelError(

@@ -400,7 +400,7 @@ class Batcher:
             answered, start = [], 0
             for request in batch.requests:
                 stop = start + request.rows
-                if request.settle(Answer(settlements, start, stop, timings)):
+                if request.settle(self._computing.answer(settlements, start, stop, timings)):
                     answered.append(request)
                 else:
                     self._count_unanswered(request, now)

@@ -12,9 +12,17 @@ from contextvars import Token
 from itertools import accumulate
 
 from headrace import logs
-from headrace.batching.batch import Batch, declared_outputs, headrace_error
+from headrace.batching.batch import Batch, declared_outputs, headrace_error, whole_outputs
 from headrace.batching.joining import join, join_one, join_padding_rows, padded_size
-from headrace.batching.request import Answer, BatchOutputs, Origin, Request, Settlement, Timings
+from headrace.batching.request import (
+    Answer,
+    BatchOutputs,
+    Origin,
+    Request,
+    Settlement,
+    Timings,
+    WholeAnswer,
+)
 from headrace.config import BatchingPolicy
 from headrace.errors import DeadlineExceeded, InvalidRows, ModelDied
 from headrace.servable import Servable, Signature, takes_packed
@@ -23,7 +31,11 @@ EXPIRED = "the deadline passed before the model had answered"
 
 
 class Computing:
-    """Calls a Servable for batches."""
+    """Calls a Servable for batches.
+
+    Attributes:
+        answer: What a request is answered with: its rows of a batch, or all that the model gave.
+    """
 
     def __init__(
         self,
@@ -46,7 +58,9 @@ class Computing:
         self._servable = servable
         self._takes_packed = takes_packed(servable)
         # One that stands before a model says more than that model's outputs: what it has looked up.
-        self._declared = getattr(servable, "declared_outputs", declared_outputs)
+        declared = declared_outputs if policy.enabled else whole_outputs
+        self._declared = getattr(servable, "declared_outputs", declared)
+        self.answer: type[Answer] = Answer if policy.enabled else WholeAnswer
         # One that counts what it looks up must know which rows only fill a batch up.
         self._predict_padded = getattr(servable, "predict_padded", None)
         self._pads = policy.pad_variable_length
@@ -85,7 +99,7 @@ class Computing:
         try:
             outputs = self._servable.predict(join_one(layout, request.columns, rows), layout.signature)
             outputs = self._declared(signature, outputs, rows)
-            settlement = Answer(BatchOutputs(outputs, self._origin), 0, rows, timings)
+            settlement = self.answer(BatchOutputs(outputs, self._origin), 0, rows, timings)
         except BaseException as error:
             if self._is_the_callers(error):
                 raise
@@ -155,7 +169,7 @@ class Computing:
             if token is not None:
                 logs.CALL.reset(token)
         timings.finished = self._now()
-        return Answer(outputs, 0, rows, timings)
+        return self.answer(outputs, 0, rows, timings)
 
     def _call(self, batch: Batch, chosen: Sequence[int], rows: int) -> BatchOutputs:
         """Call the Servable for some requests of a batch, or all.

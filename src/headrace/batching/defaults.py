@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from msgspec import structs
+
 from headrace import cpus
-from headrace.config import BatchingPolicy
+from headrace.config import BatchingPolicy, ModelConfig
 from headrace.servable import Servable
 
 # With one core, a batch that runs where it stands saves two switches between threads and delays nobody who
@@ -15,6 +17,19 @@ _INLINE_SECONDS = 0.00025
 def instances(policy: BatchingPolicy) -> int:
     """Return the most batches that run side by side: as configured, or one a core."""
     return policy.instance_processes or policy.instances or cpus.available()
+
+
+def with_instances(config: ModelConfig, usual: int) -> ModelConfig:
+    """A model's settings, with as many instances as its runtime wants where they do not say.
+
+    Args:
+        config: The settings.
+        usual: How many its runtime wants; 0 for one a core.
+    """
+    batching = config.batching
+    if batching.instances or batching.instance_processes or not usual:
+        return config
+    return structs.replace(config, batching=structs.replace(batching, instances=usual))
 
 
 def threads_per_instance(policy: BatchingPolicy) -> int:

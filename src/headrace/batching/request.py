@@ -174,6 +174,20 @@ class Answer:
         return self.outputs.raw(name)[self.start * row_bytes : self.stop * row_bytes]
 
 
+class WholeAnswer(Answer):
+    """The answer to a request that was one call of the model: its outputs whole, whatever their shapes."""
+
+    __slots__ = ()
+
+    def tensor(self, name: str) -> Array:
+        """One output, of the shape that the model gave it."""
+        return self.outputs.tensors[name]
+
+    def raw(self, name: str, row_bytes: int) -> bytes:
+        """A numeric output as bytes, in C order."""
+        return self.outputs.raw(name)
+
+
 Settlement = Answer | HeadraceError
 """What a request ends with: an Answer, or the error why there is none."""
 

@@ -74,7 +74,7 @@ class WaitingRequest(Request):
             HeadraceError: Why there is none.
         """
         settlement = self.settlement
-        if type(settlement) is Answer:
+        if isinstance(settlement, Answer):
             return settlement
         raise cast("HeadraceError", settlement)
 

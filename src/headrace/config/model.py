@@ -49,6 +49,8 @@ class BatchingPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """How one model's requests are merged.
 
     Attributes:
+        enabled: Whether requests are merged. ``batching = false`` is short for ``enabled = false``: each
+            request is one call of the model, and its answer is given whole, not as rows.
         max_batch_rows: The most rows of one call of the model; larger requests are split and joined again.
         max_batch_seconds: How long one call may be predicted to take: batches of a slow model stay below
             ``max_batch_rows`` for it.
@@ -66,6 +68,7 @@ class BatchingPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         pad_variable_length: Whether rows of different shapes share a batch, the shorter filled up with zeros.
     """
 
+    enabled: bool = True
     max_batch_rows: int = 256
     max_batch_seconds: float = 0.05
     max_wait_seconds: float = 0.0
@@ -172,11 +175,17 @@ class WarmUpPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         requests: Files of recorded requests, relative to the version directory or else the model's; empty for
             those that are found by their well-known names.
         max_requests: The most requests that are replayed.
+        probe: Whether it is checked that rows do not depend on each other: the model is asked some made-up
+            requests for it. Not for models with side effects.
+        must_answer: Whether a version is refused that fails all made-up requests which the version before
+            answers.
     """
 
     enabled: bool = True
     requests: tuple[str, ...] = ()
     max_requests: int = 1000
+    probe: bool = True
+    must_answer: bool = True
 
     def __post_init__(self) -> None:
         """Check each setting."""
@@ -380,6 +389,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def __post_init__(self) -> None:
         """Check that they fit together."""
+        self._check_whole_answers()
         if self.inputs and self.cache.size_bytes and not self.cache.seconds:
             expected = (
                 "more than 0 beside [inputs]: what comes from the archive changes while a version is loaded"
@@ -387,6 +397,17 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise wrong("cache.seconds", expected, self.cache.seconds)
         if self.isolate is False and self.batching.instance_processes is not None:
             raise wrong("isolate", "true, or nothing, beside batching.instance_processes", self.isolate)
+
+    def _check_whole_answers(self) -> None:
+        """What repeats, replaces or looks up single rows needs answers in rows."""
+        needs_rows = {
+            "cache": self.cache.size_bytes > 0,
+            "default": bool(self.default.values or self.default.model),
+            "inputs": bool(self.inputs),
+        }
+        found = [section for section, is_set in needs_rows.items() if is_set]
+        if found and not self.batching.enabled:
+            raise wrong("batching.enabled", f"true beside [{found[0]}], which is by rows", value=False)
 
 
 def config_of_objects(batching: BatchingPolicy) -> ModelConfig:
@@ -430,7 +451,14 @@ def parse_model_config(
     Raises:
         ConfigError: It is not TOML, or a setting is unknown or wrong.
     """
-    return model_config(merged(parse(text, where), overrides or {}), where, name=name)
+    own, over = _with_tables(parse(text, where)), _with_tables(overrides or {})
+    return model_config(merged(own, over), where, name=name)
+
+
+def _with_tables(table: Table) -> Table:
+    """Spell ``batching = false`` out."""
+    batching = table.get("batching")
+    return {**table, "batching": {"enabled": batching}} if isinstance(batching, bool) else table
 
 
 def model_config(table: Table, where: str, *, name: str = "") -> ModelConfig:
@@ -439,7 +467,7 @@ def model_config(table: Table, where: str, *, name: str = "") -> ModelConfig:
     Raises:
         ConfigError: A setting is unknown or wrong.
     """
-    config = convert(table, ModelConfig, where)
+    config = convert(_with_tables(table), ModelConfig, where)
     if name and config.default.model == name:
         raise ConfigError(f"{where}: {wrong('default.model', 'the name of another model', name)}")
     return config

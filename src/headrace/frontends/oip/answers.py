@@ -111,7 +111,8 @@ class AnswerWriter:
         self._typed = typed and all(datatype_name(spec) in CONTENTS for spec in self._specs)
         base = InferResponse(model_name=loaded.name, model_version=str(loaded.version))
         self._base: bytes = base.SerializeToString()
-        self._fixed = all(None not in spec.shape for spec in self._specs)
+        in_rows = loaded.config.batching.enabled
+        self._fixed = in_rows and all(None not in spec.shape for spec in self._specs)
         self._parts: dict[object, tuple[_Part, ...]] = {}
         self._only: dict[int, _Part] = {}  # where one output is all, and quick, by the number of rows
 
@@ -168,8 +169,9 @@ class AnswerWriter:
                 if row_bytes < 0:
                     written += yield from raw_texts_of(_RAW_OUTPUTS, answer.tensor(name), allowance)
                 else:
-                    allowance.hold(row_bytes * answer.rows)
-                    written.append(raw_bytes(answer.tensor(name)))
+                    tensor = answer.tensor(name)
+                    allowance.hold(tensor.nbytes)
+                    written.append(raw_bytes(tensor))
         written.append(_id_field(request_id))
         return (yield from joined(written))
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from headrace.batching.request import Answer
+from headrace.batching.request import Answer, WholeAnswer
 from headrace.errors import FailedPrecondition, InvalidRequest, ModelError
 from headrace.frontends.tfserving.columns import Column
 from headrace.frontends.wire import long_lists
@@ -173,6 +173,7 @@ def classes_of(answer: Answer, signature: Signature, settings: SignatureConfig) 
     Raises:
         ModelError: There are not as many names as scores.
     """
+    _expect_rows(answer)
     scores_spec, classes_spec = class_outputs(signature, settings)
     names = None if classes_spec is None else answer.tensor(classes_spec.name)
     if scores_spec is not None:
@@ -190,6 +191,13 @@ def classes_of(answer: Answer, signature: Signature, settings: SignatureConfig) 
     return Classes(scores, names)
 
 
+def _expect_rows(answer: Answer) -> None:
+    if isinstance(answer, WholeAnswer):
+        raise FailedPrecondition(
+            "the model answers each request whole, not in rows (batching = false): use Predict"
+        )
+
+
 def _text(name: object) -> str:
     return name.decode(errors="replace") if isinstance(name, bytes) else str(name)
 
@@ -202,4 +210,5 @@ def values_of(answer: Answer, signature: Signature, settings: SignatureConfig) -
         signature: Its signature.
         settings: What the operator says about it.
     """
+    _expect_rows(answer)
     return answer.tensor(value_output(signature, settings).name).reshape(-1)

@@ -12,7 +12,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple, cast
 from weakref import ReferenceType, ref
 
-from headrace.batching.request import Answer
+from headrace.batching.request import Answer, WholeAnswer
 from headrace.frontends.tfserving.specs import ModelChoice, answered, choice, find, find_signature
 from headrace.frontends.tfserving.tensors import TensorProto, read_tensor, write_tensor, writing_tensor
 from headrace.frontends.wire import protos
@@ -343,6 +343,8 @@ class AnswerWriter:
         return (yield from joined(written))
 
     def _parts_of(self, answer: Answer) -> tuple[_Part, ...]:
+        if type(answer) is WholeAnswer:  # its outputs have no number of rows in common
+            return tuple([_Part(name, None, b"") for name in self._names])
         tensors = answer.outputs.tensors
         key = (answer.stop - answer.start, tuple([tensors[name].shape[1:] for name in self._names]))
         return self._parts.get(key) or self._learn(*key)

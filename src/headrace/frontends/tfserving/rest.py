@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from headrace.access.verbs import DESCRIBE, PREDICT
 from headrace.batching.request import NO_DEADLINE
+from headrace.errors import InvalidRequest
 from headrace.frontends.calls import HttpCall, HttpHandler, HttpReply, HttpRoute
 from headrace.frontends.tfserving import descriptions, examples, json_bodies, large_json, results, serialized
 from headrace.frontends.tfserving.rows import RowsDecoder
@@ -78,6 +79,11 @@ async def _predict(service: Service, chosen: ModelChoice, call: HttpCall) -> Htt
         signature, inputs, by_row = predict_inputs(loaded, call, service.limits)
     else:
         loaded, (signature, inputs, by_row) = await _larger_inputs(service, chosen, call)
+    if by_row and not loaded.config.batching.enabled:
+        raise InvalidRequest(
+            'the model answers each request whole, not in rows (batching = false): send columns as "inputs"',
+            field="instances",
+        )
     answer = await service.predict(loaded, inputs, call.deadline, call)
     tensors = {name: answer.tensor(name) for name in signature.output_names}
     size = inputs.rows * signature.output_values

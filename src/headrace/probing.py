@@ -1,0 +1,96 @@
+"""What a version must show before it is ready: that its rows are rows, and that it answers."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from headrace.config import ModelConfig
+from headrace.contract import WAY_OUT, Findings, check_contract
+from headrace.errors import HeadraceError, LoadError, NotLoadable
+from headrace.lifecycle.idle import stop_if_dropped
+from headrace.servable import DEFAULT_SIGNATURE, Servable, Signature
+from headrace.tensors import Tensors
+from headrace.warmup import WarmUpBatch
+
+_log = logging.getLogger(__name__)
+
+_FEW_ROWS = 8
+_LEAST_SECONDS, _LOAD_SHARE = 1.0, 0.1
+"""Checking takes no longer than the longer of these: so long, and this part of what loading took."""
+
+
+def probe(
+    servable: Servable,
+    config: ModelConfig,
+    of: tuple[str, int],
+    load_seconds: float,
+    serving: Callable[[Tensors], object] | None,
+    recorded: Sequence[WarmUpBatch],
+) -> None:
+    """Check a version in the thread that warms it up.
+
+    Args:
+        servable: The version.
+        config: The model's settings.
+        of: The model's name, and the version.
+        load_seconds: What loading it took.
+        serving: Asks the version that serves now, by its default signature; None where there is none.
+        recorded: Batches of recorded requests that it has answered.
+
+    Raises:
+        LoadError: Its rows are not independent rows, or it fails what the serving version answers.
+    """
+    if not (config.warm_up.enabled and config.warm_up.probe):
+        return
+    until = time.monotonic() + max(_LEAST_SECONDS, _LOAD_SHARE * load_seconds)
+    for signature in servable.signatures.values():
+        # Where the model's inputs are looked up, recorded requests have keys in place of them.
+        names = set(signature.input_names)
+        own = (one.inputs for one in recorded if one.signature == signature.name)
+        batches = [inputs for inputs in own if inputs.keys() == names]
+        predict, sizes = partial(_predict, servable, signature), _sizes(signature, config)
+        in_rows = config.batching.enabled
+        found = check_contract(predict, signature, sizes, batches, until, in_rows=in_rows)
+        if found.breach:
+            raise NotLoadable(f"{found.breach}; {WAY_OUT}")
+        for said in found.unchecked:
+            _say("%s version %d: its batches: %s", of, said)
+        if found.refused is not None:
+            if signature.name == DEFAULT_SIGNATURE and config.warm_up.must_answer and serving is not None:
+                _compare(found, serving)
+            said = f"made-up requests failed ({found.refused}); record some in warm_up.jsonl"
+            _say("%s version %d: whether its rows depend on each other was not checked: %s", of, said)
+
+
+def _predict(servable: Servable, signature: Signature, inputs: Tensors) -> Tensors:
+    stop_if_dropped()
+    return servable.predict(inputs, signature.name)
+
+
+def _sizes(signature: Signature, config: ModelConfig) -> tuple[int, ...]:
+    """The sizes of batches that the model may see; empty for any."""
+    if signature.rows:
+        return (signature.rows,)
+    policy = config.batching
+    return policy.allowed_batch_rows or tuple(range(1, min(policy.max_batch_rows, _FEW_ROWS) + 1))
+
+
+def _compare(found: Findings, serving: Callable[[Tensors], object]) -> None:
+    """Refuse a version that fails all that the one before answers."""
+    for inputs in found.tried:
+        try:
+            serving(inputs)
+        except HeadraceError:  # it is no request for that one either, or nothing serves
+            continue
+        raise LoadError(
+            f"it fails each made-up request, and the version that serves now answers them: {found.refused}; "
+            "with `[warm_up] must_answer = false` in headrace.toml it takes over all the same"
+        )
+
+
+def _say(message: str, of: tuple[str, int], said: str) -> None:
+    model, version = of
+    _log.warning(message, *of, said, extra={"model": model, "version": version})
