@@ -34,6 +34,7 @@ ALONE_TOLERANCE = 1e-3
 
 _HALF_TOLERANCE = 1e-2  # of float16 in both cases
 _ROWS, _MORE_ROWS = 4, 7
+_FEWEST_ROWS = 2
 _UNKNOWN_SIZES = (4, 16, 1)
 """Tried for dimensions that the signature leaves open."""
 
@@ -107,7 +108,8 @@ class _Probe:
         self._longest = 0.0
 
     def run(self, recorded: Sequence[Tensors], *, in_rows: bool) -> None:
-        pool = _Pool(self._signature, recorded, self._random) if recorded else self._drawn_pool()
+        rows = _alike(recorded)
+        pool = _Pool(self._signature, self._random, rows) if rows else self._drawn_pool()
         if pool is None or not in_rows:
             return
         first = pool.draw(self._rows, 1.0)
@@ -129,7 +131,7 @@ class _Probe:
         """Rows that the model answers: made of the signature, in the first way that it takes."""
         refused: Exception | None = None
         for way in _ways(self._signature):
-            pool = _Pool(self._signature, (), self._random, way)
+            pool = _Pool(self._signature, self._random, {}, way)
             self.findings.tried.append(inputs := pool.draw(self._rows, 1.0))
             try:
                 self._ask(inputs)
@@ -278,12 +280,12 @@ class _Pool:
     def __init__(
         self,
         signature: Signature,
-        recorded: Sequence[Tensors],
         random: np.random.Generator,
+        recorded: Mapping[str, Array],
         way: _Way = _PLAIN,
     ) -> None:
         self._signature, self._random, self._way = signature, random, way
-        self._recorded = _alike(recorded)
+        self._recorded = recorded
 
     def draw(self, rows: int, scale: float) -> dict[str, Array]:
         if self._recorded:
@@ -309,9 +311,9 @@ class _Pool:
 
 
 def _alike(recorded: Sequence[Tensors]) -> Mapping[str, Array]:
-    """The rows of the recorded batches that have the shape of the first one's; too few of them are none."""
-    if not recorded:
+    """The recorded rows that have the shape of the first one; none where that is the only one."""
+    shapes = [{name: array.shape[1:] for name, array in one.items()} for one in recorded]
+    same = [one for one, shape in zip(recorded, shapes, strict=True) if shape == shapes[0]]
+    if sum(len(next(iter(one.values()))) for one in same) < _FEWEST_ROWS:
         return {}
-    shapes = {name: array.shape[1:] for name, array in recorded[0].items()}
-    same = [one for one in recorded if {name: array.shape[1:] for name, array in one.items()} == shapes]
-    return {name: np.concatenate([one[name] for one in same]) for name in shapes}
+    return {name: np.concatenate([one[name] for one in same]) for name in shapes[0]}

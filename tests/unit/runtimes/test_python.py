@@ -57,6 +57,89 @@ def test_two_versions_have_modules_of_their_own(tmp_path: Path) -> None:
         servable.close()
 
 
+AS_SCRIPTS = """
+import os, sys
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import helper
+from parts import number
+import parts.deeper as deeper
+import json
+"""
+
+
+def test_versions_whose_code_imports_as_scripts_do_have_modules_of_their_own(tmp_path: Path) -> None:
+    """Also what their modules import, and what is imported within a function, while both are loaded."""
+    before, servables = list(sys.path), []
+    for version in ("1", "2"):
+        directory = tmp_path / version
+        (directory / "parts").mkdir(parents=True)
+        (directory / "helper.py").write_text(f"import other\nVALUE = other.VALUE + {version}.0\n")
+        (directory / "other.py").write_text(f"VALUE = {version}0.0\n")
+        (directory / "late.py").write_text(f"VALUE = {version}000.0\n")
+        (directory / "json.py").write_text("raise ImportError('the standard library has a module json')\n")
+        (directory / "parts" / "__init__.py").write_text("")
+        (directory / "parts" / "number.py").write_text(f"VALUE = {version}00.0\n")
+        (directory / "parts" / "deeper.py").write_text("VALUE = 0.5\n")
+        body = (
+            "    def predict(self, inputs):\n"
+            "        import late\n"
+            "        value = helper.VALUE + number.VALUE + deeper.VALUE + late.VALUE\n"
+            "        return {'y': inputs['x'] * 0 + value}\n"
+        )
+        servables.append(loaded(directory, body, head=AS_SCRIPTS + HEAD))
+    assert [servable.predict(X)["y"].tolist() for servable in servables] == [[1111.5] * 2, [2222.5] * 2]
+    for servable in servables:
+        servable.close()
+    assert not {"helper", "other", "late", "parts"} & sys.modules.keys()
+    assert sys.path == before
+
+
+def test_a_module_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(LoadError, match="No module named 'nowhere'"):
+        loaded(tmp_path, PREDICT, head="import nowhere\n" + HEAD)
+
+
+@pytest.mark.parametrize(
+    ("datatype", "given", "expected"),
+    [
+        ("INT8", "[1, 127]", [1, 127]),
+        ("UINT8", "[1, 255]", [1, 255]),
+        ("UINT64", "[2**64 - 1, 1]", [2**64 - 1, 1]),
+        ("INT16", "np.array([1, -32768])", [1, -32768]),
+        ("FP16", "[1.5, 2]", [1.5, 2.0]),
+        ("FP32", "[float('inf'), 1e-300]", [float("inf"), 0.0]),
+        ("BOOL", "[True, False]", [True, False]),
+    ],
+)
+def test_outputs_that_fit_are_cast(tmp_path: Path, datatype: str, given: str, expected: list[float]) -> None:
+    head = HEAD.replace('("y", "FP64", [])', f'("y", "{datatype}", [])')
+    servable = loaded(tmp_path, f"    def predict(self, inputs): return {{'y': {given}}}\n", head=head)
+    assert servable.predict(X)["y"].tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("datatype", "given", "said"),
+    [
+        ("INT8", "[1, 257]", "'y'.*257 does not fit in INT8"),
+        ("INT8", "np.array([1, 257])", "'y'.*257 does not fit in INT8"),
+        ("UINT32", "[-1, 1]", "'y'.*-1 does not fit in UINT32"),
+        ("UINT64", "[2**64, 1]", "'y'.*18446744073709551616"),
+        ("FP16", "[70000.0, 1]", "'y'.*70000.0 does not fit in FP16"),
+        ("FP32", "np.array([1e300, 1])", "'y'.*1e[+]300 does not fit in FP32"),
+        ("INT64", "[1.5, 2]", "declares y INT64"),
+        ("INT64", "[float('nan'), 2]", "declares y INT64"),
+        ("BOOL", "[1, 0]", "declares y BOOL"),
+    ],
+)
+def test_outputs_that_do_not_fit_are_the_models_failure(
+    tmp_path: Path, datatype: str, given: str, said: str
+) -> None:
+    head = HEAD.replace('("y", "FP64", [])', f'("y", "{datatype}", [])')
+    servable = loaded(tmp_path, f"    def predict(self, inputs): return {{'y': {given}}}\n", head=head)
+    with pytest.raises(ModelError, match=said):
+        servable.predict(X)
+
+
 def test_loading_and_closing_leave_no_trace(tmp_path: Path) -> None:
     """Neither in the interpreter nor in the version directory."""
     before = set(sys.modules), list(sys.path), list(sys.meta_path), set(sys.path_importer_cache)

@@ -297,9 +297,21 @@ def test_data_and_binary_data_together_are_refused() -> None:
 
 
 @pytest.mark.parametrize("datatype", ["FP16", "FP32"])
-def test_a_number_too_large_for_its_datatype_is_infinity(datatype: str) -> None:
-    dtype = np.float16 if datatype == "FP16" else np.float32
-    assert column(decode(echo(datatype), body(datatype, [1], [1e39]))) == dtype(np.inf).tobytes()
+def test_a_number_too_large_for_its_datatype_is_refused(datatype: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"a value does not fit in {datatype}"):
+        decode(echo(datatype), body(datatype, [1], [1e39]))
+
+
+@pytest.mark.parametrize("name", ["content_type", "sequence_id"])
+def test_what_changes_the_meaning_of_all_data_is_refused(name: str) -> None:
+    with pytest.raises(Unsupported, match=r"parameters: .* not supported"):
+        decode(echo("FP32"), body("FP32", [1], [1], parameters={name: "base64"}))
+
+
+def test_a_column_of_a_data_frame_is_one_value_a_row() -> None:
+    """As MLServer's PandasCodec sends it: ``[rows, 1]``."""
+    assert column(decode(echo("FP32"), body("FP32", [2, 1], [1, 2]))) == np.float32([1, 2]).tobytes()
+    assert column(decode(echo("FP32"), body("FP32", [2, 1], [[1], [2]]))) == np.float32([1, 2]).tobytes()
 
 
 def test_shared_memory_is_not_supported() -> None:

@@ -91,9 +91,18 @@ def test_float32_is_printed_short() -> None:
     assert answer == b'{"predictions":[0.1,0.7,1e-20]}'
 
 
-def test_a_number_too_large_for_float32_is_infinity() -> None:
-    answer = http_bytes(ServiceDouble(echo("FP32")), "POST", PATH.format("echo"), b'{"instances":[1e300]}')
-    assert answer == b'{"predictions":[Infinity]}'
+def test_a_number_too_large_for_float32_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="a number is too large"):
+        http_bytes(ServiceDouble(echo("FP32")), "POST", PATH.format("echo"), b'{"instances":[1e300]}')
+    answer = http_bytes(
+        ServiceDouble(echo("FP32")), "POST", PATH.format("echo"), b'{"instances":[-Infinity]}'
+    )
+    assert answer == b'{"predictions":[-Infinity]}'
+
+
+@pytest.mark.parametrize("text", ["aGVscA", "aGV\r\nscA==\r\n", "aGVscA==", "aGVs cA"])
+def test_base64_is_taken_as_common_tools_write_it(text: str) -> None:
+    assert predict(echo("BYTES"), {"instances": [{"b64": text}]}) == {"predictions": ["help"]}
 
 
 def test_the_signature_may_be_named() -> None:
