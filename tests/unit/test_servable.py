@@ -119,7 +119,7 @@ def test_what_fits_is_taken(dtype: object, value: object, expected: list[object]
         (np.float32, [[1.0], [1.0, 2.0]], (None,)),
         (np.float32, [[1.0], 2.0], (None,)),
         (np.float32, 1.0, ()),
-        (np.float32, [[1.0]], ()),
+        (np.float32, [[1.0, 2.0]], ()),
         (np.float32, [1.0], (None,)),
         (np.float32, [[1.0, 2.0]], (3,)),
         (np.float32, [], (3,)),
