@@ -99,6 +99,10 @@ class Model:
 """Takes as long as the slowest row of a batch asks for, fails if one is below 0, answers the batch's rows."""
 
 
+UNPROBED = "\n[warm_up]\nprobe = false\n"
+"""The settings of models that tell how large their batch was, or that are not to be called by the server."""
+
+
 def write(directory: Path, name: str, version: int, content: bytes | str, settings: str = "") -> Path:
     """Write one version, under another name first: a server may be watching.
 
@@ -107,7 +111,7 @@ def write(directory: Path, name: str, version: int, content: bytes | str, settin
         name: The model.
         version: The version.
         content: An ONNX model, or the text of a ``model.py``.
-        settings: The ``headrace.toml`` of the model; left as it is if empty.
+        settings: The ``headrace.toml`` of the model; left as it is if empty. ``UNPROBED`` goes with ``SLOW``.
 
     Returns:
         The version directory.
@@ -119,6 +123,8 @@ def write(directory: Path, name: str, version: int, content: bytes | str, settin
         (draft / "model.onnx").write_bytes(content)
     else:
         (draft / "model.py").write_text(content, "utf-8")
+    if content is SLOW and UNPROBED not in settings:
+        settings += UNPROBED
     if settings:
         (path / "headrace.toml").write_text(settings, "utf-8")
     return draft.rename(path / str(version))

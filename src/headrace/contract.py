@@ -108,12 +108,31 @@ class _Probe:
         self._longest = 0.0
 
     def run(self, recorded: Sequence[Tensors], *, in_rows: bool) -> None:
-        rows = _alike(recorded)
-        pool = _Pool(self._signature, self._random, rows) if rows else self._drawn_pool()
-        if pool is None or not in_rows:
-            return
+        """Check with the first rows that the model answers throughout: recorded, or made up in some way."""
+        refused: Exception | None = None
+        for pool in self._pools(recorded):
+            try:
+                self._check(pool, in_rows=in_rows)
+            except OutOfTime:
+                raise
+            except Exception as error:  # noqa: BLE001 - the boundary to a model's own code, asked about made-up data
+                refused = refused or error
+            else:
+                return
+        self.findings.refused = refused
+
+    def _pools(self, recorded: Sequence[Tensors]) -> Iterator[_Pool]:
+        if rows := _alike(recorded):
+            yield _Pool(self._signature, self._random, rows)
+        for way in _ways(self._signature):
+            yield _Pool(self._signature, self._random, {}, way)
+
+    def _check(self, pool: _Pool, *, in_rows: bool) -> None:
         first = pool.draw(self._rows, 1.0)
+        self.findings.tried.append(first)
         answer = self._ask(first)
+        if not in_rows:
+            return
         self.findings.breach = self._wrong_rows(answer, self._rows)
         if not self.findings.breach and self._more_rows != self._rows:
             more = self._ask(pool.draw(self._more_rows, 1.0))
@@ -126,23 +145,6 @@ class _Probe:
             )
             return
         self.findings.breach = self._depends_on_neighbours(pool) or self._depends_on_size(pool)
-
-    def _drawn_pool(self) -> _Pool | None:
-        """Rows that the model answers: made of the signature, in the first way that it takes."""
-        refused: Exception | None = None
-        for way in _ways(self._signature):
-            pool = _Pool(self._signature, self._random, {}, way)
-            self.findings.tried.append(inputs := pool.draw(self._rows, 1.0))
-            try:
-                self._ask(inputs)
-            except OutOfTime:
-                raise
-            except Exception as error:  # noqa: BLE001 - the boundary to a model's own code, asked about made-up data
-                refused = refused or error
-            else:
-                return pool
-        self.findings.refused = refused
-        return None
 
     def _ask(self, inputs: Tensors) -> Tensors:
         began = time.monotonic()
@@ -251,18 +253,20 @@ class _Way:
 
     Attributes:
         spread: How far floats are from 0 on average; 0 for zeros.
+        is_positive: Whether no float is below 0.
         most: The largest integer.
         texts: What texts are drawn from.
         size: How long dimensions are that the signature leaves open.
     """
 
     spread: float
+    is_positive: bool
     most: int
     texts: tuple[bytes, ...]
     size: int
 
 
-_PLAIN = _Way(1.0, 9, (b"a", b"some text", b"7"), _UNKNOWN_SIZES[0])
+_PLAIN = _Way(1.0, False, 9, (b"a", b"some text", b"7"), _UNKNOWN_SIZES[0])
 
 
 def _ways(signature: Signature) -> Iterator[_Way]:
@@ -270,8 +274,8 @@ def _ways(signature: Signature) -> Iterator[_Way]:
     is_open = any(None in spec.shape for spec in signature.inputs)
     for size in _UNKNOWN_SIZES if is_open else _UNKNOWN_SIZES[:1]:
         yield replace(_PLAIN, size=size)
-        yield _Way(0.5, 1, (b"1", b"2", b"0"), size)
-        yield _Way(0.0, 0, (b"",), size)
+        yield _Way(0.5, True, 1, (b"1", b"2", b"0"), size)
+        yield _Way(0.0, True, 0, (b"",), size)
 
 
 class _Pool:
@@ -306,8 +310,9 @@ class _Pool:
             return column
         if spec.dtype.kind != "f":
             return self._random.integers(0, self._way.most + 1, shape).astype(spec.dtype)
-        drawn = (self._random.normal(size=shape) * self._way.spread * scale).astype(spec.dtype)
-        return drawn if sample is None else (drawn + sample).astype(spec.dtype)
+        numbers = self._random.normal(size=shape) * self._way.spread * scale
+        numbers = np.abs(numbers) if self._way.is_positive else numbers
+        return (numbers if sample is None else numbers + sample).astype(spec.dtype)
 
 
 def _alike(recorded: Sequence[Tensors]) -> Mapping[str, Array]:

@@ -106,8 +106,7 @@ class LoadedVersion:
             clock: The serving thread's.
             path: The version directory, if there is one.
         """
-        self.name = name
-        self.version = version
+        self.name, self.version = name, version
         self.servable = self.bare = servable
         self.load_seconds = 0.0
         self.signatures: Mapping[str, Signature] = servable.signatures

@@ -76,11 +76,9 @@ def right(name: str, x: Array) -> Array:
 
 def problem(server: RunningServer, name: str, version: int = 1) -> tuple[str, str]:
     """The state of a version, and why it is not served."""
-    (status,) = [
-        one
-        for one in json.loads(server.get(f"/v1/models/{name}")[1])["model_version_status"]
-        if one["version"] == str(version)
-    ]
+    told = json.loads(server.get(f"/v1/models/{name}")[1])["model_version_status"]
+    found = (one for one in told if one["version"] == str(version))
+    status = next(found, {"state": "", "status": {"error_message": ""}})
     return status["state"], status["status"]["error_message"]
 
 

@@ -51,6 +51,7 @@ max_age_seconds = 3600
 labels = { stable = 3, canary = 5 }
 
 [batching]
+enabled = true
 max_batch_rows = 64
 max_batch_seconds = 0.02
 max_wait_seconds = 0.001
@@ -65,6 +66,8 @@ pad_variable_length = true
 enabled = true
 requests = ["warm_up.jsonl"]
 max_requests = 10
+probe = false
+must_answer = false
 
 [runtime]
 kind = "sklearn"

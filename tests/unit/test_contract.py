@@ -150,6 +150,18 @@ def test_recorded_rows_are_used_where_there_are_some() -> None:
     assert "depend on each other" in check(answer, recorded=({"x": rows},)).breach
 
 
+def test_rows_that_are_refused_in_part_are_made_up_otherwise() -> None:
+    """Here, without numbers below zero."""
+
+    def answer(x: Array) -> Array:
+        if (x < 0).any():
+            raise ValueError("below zero")
+        return x - x.mean(axis=0)
+
+    found = check(answer)
+    assert ("depend on each other" in found.breach, found.refused) == (True, None)
+
+
 def test_a_model_that_refuses_all_that_is_made_up_is_told() -> None:
     def refuse(x: Array) -> Array:
         raise ValueError(f"unknown category {x[0, 0]}")

@@ -156,7 +156,7 @@ class Seeing(Doubling):
         self.calls: list[tuple[str, int, bool]] = []
 
     def predict(self, inputs: Tensors, signature: str = DEFAULT_SIGNATURE) -> dict[str, Array]:
-        self.calls.append((threading.current_thread().name, len(inputs["x"]), bool(inputs["x"].any())))
+        self.calls.append((threading.current_thread().name, len(inputs["x"]), bool((inputs["x"] == 1).all())))
         return super().predict(inputs, signature)
 
     @property
@@ -253,7 +253,7 @@ class Model:
     def predict(self, inputs):
         x = inputs["x"]
         with open({file!r}, "a") as file:
-            print(self._version, threading.current_thread().name, len(x), bool(x.any()), file=file)
+            print(self._version, threading.current_thread().name, len(x), bool((x == 1).all()), file=file)
         return {{"y": x}}
 """
 

@@ -326,7 +326,7 @@ class Batcher:
         timings = Timings(now, rows := request.rows, 1)
         settlement = self._computing.compute_one(lane.signature, request, timings)
         finished = timings.finished
-        if type(settlement) is not Answer:
+        if not isinstance(settlement, Answer):
             if request.settle(settlement):
                 self.statistics.count_failed(request, finished)
                 note_failure(request, timings)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
@@ -356,8 +356,8 @@ class AwaitedRequest(Request):
             self.settled = True
             return False
         self.settled = True
-        if type(settlement) is Answer:
+        if isinstance(settlement, Answer):
             future.set_result(settlement)
         else:
-            future.set_exception(cast("HeadraceError", settlement))
+            future.set_exception(settlement)
         return True

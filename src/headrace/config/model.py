@@ -407,7 +407,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         }
         found = [section for section, is_set in needs_rows.items() if is_set]
         if found and not self.batching.enabled:
-            raise wrong("batching.enabled", f"true beside [{found[0]}], which is by rows", value=False)
+            raise wrong("batching.enabled", f"true beside [{found[0]}], which is by rows", False)
 
 
 def config_of_objects(batching: BatchingPolicy) -> ModelConfig:

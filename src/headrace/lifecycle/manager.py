@@ -2,8 +2,7 @@
 
 All of its state belongs to the serving thread; there is no lock. Loading, warming up and closing run in
 loader threads, and their results come back as calls in the serving thread. It waits for events (a new wanted
-set, a load that ended or takes too long, a version that nobody holds any more, a retry that is due) and polls
-nothing.
+set, a load that ended or takes too long, a version that nobody holds, a retry that is due), and never polls.
 
 A swap, in this order: load, warm up, attach, the default moves, the old version drains, is closed. A load
 that fails leaves the old version serving.

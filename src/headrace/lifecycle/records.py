@@ -86,7 +86,7 @@ class VersionRecord(Generic[LoadedT]):
         if fingerprint is None or fingerprint == before:
             return False
         self.place = replace(self.place, fingerprint=fingerprint)
-        if before is None or self.state is not State.READY or self.is_overwritten:
+        if before is None or self.is_overwritten:
             return False
         self.is_overwritten = True
         return True
@@ -185,7 +185,7 @@ class ModelRecord(Generic[LoadedT]):
             elif record.state in (State.NEW, State.FAILED) and record.place != place:
                 record.place = place
                 record.try_anew(now)
-            elif record.note_files(place.fingerprint):
+            elif record.state is State.READY and record.note_files(place.fingerprint):
                 overwritten.append(number)
         listed = self.wanted.versions if self.unloaded and self.wanted is not None else wanted.versions
         for record in list(self.versions.values()):

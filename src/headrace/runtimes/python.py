@@ -27,7 +27,7 @@ import importlib.util
 import itertools
 import logging
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.machinery import SOURCE_SUFFIXES, FileFinder, SourceFileLoader
 from pathlib import Path
@@ -36,7 +36,7 @@ from typing import Protocol
 
 import numpy as np
 
-from headrace.casting import DoesNotFit, cast, may_cast
+from headrace.casting import DoesNotFit, cast, may_cast, name_of
 from headrace.errors import FailedPrecondition, HeadraceError, LoadError, ModelError, NotLoadable
 from headrace.runtimes.options import Option, RuntimeOptions
 from headrace.servable import DEFAULT_SIGNATURE, Signature, TensorSpec
@@ -240,7 +240,7 @@ def _importing(package: str, own: Collection[str]) -> Callable[..., ModuleType]:
         name: str,
         of: Mapping[str, object] | None = None,
         local: Mapping[str, object] | None = None,
-        wanted: Collection[str] | None = (),
+        wanted: Sequence[str] | None = (),
         level: int = 0,
     ) -> ModuleType:
         top = name.partition(".")[0]
@@ -312,10 +312,12 @@ def _whole(spec: TensorSpec, objects: Array, array: Array) -> Array:
     """A list's integers, if it has no other elements."""
     if not objects.size or not all(isinstance(one, int | np.integer) for one in objects.flat):
         return array
-    try:
-        return np.array(objects, spec.dtype)
-    except OverflowError as error:
-        raise ModelError(f"the output {spec.name!r} of the model: {error}") from None
+    limits = np.iinfo(spec.dtype)
+    for one in objects.flat:
+        if not limits.min <= one <= limits.max:
+            said = f"{one} does not fit in {name_of(spec.dtype)}"
+            raise ModelError(f"the output {spec.name!r} of the model: {said}")
+    return np.array(objects, spec.dtype)
 
 
 def _as_declared(spec: TensorSpec, value: object) -> Array:

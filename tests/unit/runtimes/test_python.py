@@ -162,12 +162,6 @@ def test_a_failed_load_leaves_no_trace_either(tmp_path: Path) -> None:
     assert (set(sys.modules), set(sys.path_importer_cache)) == before
 
 
-def test_importing_a_neighbour_as_if_it_were_installed_says_how_to_write_it(tmp_path: Path) -> None:
-    (tmp_path / "helper.py").write_text("")
-    with pytest.raises(LoadError, match=r"ModuleNotFoundError.*write `from \. import helper`"):
-        loaded(tmp_path, "", head="import helper\n" + HEAD)
-
-
 def test_the_model_is_freed_when_its_version_closes(tmp_path: Path) -> None:
     servable = loaded(
         tmp_path,

@@ -30,7 +30,7 @@ _ARRAY_CODES = {
     "UINT8": "B", "UINT16": "H", "UINT32": "I", "UINT64": "Q",
     "FP64": "d",
 }  # fmt: skip
-_NARROW = {"FP16": np.dtype(np.float16), "FP32": np.dtype(np.float32)}
+_NARROW: dict[str, np.dtype[Any]] = {"FP16": np.dtype(np.float16), "FP32": np.dtype(np.float32)}
 
 
 class InferInput(msgspec.Struct):

@@ -26,6 +26,8 @@ def decoding(text: str, step: int) -> Iterator[bytes]:
     for start in range(0, len(text), step):
         left += text[start : start + step].translate(_TO_STANDARD)
         digits = left.rstrip("=")
+        if "=" in digits:
+            raise ValueError("padding within the text")
         if start + step < len(text):
             whole = len(digits) - len(digits) % 4
         elif len(left) - len(digits) > _MOST_PADDING:
