@@ -102,6 +102,8 @@ class Model:
 UNPROBED = "\n[warm_up]\nprobe = false\n"
 """The settings of models that tell how large their batch was, or that are not to be called by the server."""
 
+_TELLS_ROWS = 'inputs = [("seconds", "FP32", [])]'
+
 
 def write(directory: Path, name: str, version: int, content: bytes | str, settings: str = "") -> Path:
     """Write one version, under another name first: a server may be watching.
@@ -111,7 +113,7 @@ def write(directory: Path, name: str, version: int, content: bytes | str, settin
         name: The model.
         version: The version.
         content: An ONNX model, or the text of a ``model.py``.
-        settings: The ``headrace.toml`` of the model; left as it is if empty. ``UNPROBED`` goes with ``SLOW``.
+        settings: The ``headrace.toml`` of the model; left as it is if empty; with ``UNPROBED`` for ``SLOW``.
 
     Returns:
         The version directory.
@@ -123,7 +125,7 @@ def write(directory: Path, name: str, version: int, content: bytes | str, settin
         (draft / "model.onnx").write_bytes(content)
     else:
         (draft / "model.py").write_text(content, "utf-8")
-    if content is SLOW and UNPROBED not in settings:
+    if isinstance(content, str) and _TELLS_ROWS in content and UNPROBED not in settings:
         settings += UNPROBED
     if settings:
         (path / "headrace.toml").write_text(settings, "utf-8")

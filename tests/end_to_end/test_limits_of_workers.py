@@ -14,7 +14,7 @@ import grpc
 from tests.end_to_end.test_keys_of_workers import a_key
 from tests.faults.still_serves import MODEL, grpc_calls, infer_message
 from tests.faults.worker_processes import connections_of, workers_of
-from tests.model_directories import affine, write
+from tests.model_directories import UNPROBED, affine, write
 from tests.running_server import RunningServer
 from tests.unit.access.keys_of_tests import key_of
 
@@ -75,7 +75,7 @@ def asked(call: Call, key: str, rows: int) -> grpc.StatusCode:
 
 def test_calls_under_way_are_counted_over_workers(tmp_path: Path) -> None:
     models, file, go_on = tmp_path / "models", tmp_path / "keys.toml", tmp_path / "go-on"
-    write(models, MODEL, 1, HOLDS.format(file=str(go_on)))
+    write(models, MODEL, 1, HOLDS.format(file=str(go_on)), UNPROBED)
     a_key(file, "few", f"concurrent_requests = {CONCURRENT}")
     a_key(file, "free")
     options = ("--workers", "2", "--allow-code", "--access-file", str(file))

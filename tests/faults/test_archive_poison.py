@@ -157,7 +157,9 @@ def test_vectors_that_are_none_become_dead_letters_and_their_neighbours_are_fill
     version = tmp_path / "models/encoder/1"
     version.mkdir(parents=True)
     (version / "model.py").write_text(MODEL)
-    (version.parent / "headrace.toml").write_text(f'[runtime.options]\nfolder = "{tmp_path}"\n')
+    (version.parent / "headrace.toml").write_text(
+        f'[runtime.options]\nfolder = "{tmp_path}"\n[warm_up]\nprobe = false\n'
+    )
     settings = """
         [spaces.texts]
         embedder = "remote"

@@ -14,7 +14,7 @@ import pytest
 
 from tests.faults.isolated_models import METRICS, children_of, is_there, restarts
 from tests.faults.still_serves import does_it_still_serve
-from tests.model_directories import write
+from tests.model_directories import UNPROBED, write
 from tests.running_server import RunningServer
 
 NAME = "pair"
@@ -97,7 +97,7 @@ def meetings(models: Path, tmp_path: Path) -> Iterator[Meetings]:
     folder = tmp_path / "meetings"
     folder.mkdir()
     content = MEETS.replace("FOLDER_OF_THE_TEST", repr(str(folder)))
-    write(models, NAME, 1, content, "[batching]\nmax_batch_rows = 1\ninstance_processes = 2\n")
+    write(models, NAME, 1, content, "[batching]\nmax_batch_rows = 1\ninstance_processes = 2\n" + UNPROBED)
     with RunningServer(models, "--allow-code") as server:
         yield Meetings(server, folder)
         does_it_still_serve(server)

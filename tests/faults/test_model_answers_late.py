@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.faults.neighbours import Connection
 from tests.faults.still_serves import does_it_still_serve, http_request
 from tests.faults.worker_processes import scrape
-from tests.model_directories import write
+from tests.model_directories import UNPROBED, write
 from tests.running_server import RunningServer
 
 ECHO = """
@@ -24,7 +24,7 @@ class Model:
         time.sleep(float(inputs["seconds"].max()))
         return {"echo": inputs["name"]}
 """
-SETTINGS = "[batching]\ninstances = 1\nmax_batch_rows = 4\n"
+SETTINGS = "[batching]\ninstances = 1\nmax_batch_rows = 4\n" + UNPROBED
 LATE_SECONDS = 1.5
 
 

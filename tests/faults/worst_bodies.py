@@ -23,7 +23,7 @@ _WIDE_INFER = "/v2/models/wide/infer"
 _WIDE_VALUES = 64
 _LARGE_ROWS = 15_000
 _INFER = "/v2/models/half_plus_two/infer"
-_HALFWAY = b"20749139528992099900e281"  # half between two doubles: each digit counts
+_HALFWAY = b"9007199254740993"  # half between two doubles: each digit counts
 
 _ONE_INPUT = b'{"name":"x","datatype":"FP32","shape":[1],"data":'
 
