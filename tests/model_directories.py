@@ -125,7 +125,7 @@ def write(directory: Path, name: str, version: int, content: bytes | str, settin
         (draft / "model.onnx").write_bytes(content)
     else:
         (draft / "model.py").write_text(content, "utf-8")
-    if isinstance(content, str) and _TELLS_ROWS in content and UNPROBED not in settings:
+    if isinstance(content, str) and _TELLS_ROWS in content and "[warm_up]" not in settings:
         settings += UNPROBED
     if settings:
         (path / "headrace.toml").write_text(settings, "utf-8")
