@@ -27,9 +27,9 @@ CALLS = {
     "inspect": ("stream", "inspect", "stream.arrows"),
     "train": ("train", "stream.arrows", "--model", "lr", "--publish", "trained/mod\u00e8le"),
     "publish": ("publish", "models/mod\u00e8le", "model.onnx"),
-    "hold": ("hold", "models/mod\u00e8le/1", "--why", "caf\u00e9"),
+    "hold": ("hold", "models/mod\u00e8le/1", "--why", "K\u00f6ln"),
     "profile": ("profile", "models/mod\u00e8le", "--seconds", "0.1"),
-    "key": ("key", "new", "caf\u00e9", "--file", "keys.toml"),
+    "key": ("key", "new", "K\u00f6ln", "--file", "keys.toml"),
     "example": ("example", "exempl\u00e9"),
     "status": ("status", "http://127.0.0.1:1"),
     "a directory that is not there": ("serve", "d\u00e9p\u00f4t"),
@@ -53,7 +53,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Files whose names and values are not ASCII."""
     folder = tmp_path_factory.mktemp("terminals")
     cities, titles = (
-        ["caf\u00e9", "K\u00f6ln", "\u0141\u00f3d\u017a"] * 60,
+        ["Stra\u00dfe", "K\u00f6ln", "\u0141\u00f3d\u017a"] * 60,
         ["\u65e5\u672c\u8a9e", "na\u00efve"],
     )
     rows = [f"{city},{titles[index % 2]} {index % 4},{index % 2}\n" for index, city in enumerate(cities)]
