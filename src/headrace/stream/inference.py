@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import msgspec
@@ -10,9 +11,10 @@ import pyarrow.compute as pc
 import tomli_w
 
 from headrace.errors import ConfigError
+from headrace.stream.cells import read_column
 from headrace.stream.converting import is_listed, is_text, shown
 from headrace.stream.dictionaries import plain
-from headrace.stream.schema import Field, Pooling, Role, Schema
+from headrace.stream.schema import Field, Pooling, Role, Schema, Unit
 
 SAMPLE_ROWS = 50_000
 """How many rows are looked at."""
@@ -26,6 +28,8 @@ _FEWEST_TO_JUDGE = 100
 _NEARLY_ALL = 0.9
 _MOST_DOUBTS = 20
 _NUMBER = r"^\s*[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?\s*$"
+_PANDAS_INDEX = re.compile(r"__index_level_\d+__")
+_GUESSED = ("ignored", "categorical", "dense")
 _LARGEST_DENSE_INTEGER = 2**24
 _FEW_BUCKETS = 2**18
 
@@ -42,6 +46,7 @@ class Hints:
         context: The columns that belong to the request and not to the candidate.
         ignored: The columns that are not learnt from.
         separator: What stands between several values in one text; "" if nothing does.
+        timestamp_unit: What whole numbers of the timestamp count; "" for microseconds.
     """
 
     label: str = ""
@@ -51,6 +56,7 @@ class Hints:
     context: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
     separator: str = ""
+    timestamp_unit: Unit = ""
 
 
 def _there_are(names: list[str]) -> str:
@@ -92,9 +98,13 @@ def infer_schema(sample: pa.RecordBatch, hints: Hints, *, few: bool = False) -> 
         if given[role]:
             roles[given[role]] = role
     fields = []
+    index = index_columns(sample.schema)
     for name, column in zip(names, sample.columns, strict=True):
         if name in roles:
-            fields.append(Field(name=name, role=roles[name]))
+            unit = hints.timestamp_unit if roles[name] == "timestamp" else ""
+            fields.append(Field(name=name, role=roles[name], unit=unit))
+        elif not name or name in index:
+            fields.append(Field(name=name, role="ignored"))
         else:
             fields.append(_Guess(name, hints, few).field(column))
     return Schema(fields=tuple(fields))
@@ -108,20 +118,46 @@ def doubts(sample: pa.RecordBatch, schema: Schema, hints: Hints) -> list[str]:
         schema: What was guessed from them.
         hints: What was known, and is no guess.
     """
-    said = []
+    said, index = [], index_columns(sample.schema)
     for name, column in zip(sample.schema.names, sample.columns, strict=True):
         field = schema.by_name[name]
-        if name in hints.ignored or field.role not in ("ignored", "categorical"):
+        if name in hints.ignored or field.role not in _GUESSED:
             continue
-        column = plain(column)  # noqa: PLW2901
-        why = _no_number(column) if is_text(column.type) else ""
-        if field.role == "ignored":
-            why = why or _why_ignored(column)
+        why = _why(name, plain(column), field, index)
         if why:
             becomes = "is ignored" if field.role == "ignored" else f"becomes {field.role}"
-            said.append(f"the column {name!r} {becomes}: {why}")
+            said.append(f"the column {name!r} {becomes}: {why}; {_otherwise(field)}")
     more = len(said) - _MOST_DOUBTS
     return said if more <= 0 else [*said[:_MOST_DOUBTS], f"{more} more columns are doubtful or ignored"]
+
+
+def index_columns(schema: pa.Schema) -> frozenset[str]:
+    """The columns that are the row index of a data frame: pandas says so, or calls them as it does."""
+    named = {name for name in schema.names if _PANDAS_INDEX.fullmatch(name)}
+    try:
+        told = msgspec.json.decode((schema.metadata or {}).get(b"pandas", b"{}"))
+        named |= {one for one in told.get("index_columns", ()) if isinstance(one, str)}
+    except (msgspec.DecodeError, AttributeError):
+        pass
+    return frozenset(named)
+
+
+def _why(name: str, column: pa.Array, field: Field, index: frozenset[str]) -> str:
+    """What the owner of a column may not expect of what it became; "" for nothing."""
+    if not name:
+        return "it has no name, as the row numbers that pandas writes; name it to learn from it"
+    if name in index:
+        return "it is the row index of a data frame"
+    if is_text(column.type) and (said := _no_number(column) or read_column(column).said):
+        return said
+    return _why_ignored(column) if field.role == "ignored" else ""
+
+
+def _otherwise(field: Field) -> str:
+    """The line of a schema that would say something else."""
+    role = {"dense": 'role = "categorical", text = true', "ignored": 'role = "categorical", text = true'}
+    line = role.get(field.role, 'role = "dense"' if not field.text else 'role = "ignored"')
+    return f"a schema can say otherwise: name = {field.name!r}, {line}".replace("'", '"')
 
 
 def _no_number(texts: pa.Array) -> str:
@@ -186,13 +222,9 @@ class _Guess:
         return Field(name=self.name, role="ignored")
 
     def _text(self, column: pa.Array) -> Field:
-        for wanted in (pa.int64(), pa.float64()):
-            try:
-                numbers = column.cast(wanted)
-            except pa.ArrowInvalid:
-                continue
-            if numbers.null_count < len(numbers):
-                return self.field(numbers)
+        numbers = read_column(column).values
+        if not is_text(numbers.type):
+            return self.field(numbers)
         if self.hints.separator:
             lists = pc.split_pattern(column, self.hints.separator)
             longest = _longest(lists)

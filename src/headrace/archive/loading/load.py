@@ -51,6 +51,7 @@ class Target:
         nulls: By column, how many values that are not there are stored as its default; known only where the
             file says the columns.
         written: The file's column that says when each row was written; "" where that is now.
+        doubts: What a guess made of columns that their owner may not expect, in sentences.
     """
 
     version: SpaceVersion
@@ -61,6 +62,7 @@ class Target:
     left_out: Sequence[str] = ()
     nulls: dict[str, int] = field(default_factory=dict)
     written: str = ""
+    doubts: Sequence[str] = ()
 
 
 class Stopped(Exception):
@@ -119,12 +121,13 @@ class Load:
                 there = instead(column.name, filter(None, names))
                 problem = f"the file does not have it, and it has no default; {there}"
                 raise InvalidRequest(problem, field=f"column {column.name!r}")
-        nulls: dict[str, int] = {}
+        nulls, doubts = dict[str, int](), list[str]()
         columns, is_empty = declared, False
         if not declared:
             guesses = self._guesses([name for name in names if name not in (key, written, "")], told)
             columns = tuple(one for one in (guess.column() for guess in guesses) if one is not None)
             nulls = {guess.name: guess.nulls for guess in guesses if guess.nulls}
+            doubts = [f"the column {guess.name!r}: {guess.said}" for guess in guesses if guess.said]
             is_empty = not any(guess.rows for guess in guesses)
         if not columns:
             problem = f"beside the key {shown(key)}, expected columns that a table can have, got none"
@@ -138,7 +141,7 @@ class Load:
         version = self._declared(columns) if declared else self._guessed(columns, is_other_allowed, is_empty)
         loaded = tuple(column for column in version.columns if column.name in names)
         left_out = sorted(set(names) - {column.name for column in loaded} - {key, written or key})
-        return Target(version, key, "", loaded, not version.number, left_out, nulls, written)
+        return Target(version, key, "", loaded, not version.number, left_out, nulls, written, doubts)
 
     def vectors(self, key: str, vectors: str, number: int) -> Target:
         """The version of a space of vectors that a file goes to.

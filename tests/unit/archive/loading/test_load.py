@@ -316,7 +316,7 @@ def test_vectors_that_are_none_are_named(
             b"user_id,age,country\na,1,CH\n",
             "column 'score': the file does not have it, and it has no de",
         ),
-        ("u.csv", b"a,a\n1,2\n", "expected each column once, got 'a' 2 times"),
+        ("u.csv", b"a,a\n1,2\n", "u.csv: expected each column once, got 'a' twice"),
         (
             "u.csv",
             b"user_id,age,score\na,1,2\nb,1\n",
