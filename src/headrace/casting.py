@@ -22,7 +22,7 @@ def may_cast(given: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
 
 
 def cast(array: Array, dtype: np.dtype[Any]) -> Array:
-    """Cast numbers for which ``may_cast`` is true; floats may lose digits.
+    """Cast numbers; floats may lose digits.
 
     Args:
         array: The numbers; NaN and infinity stay what they are.
@@ -32,10 +32,12 @@ def cast(array: Array, dtype: np.dtype[Any]) -> Array:
         The same array, if it has that dtype already.
 
     Raises:
-        DoesNotFit: A value is outside of the range of the dtype.
+        DoesNotFit: A value is outside of the range of the dtype, or ``may_cast`` is false.
     """
     if array.dtype == dtype:
         return array
+    if not may_cast(array.dtype, dtype):
+        raise DoesNotFit(f"{name_of(array.dtype)} cannot become {name_of(dtype)} without losing values")
     if array.dtype.kind in "iu" and dtype.kind in "iu" and array.size:
         _check_integers(array, dtype)
     try:

@@ -81,7 +81,7 @@ def saying(what: str) -> Iterator[None]:
 
 
 def is_visible(name: str) -> bool:
-    """Whether a name is none of a dot file: file managers leave ``.DS_Store`` and ``._model.onnx``."""
+    """Whether a name has no dot in front; file managers leave ``.DS_Store`` and ``._model.onnx``."""
     return name[0] != "."
 
 

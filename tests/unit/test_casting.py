@@ -51,6 +51,11 @@ def test_only_integers_become_integers(given: type, wanted: type) -> None:
     assert may_cast(np.dtype(given), np.dtype(wanted)) == (np.dtype(given).kind in allowed)
 
 
+def test_floats_are_not_cut_to_integers() -> None:
+    with pytest.raises(DoesNotFit, match="FP64 cannot become INT8 without losing values"):
+        cast(np.array([1.5]), np.dtype(np.int8))
+
+
 def test_an_array_of_the_dtype_is_not_copied() -> None:
     array = np.arange(3.0)
     assert cast(array, array.dtype) is array

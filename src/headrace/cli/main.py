@@ -131,7 +131,7 @@ def _fill_gaps() -> None:
 
 
 def _escape_unprintable() -> None:
-    """Print what the terminal's encoding lacks as escapes: an error in printing would end the verb."""
+    """Print characters that the encoding lacks as escapes; an error in printing would end the verb."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # not what a test or a caller has put there
             stream.reconfigure(errors="backslashreplace")

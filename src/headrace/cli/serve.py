@@ -281,7 +281,7 @@ def _config(options: argparse.Namespace) -> ServerConfig:
 
 
 def _absolute(value: object) -> object:
-    """A path that stays the same whatever a model makes the working directory; other values as they are."""
+    """Make a path absolute, so that a model which changes the working directory does not change it."""
     return value.absolute() if isinstance(value, Path) and value != STDOUT else value
 
 

@@ -307,7 +307,7 @@ class GrpcMethod:
         path: ``/package.Service/Method``.
         unary: Answers one message with one message.
         stream: Answers a stream of messages with a stream of messages.
-        takes_views: Whether ``unary`` also takes a memoryview, which a large message need not be copied for.
+        takes_views: Whether ``unary`` also takes a memoryview, so that a large message is not copied.
         verbs: As a route's.
         is_administration: Likewise.
     """

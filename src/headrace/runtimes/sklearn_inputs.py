@@ -100,7 +100,7 @@ def find_features(estimator: Estimator, options: RuntimeOptions) -> Features:
 
 
 def _count(estimator: Estimator) -> int | None:
-    """How many columns an estimator was fitted on, which that one of its parts knows that is given them."""
+    """How many columns an estimator was fitted on; if it does not say, its first step does."""
     count = getattr(estimator, "n_features_in_", None)
     if count is not None:
         return int(count)

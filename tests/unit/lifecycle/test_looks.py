@@ -14,22 +14,7 @@ from headrace.config import ServerConfig
 from headrace.lifecycle.source import LOOK_SECONDS, DirectorySource
 from headrace.lifecycle.wanted import Wanted
 from headrace.versions.manifest import publish
-from tests.unit.lifecycle.watch import POLL_SECONDS, Watch, put
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    put(tmp_path / "models" / "ctr" / "1")
-    put(tmp_path / "models" / "ctr" / "2")
-    put(tmp_path / "models" / "rank" / "7")
-    return tmp_path / "models"
-
-
-@pytest.fixture
-def watch(root: Path) -> Watch:
-    watch = Watch(root)
-    watch.start()
-    return watch
+from tests.unit.lifecycle.watch import POLL_SECONDS, Watch
 
 
 def test_a_look_that_finds_no_thread_is_followed_by_the_next_one(

@@ -9,21 +9,6 @@ import pytest
 from tests.unit.lifecycle.watch import Watch, put
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    put(tmp_path / "models" / "ctr" / "1")
-    put(tmp_path / "models" / "ctr" / "2")
-    put(tmp_path / "models" / "rank" / "7")
-    return tmp_path / "models"
-
-
-@pytest.fixture
-def watch(root: Path) -> Watch:
-    watch = Watch(root)
-    watch.start()
-    return watch
-
-
 def test_a_link_keeps_its_own_name_while_it_leads_elsewhere(root: Path) -> None:
     put(root.with_name("releases") / "aaa" / "1")
     put(root.with_name("releases") / "bbb" / "2")

@@ -14,22 +14,6 @@ from headrace.versions.control import pin, unpin
 from headrace.versions.manifest import publish
 from tests.unit.lifecycle.watch import Watch, put
 
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    put(tmp_path / "models" / "ctr" / "1")
-    put(tmp_path / "models" / "ctr" / "2")
-    put(tmp_path / "models" / "rank" / "7")
-    return tmp_path / "models"
-
-
-@pytest.fixture
-def watch(root: Path) -> Watch:
-    watch = Watch(root)
-    watch.start()
-    return watch
-
-
 # ---- What is there ----
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import math
+import struct
 from collections.abc import Callable
 from functools import lru_cache
 from itertools import chain
@@ -30,7 +31,8 @@ _ARRAY_CODES = {
     "UINT8": "B", "UINT16": "H", "UINT32": "I", "UINT64": "Q",
     "FP64": "d",
 }  # fmt: skip
-_NARROW: dict[str, np.dtype[Any]] = {"FP16": np.dtype(np.float16), "FP32": np.dtype(np.float32)}
+_NARROW = {"FP16": "e", "FP32": "f"}
+"""The codes of ``struct``, which refuses floats that are too large and takes infinity."""
 
 
 class InferInput(msgspec.Struct):
@@ -334,8 +336,7 @@ def packed(tensor: InferInput, values: list[Any]) -> bytes | list[bytes]:
         return bytes(values)
     try:
         if datatype in _NARROW:
-            with np.errstate(over="raise"):
-                return np.array(values, _NARROW[datatype]).tobytes()
+            return struct.pack(f"<{len(values)}{_NARROW[datatype]}", *values)
         return array.array(_ARRAY_CODES[datatype], values).tobytes()
-    except ArithmeticError as error:  # an integer or a float
+    except OverflowError as error:
         raise InvalidRequest(f"a value does not fit in {datatype}", field=f"{tensor.name}.data") from error

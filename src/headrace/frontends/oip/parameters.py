@@ -101,8 +101,8 @@ def _refuse_content(content: str, field: str) -> None:
     if content == "base64":
         way_out = "send the bytes themselves, as binary data behind the JSON or over gRPC"
     raise Unsupported(
-        f"{field}: content_type {shown(content)} is not supported: expected {listed(_PLAIN_CONTENT)}, with "
-        f"which data is what it says; {way_out}"
+        f"{field}: content_type {shown(content)} is not supported: expected {listed(_PLAIN_CONTENT)}, which "
+        f"leave the data as it is; {way_out}"
     )
 
 
