@@ -19,6 +19,7 @@ import signal
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Callable, Generator, Iterable
 from functools import cache
 from pathlib import Path
@@ -33,6 +34,9 @@ LANES = ("fast", "processes", "services", "rest", "timing")
 MOST_SECONDS = {"rest": 300.0, "timing": 300.0}
 """The time limit of a test in these lanes; ``USUAL_SECONDS`` in the others."""
 USUAL_SECONDS = 60.0
+
+CROWDING = ("overload", "worst", "heavy", "busy", "many", "more_connections", "under_load", "reloads", "slow")
+"""Words in the names of files in ``faults`` whose tests overload a server."""
 
 ENDING_SECONDS = 20.0
 RUN_TAG = "HEADRACE_TEST_RUN"
@@ -74,10 +78,10 @@ def lane_of(item: pytest.Item) -> str:
 
 
 class Scopes(LoadScopeScheduling):
-    """Assigns whole files to workers of pytest-xdist; ``end_to_end``, ``faults`` and services to one each.
+    """Assigns whole files to workers of pytest-xdist: ``end_to_end`` and services to one, ``faults`` to two.
 
-    Tests in ``faults`` follow one another in one worker: two servers that are overloaded at once would test
-    the machine. So do those in ``end_to_end``, and tests of services, so that each service is started once.
+    Tests that overload a server follow one another in one worker: two of them at once would test the machine.
+    So do those in ``end_to_end``, and tests of services, so that each service is started once.
     """
 
     def __init__(self, root: Path, *args: Any) -> None:
@@ -87,7 +91,16 @@ class Scopes(LoadScopeScheduling):
     def _split_scope(self, nodeid: str) -> str:
         home = home_of(self._root, nodeid)
         file = nodeid.partition("::")[0]
-        return {"fast": file, "processes": os.path.dirname(file)}.get(home, home)
+        return {"fast": file, "processes": folder_of(file)}.get(home, home)
+
+
+def folder_of(file: str) -> str:
+    """Return the tests that a test of processes must not run beside: its folder's, or half of them."""
+    folder, name = os.path.split(file)
+    if not folder.endswith("faults"):
+        return folder
+    half = 0 if any(word in name for word in CROWDING) else zlib.crc32(name.encode()) % 2
+    return f"{folder}/{half}"
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:

@@ -27,8 +27,8 @@ from tools.step import BUDGET_SECONDS, LATE, STEPS
 from tools.step import run as run_command
 
 RUNS: dict[str, tuple[tuple[tuple[str, ...], int], ...]] = {
-    "test": ((("fast", "processes"), 3), (("services",), 0)),
-    "rest": ((("rest",), 3),),
+    "test": ((("fast", "processes"), 4), (("services",), 0)),
+    "rest": ((("rest",), 4),),
 }
 """Lanes of each step, in order, with the number of pytest-xdist workers; 0 runs pytest without xdist."""
 SECOND_LOOK_LANES = ("processes", "services", "rest")

@@ -21,7 +21,7 @@ from tests.model_directories import write
 from tests.running_server import RunningServer
 
 ONE_AT_A_TIME = "[batching]\ninstances = 1\n"
-LEFT = b'headrace_errors_total{code="CANCELLED",protocol="gRPC"} 3'
+LEFT = 'headrace_errors_total{code="CANCELLED",protocol="gRPC"} '
 
 
 def counted(server: RunningServer, metric: str) -> float:
@@ -29,6 +29,12 @@ def counted(server: RunningServer, metric: str) -> float:
     text = server.get("/monitoring/prometheus/metrics")[1].decode()
     start = f'headrace_{metric}{{model="slow",version="1"}} '
     return sum(float(line.removeprefix(start)) for line in text.splitlines() if line.startswith(start))
+
+
+def wait_until_told(server: RunningServer, leavers: int) -> None:
+    """Wait until the server knows how many callers over gRPC have cancelled."""
+    line = f"{LEFT}{leavers}".encode()
+    server.wait_for(lambda: line in server.get("/metrics")[1], "the server to be told of it")
 
 
 class Neighbours:
@@ -78,7 +84,7 @@ def test_neighbours_of_clients_that_leave_are_answered(models: Path, leave: str)
             else:
                 call_of.cancel()
         if leave == "gRPC":
-            server.wait_for(lambda: LEFT in server.get("/metrics")[1], "the server to be told of it")
+            wait_until_told(server, 3)
         gate.touch()
         neighbours.wait()
         # The batch held the four neighbours and the three who stayed. Those who left it did not hold; but
@@ -106,6 +112,7 @@ def test_a_client_that_leaves_while_its_batch_runs_harms_nobody(models: Path) ->
         canceled = call.future(infer_message("slow", 0.0, name="seconds"))
         server.wait_for(lambda: counted(server, "queued_rows") == 2, "the others to wait")
         canceled.cancel()
+        wait_until_told(server, 1)
         hang_up(leaver)
         gate.touch()
         neighbours.wait()

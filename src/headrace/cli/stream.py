@@ -190,6 +190,12 @@ def _add_encode(tools: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     add("--views", default="", metavar="NAME", help="which column says of how many views a row is")
     add("--weight", default="", metavar="NAME", help="which column says how much a row counts")
     add("--timestamp", default="", metavar="NAME", help="which column says when: microseconds, or ISO 8601")
+    add(
+        "--timestamp-unit",
+        choices=("s", "ms", "us", "ns"),
+        default="",
+        help="what whole numbers of the timestamp count (default us, refused outside 1990 to 2100)",
+    )
     names: dict[str, Any] = {"action": "extend", "type": verbs.names, "default": [], "metavar": "NAMES"}
     add("--context", **names, help="columns of the request, not the candidate; may be repeated")
     add("--ignore", **names, help="columns that are not learnt from; may be repeated")
@@ -207,6 +213,7 @@ def _add_encode(tools: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         help="what separates columns of CSV: a character, or the word tab (default ,)",
     )
     add("--columns", **names, help="a CSV's columns, if no first line names them; may be repeated")
+    add("--strict", action="store_true", help="fail where a guess changes what values mean")
     add("--out", type=Path, metavar="FILE", help="where to write (default standard output)")
 
 
@@ -223,6 +230,7 @@ def run_encode(options: argparse.Namespace) -> int:
         context=tuple(options.context),
         ignored=tuple(options.ignore),
         separator=options.values_separator,
+        timestamp_unit=options.timestamp_unit,
     )
     schema = None if options.schema is None else _read_schema(options.schema)
     settings = EncodeSettings(
@@ -241,6 +249,8 @@ def run_encode(options: argparse.Namespace) -> int:
         )
     for doubt in encoded.doubts:
         print(f"headrace: {doubt}", file=sys.stderr)
+    if options.strict and encoded.doubts:
+        raise ConfigError("--strict: what is guessed is not certain, as said above; give a --schema")
     if options.print_schema:
         print(encoded.schema.encode().decode() if options.json else schema_toml(encoded.schema))
         return verbs.DONE

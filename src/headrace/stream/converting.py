@@ -7,12 +7,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.errors import ConfigError, InvalidRequest, StreamError
+from headrace.stream.cells import are_whole, whole_floats, without_words
 from headrace.stream.dictionaries import plain
 from headrace.stream.schema import MOST_VIEWS, Field
 
 _UTC = pa.timestamp("us", tz="UTC")
 _NO_CAST = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError)
 _SHOWN_CHARACTERS = 60
+_EARLIEST, _LATEST = 631_152_000_000_000, 4_133_980_800_000_000
+"""The beginning of 1990 and of 2101, in microseconds: what is outside is taken for another unit."""
+_UNITS = {"s": 1_000_000, "ms": 1_000, "ns": 0.001}
+"""Microseconds of one."""
+_UNIT_NAMES = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
 _WAYS_OUT = {
     "categorical": 'give it the right keys and buckets in the schema (texts: text = true, keys = "hash")',
     "dense": "correct the row, or make the field categorical or ignored in the schema",
@@ -129,11 +135,44 @@ class _Column:
         expected = "microseconds since 1970, or a time such as 2026-01-31T12:00:00Z"
         self._refuse(values.is_null(), values, f"expected {expected}")
         if pa.types.is_timestamp(values.type) or pa.types.is_date(values.type):
-            return values.cast(pa.timestamp("us", getattr(values.type, "tz", None)), safe=False).cast(_UTC)
-        kind = _kind_of_time(values) if is_text(values.type) else pa.int64()
-        return self._cast(values, kind, expected).cast(_UTC)
+            made = values.cast(pa.timestamp("us", getattr(values.type, "tz", None)), safe=False).cast(_UTC)
+        else:
+            kind = _kind_of_time(values) if is_text(values.type) else pa.int64()
+            made = self._cast(values, kind, expected)
+            if pa.types.is_integer(kind) and self._field.unit:
+                return self._in_unit(made, values)
+            made = made.cast(_UTC)
+        self._refuse_times(made, values)
+        return made
+
+    def _in_unit(self, counted: pa.Array, values: pa.Array) -> pa.Array:
+        """Times of which the schema says what they count."""
+        unit = self._field.unit
+        most = int((2**63 - 1) / _UNITS.get(unit, 1)) if unit in ("s", "ms") else 2**63 - 1
+        beyond = pc.or_(pc.less(counted, -most), pc.greater(counted, most))
+        self._refuse(beyond, values, f"expected {_UNIT_NAMES[unit]} that int64 holds as microseconds")
+        return counted.cast(pa.timestamp(unit)).cast(_UTC, safe=False)
+
+    def _refuse_times(self, made: pa.Array, values: pa.Array) -> None:
+        """Refuse times that are none of clicks: whole numbers of another unit, mostly."""
+        if self._field.unit:
+            return
+        numbers = made.cast(pa.int64())
+        row = pc.index(pc.or_(pc.less(numbers, _EARLIEST), pc.greater(numbers, _LATEST)), True).as_py()
+        if row < 0:
+            return
+        number = numbers[row].as_py()
+        fitting = [unit for unit, size in _UNITS.items() if _EARLIEST <= number * size <= _LATEST]
+        unit = fitting[0] if fitting else "us"
+        fits = f"it would be one in {_UNIT_NAMES[unit]}; " if fitting else ""
+        raise self._error(
+            row,
+            f"expected a time from 1990 to 2100 in microseconds, got {shown(values[row])}; {fits}name the "
+            f"unit (headrace stream encode --timestamp-unit {unit}), or write microseconds",
+        )
 
     def numbers(self, values: pa.Array) -> pa.Array:
+        values = without_words(values) if is_text(values.type) else values
         numbers = self._cast(values, pa.float64(), "a number")
         # Judged as what is written: what float32 cannot hold is infinite there.
         narrow = numbers.cast(pa.float32(), safe=False)
@@ -168,6 +207,12 @@ class _Column:
         if is_listed(values.type):
             first = [each[0] if each else None for each in values.to_pylist()]
             values = pa.array(first, values.type.value_type)
+        if pa.types.is_floating(values.type):
+            values = pc.if_else(pc.is_nan(values), pa.scalar(None, values.type), values)
+        if is_text(values.type) and pa.types.is_integer(wanted):
+            values = whole_floats(without_words(values))
+            odd = pc.invert(pc.fill_null(are_whole(values), True))
+            self._refuse(odd, values, f"expected {_expected_value(wanted)}")
         made = self._cast(_same_bits(values, wanted), wanted, _expected_value(wanted))
         self._refuse(self._beyond(made), values, self._below_buckets())
         return made

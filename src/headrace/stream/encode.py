@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import itertools
-import re
 import sys
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field, replace
@@ -14,13 +12,13 @@ from typing import Literal, cast, get_args
 
 import msgspec
 import pyarrow as pa
-import pyarrow.csv as arrow_csv
 import pyarrow.parquet as pq
 
 from headrace.errors import ConfigError, StreamError
 from headrace.stream import vw
 from headrace.stream.ahead import Ahead
 from headrace.stream.converting import column_of, is_text, stream_column, stream_type
+from headrace.stream.csv_rows import CsvRows
 from headrace.stream.inference import SAMPLE_ROWS, Hints, doubts, infer_schema
 from headrace.stream.lines import File, Lines, WholeLines, WholeRows
 from headrace.stream.schema import METADATA_KEY, Schema
@@ -33,7 +31,6 @@ _Batches = Generator[pa.RecordBatch, None, None]
 _BATCH_ROWS = 8192
 _VW_SAMPLE_LINES = 10_000
 _COMPRESSED = (".gz", ".bz2", ".zst", ".lz4", ".br")
-_MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "\\N")
 
 
 @dataclass(frozen=True)
@@ -98,17 +95,21 @@ def encode(settings: EncodeSettings, path: Path) -> Encoded:
     if str(path) != "-" and not path.exists():
         raise ConfigError(f"{path}: there is no such file")
     hints = settings.hints
+    if settings.format == "csv":
+        hints = replace(hints, are_cells=True)
     if settings.format == "vw":
         hints = replace(hints, label=vw.LABEL, weight=vw.WEIGHT, separator="")
     lines = _lines(settings, path) if settings.format in ("csv", "vw") else None
-    raw = _rows(settings, path, lines)
+    read = list[CsvRows]()
+    raw = _rows(settings, path, lines, read)
     try:
         sample = _sample(raw, 1 if settings.schema else SAMPLE_ROWS, lines)
         if sample is None:
             raise ConfigError(f"{path}: there are no rows; nothing says what they would look like")
         few = lines is not None and lines.live and sample.num_rows < SAMPLE_ROWS
         schema = settings.schema or infer_schema(sample, hints, few=few)
-        doubtful = () if settings.schema else tuple(doubts(sample, schema, hints))
+        doubtful = [] if settings.schema else doubts(sample, schema, hints)
+        doubtful += [doubt for rows in read for doubt in rows.doubts]
         schema = _separated(schema, sample, hints.separator)
         arrow_schema = _arrow_schema(schema, sample)
     except BaseException:
@@ -116,7 +117,7 @@ def encode(settings: EncodeSettings, path: Path) -> Encoded:
         raise
     batches = _converted(sample, raw, schema, arrow_schema)
     guessed_rows = sample.num_rows if few and not settings.schema else None
-    return Encoded(schema, arrow_schema, batches, guessed_rows, doubtful)
+    return Encoded(schema, arrow_schema, batches, guessed_rows, tuple(doubtful))
 
 
 def _separated(schema: Schema, sample: pa.RecordBatch, separator: str) -> Schema:
@@ -147,7 +148,11 @@ def _arrow_schema(schema: Schema, sample: pa.RecordBatch) -> pa.Schema:
     counted = schema.one("views") is not None
     types = [stream_type(one, column_of(sample, one).type, counted=counted) for one in schema.fields]
     columns = [pa.field(one.name, kind) for one, kind in zip(schema.fields, types, strict=True)]
-    return pa.schema(columns, metadata={METADATA_KEY: schema.encode()})
+    # The stream has times, whatever they were written as.
+    written = msgspec.structs.replace(
+        schema, fields=tuple(msgspec.structs.replace(one, unit="") for one in schema.fields)
+    )
+    return pa.schema(columns, metadata={METADATA_KEY: written.encode()})
 
 
 def _sample(raw: _Batches, rows: int, lines: Lines | None) -> pa.RecordBatch | None:
@@ -193,7 +198,7 @@ def _lines(settings: EncodeSettings, path: Path) -> Lines:
     return Lines(_open(path), whole)
 
 
-def _rows(settings: EncodeSettings, path: Path, lines: Lines | None) -> _Batches:
+def _rows(settings: EncodeSettings, path: Path, lines: Lines | None, read: list[CsvRows]) -> _Batches:
     if lines is None:
         yield from _read_parquet(settings, path) if settings.format == "parquet" else _read_arrow(path)
         return
@@ -202,46 +207,25 @@ def _rows(settings: EncodeSettings, path: Path, lines: Lines | None) -> _Batches
             yield from _read_vw(settings, lines)
             return
         # The next piece is parsed, by Arrow without Python's lock, while this one is converted.
-        with contextlib.closing(Ahead(_read_csv(settings, path, lines), lines.source, 1)) as ahead:
-            yield from ahead
+        with _saying_where(path):
+            rows = CsvRows(lines, settings.delimiter, settings.columns)
+            read.append(rows)
+            if not rows.names:
+                raise ConfigError("there is no first line that names the columns; say them (--columns a,b,c)")
+            with contextlib.closing(Ahead(iter(rows), lines.source, 1)) as ahead:
+                yield from ahead
 
 
-def _read_csv(settings: EncodeSettings, path: Path, lines: Lines) -> Iterator[pa.RecordBatch]:
-    """Every column as text: what it stands for is the schema's matter, and its errors name rows."""
-    names = list(settings.columns)
-    if not names:
-        header = lines.first().decode("utf-8-sig", "replace")
-        names = next(csv.reader([header], delimiter=settings.delimiter), [])
-    if not names:
-        raise ConfigError(
-            f"{path}: there is no first line that names the columns; say them (--columns a,b,c)"
-        )
-    convert = arrow_csv.ConvertOptions(
-        column_types={name: pa.string() for name in names},
-        null_values=list(_MISSING),
-        strings_can_be_null=True,
-    )
-    parse = arrow_csv.ParseOptions(delimiter=settings.delimiter, newlines_in_values=True)
-    first_row = 0
-    for piece in lines:
-        # One thread, for which alone Arrow's errors say the row; the piece in one block.
-        read = arrow_csv.ReadOptions(column_names=names, use_threads=False, block_size=len(piece) + 1)
-        try:
-            table = arrow_csv.read_csv(pa.BufferReader(piece), read, parse, convert)
-        except pa.ArrowInvalid as error:
-            if "Empty CSV file" in str(error):
-                continue
-            raise _csv_error(error, settings, path, first_row) from error
-        yield from table.to_batches()
-        first_row += table.num_rows
-
-
-def _csv_error(error: pa.ArrowInvalid, settings: EncodeSettings, path: Path, first_row: int) -> StreamError:
-    said = re.search(r"Row #(\d+): (.*)", str(error), re.DOTALL)
-    row, text = (int(said[1]) - 1, said[2]) if said else (0, str(error))
+@contextlib.contextmanager
+def _saying_where(path: Path) -> Iterator[None]:
+    """Name the file that a row is in."""
     where = "standard input" if str(path) == "-" else path
-    hint = "save it as UTF-8" if "UTF8" in text else f"is the delimiter {settings.delimiter!r}?"
-    return StreamError(f"{where}: {text}; {hint}", row=first_row + row)
+    try:
+        yield
+    except StreamError as error:
+        raise StreamError(f"{where}: {error.problem}", row=error.row, field=error.field) from error
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error.message}") from error
 
 
 def _read_parquet(settings: EncodeSettings, path: Path) -> Iterator[pa.RecordBatch]:

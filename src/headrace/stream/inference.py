@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import msgspec
@@ -10,9 +11,10 @@ import pyarrow.compute as pc
 import tomli_w
 
 from headrace.errors import ConfigError
-from headrace.stream.converting import is_listed, is_text, shown
+from headrace.stream.cells import read_column
+from headrace.stream.converting import is_listed, is_text
 from headrace.stream.dictionaries import plain
-from headrace.stream.schema import Field, Pooling, Role, Schema
+from headrace.stream.schema import Field, Pooling, Role, Schema, Unit
 
 SAMPLE_ROWS = 50_000
 """How many rows are looked at."""
@@ -23,9 +25,9 @@ LABEL_NAMES = ("label", "click", "clicked", "target", "y")
 _POOLING: Pooling = "mean"
 _SEPARATORS = (";", "\t", "|")
 _FEWEST_TO_JUDGE = 100
-_NEARLY_ALL = 0.9
 _MOST_DOUBTS = 20
-_NUMBER = r"^\s*[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?\s*$"
+_PANDAS_INDEX = re.compile(r"__index_level_\d+__")
+_GUESSED = ("ignored", "categorical", "dense")
 _LARGEST_DENSE_INTEGER = 2**24
 _FEW_BUCKETS = 2**18
 
@@ -42,6 +44,8 @@ class Hints:
         context: The columns that belong to the request and not to the candidate.
         ignored: The columns that are not learnt from.
         separator: What stands between several values in one text; "" if nothing does.
+        timestamp_unit: What whole numbers of the timestamp count; "" for microseconds.
+        are_cells: Whether texts are cells of a text file, which may be numbers; Parquet's texts are texts.
     """
 
     label: str = ""
@@ -51,6 +55,8 @@ class Hints:
     context: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
     separator: str = ""
+    timestamp_unit: Unit = ""
+    are_cells: bool = False
 
 
 def _there_are(names: list[str]) -> str:
@@ -92,9 +98,13 @@ def infer_schema(sample: pa.RecordBatch, hints: Hints, *, few: bool = False) -> 
         if given[role]:
             roles[given[role]] = role
     fields = []
+    index = index_columns(sample.schema)
     for name, column in zip(names, sample.columns, strict=True):
         if name in roles:
-            fields.append(Field(name=name, role=roles[name]))
+            unit = hints.timestamp_unit if roles[name] == "timestamp" else ""
+            fields.append(Field(name=name, role=roles[name], unit=unit))
+        elif not name or name in index:
+            fields.append(Field(name=name, role="ignored"))
         else:
             fields.append(_Guess(name, hints, few).field(column))
     return Schema(fields=tuple(fields))
@@ -108,39 +118,70 @@ def doubts(sample: pa.RecordBatch, schema: Schema, hints: Hints) -> list[str]:
         schema: What was guessed from them.
         hints: What was known, and is no guess.
     """
-    said = []
+    said, index = [], index_columns(sample.schema)
     for name, column in zip(sample.schema.names, sample.columns, strict=True):
         field = schema.by_name[name]
-        if name in hints.ignored or field.role not in ("ignored", "categorical"):
+        if name in hints.ignored or field.role not in _GUESSED:
             continue
-        column = plain(column)  # noqa: PLW2901
-        why = _no_number(column) if is_text(column.type) else ""
-        if field.role == "ignored":
-            why = why or _why_ignored(column)
+        if not name:
+            why = "it has no name, as the row numbers that pandas writes; name it to learn from it"
+        elif name in index:
+            why = "it is the row index of a data frame"
+        else:
+            why = _why(plain(column), field, hints.are_cells)
         if why:
             becomes = "is ignored" if field.role == "ignored" else f"becomes {field.role}"
-            said.append(f"the column {name!r} {becomes}: {why}")
+            said.append(f"the column {name!r} {becomes}: {why}; {_otherwise(field)}")
     more = len(said) - _MOST_DOUBTS
     return said if more <= 0 else [*said[:_MOST_DOUBTS], f"{more} more columns are doubtful or ignored"]
 
 
-def _no_number(texts: pa.Array) -> str:
-    """Which value keeps a column that is numbers but for some from being one; "" if it is not one."""
-    are = pc.match_substring_regex(texts, _NUMBER)
-    there, numbers = len(texts) - texts.null_count, pc.sum(are).as_py() or 0
-    if numbers == there or numbers < _NEARLY_ALL * there:
-        return ""
-    row = pc.index(are, False).as_py()
-    return (
-        f"{numbers:,} of {there:,} values are numbers, but row {row} has {shown(texts[row])}; correct it, or "
-        "say what the column is"
-    )
+def index_columns(schema: pa.Schema) -> frozenset[str]:
+    """The columns that are the row index of a data frame: pandas says so, or calls them as it does."""
+    named = {name for name in schema.names if _PANDAS_INDEX.fullmatch(name)}
+    try:
+        told = msgspec.json.decode((schema.metadata or {}).get(b"pandas", b"{}"))
+        named |= {one for one in told.get("index_columns", ()) if isinstance(one, str)}
+    except (msgspec.DecodeError, AttributeError):
+        pass
+    return frozenset(named)
 
 
-def _why_ignored(column: pa.Array) -> str:
-    if is_text(column.type) or pa.types.is_integer(column.type):
+def _why(column: pa.Array, field: Field, are_cells: bool) -> str:
+    """What the owner of a column may not expect of what it became; "" for nothing."""
+    said = ""
+    if are_cells and is_text(column.type):
+        reading = read_column(column)
+        column, said = reading.values, reading.said
+    if said or field.role == "categorical":
+        return said
+    return _why_ignored(column.type) if field.role == "ignored" else _why_dense(column)
+
+
+def _otherwise(field: Field) -> str:
+    """The line of a schema that would say something else."""
+    role = {"dense": 'role = "categorical", text = true', "ignored": 'role = "categorical", text = true'}
+    line = role.get(field.role, 'role = "dense"' if not field.text else 'role = "ignored"')
+    return f"a schema can say otherwise: name = {field.name!r}, {line}".replace("'", '"')
+
+
+def _why_ignored(kind: pa.DataType) -> str:
+    if is_text(kind) or pa.types.is_integer(kind):
         return "its values hardly ever come again"
-    return f"its values are {column.type}"
+    return f"its values are {kind}"
+
+
+def _why_dense(column: pa.Array) -> str:
+    """Why whole numbers, which may be ids, became a quantity; "" for fractions."""
+    if pa.types.is_integer(column.type):
+        return "its whole numbers hardly ever come again, so they are taken for a quantity"
+    if not pa.types.is_floating(column.type):
+        return ""
+    there = pc.drop_null(column.cast(pa.float64()))
+    there = there.filter(pc.is_finite(there))
+    if not len(there) or not pc.all(pc.equal(there, pc.floor(there))).as_py():
+        return ""
+    return "its values are whole numbers that are stored as floats; they are taken for a quantity"
 
 
 def schema_toml(schema: Schema) -> str:
@@ -186,13 +227,9 @@ class _Guess:
         return Field(name=self.name, role="ignored")
 
     def _text(self, column: pa.Array) -> Field:
-        for wanted in (pa.int64(), pa.float64()):
-            try:
-                numbers = column.cast(wanted)
-            except pa.ArrowInvalid:
-                continue
-            if numbers.null_count < len(numbers):
-                return self.field(numbers)
+        numbers = read_column(column).values if self.hints.are_cells else column
+        if not is_text(numbers.type):
+            return self.field(numbers)
         if self.hints.separator:
             lists = pc.split_pattern(column, self.hints.separator)
             longest = _longest(lists)

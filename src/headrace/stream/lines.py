@@ -170,11 +170,18 @@ class Lines:
             StreamError: It is too long.
         """
         seen = 0
-        while (end := self._text.find(b"\n", seen)) < 0 and not self._over:
-            seen = len(self._text)
+        while (end := self._first_end(seen)) < 0 and not self._over:
+            seen = max(0, len(self._text) - 1)
             self._read(None)
             self._check_line()
         return self._cut(end + 1 if end >= 0 else len(self._text))
+
+    def _first_end(self, start: int) -> int:
+        """Where the first line ends; -1 while it has not. Lines may end with a carriage return alone."""
+        end = self._text.find(b"\n", start)
+        alone = self._text.find(b"\r", start, end if end >= 0 else len(self._text))
+        is_alone = 0 <= alone < len(self._text) - 1 and alone + 1 != end
+        return alone if is_alone else end
 
     def __iter__(self) -> Iterator[bytes]:
         """Give the pieces; the last one may end within a line.

@@ -32,6 +32,7 @@ _OF_TABLE = ("buckets", "keys", "admit", "expire_rows")  # what fields that shar
 
 Role = Literal["label", "views", "weight", "timestamp", "truth", "categorical", "dense", "vector", "ignored"]
 Keys = Literal["hash", "bucket", "exact"]
+Unit = Literal["", "s", "ms", "us", "ns"]
 Pooling = Literal["mean", "sum"]
 
 
@@ -58,6 +59,8 @@ class Field(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         separator: What stands between the values, or a vector's numbers, where they come as one text: for
             ``headrace stream encode``, which makes lists of them.
         size: How many numbers a vector has.
+        unit: What whole numbers of a timestamp count, for ``headrace stream encode``; empty for microseconds,
+            of which those outside 1990 to 2100 are refused.
         text: Whether a categorical field that hashes, or is exact, has text or bytes for values; integers
             otherwise. Both hash differently, so a server must know which of them a request shall carry.
         context: Whether the field belongs to the request as a whole (the user, the page) and not to one of
@@ -75,6 +78,7 @@ class Field(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     pooling: Pooling = "mean"
     separator: str = ""
     size: int = 1
+    unit: Unit = ""
     text: bool = False
     context: bool = False
 

@@ -73,13 +73,14 @@ def test_what_a_guess_ignores_is_said_with_the_reason(tmp_path: Path) -> None:
     file.write_text("\n".join(["clicked,price,hour,note,page,left", *lines]))
     encoded = run("encode", "--format", "csv", file, "--out", tmp_path / "rows", "--ignore", "left")
     assert encoded.returncode == 0
-    start, most = "headrace: the column", "999 of 1,000 values are numbers"
-    end = "correct it, or say what the column is"
+    start, most = "headrace: the column", "its values stay texts: 999 of 1,000 values are numbers"
+    missing, schema = "is not (leave missing cells empty)", "a schema can say otherwise: name ="
+    category, ignored = 'role = "categorical", text = true', 'role = "ignored"'
     assert encoded.stderr.decode().splitlines() == [
-        f"{start} 'price' is ignored: {most}, but row 17 has 'n/a'; {end}",
-        f"{start} 'hour' becomes categorical: {most}, but row 17 has 'oops'; {end}",
-        f"{start} 'note' is ignored: its values hardly ever come again",
-        f"{start} 'page' becomes categorical: {most}, but row 17 has 'x'; {end}",
+        f"{start} 'price' is ignored: {most}, but 'n/a' {missing}; {schema} \"price\", {category}",
+        f"{start} 'hour' becomes categorical: {most}, but 'oops' {missing}; {schema} \"hour\", {ignored}",
+        f"{start} 'note' is ignored: its values hardly ever come again; {schema} \"note\", {category}",
+        f"{start} 'page' becomes categorical: {most}, but 'x' {missing}; {schema} \"page\", {ignored}",
     ]
 
 

@@ -234,7 +234,7 @@ def test_formats_read_from_their_end_need_a_file(name: Format) -> None:
 )
 def test_a_column_is_guessed_from_its_values(values: list[str | None], expected: Field) -> None:
     sample = pa.record_batch({"label": ["0"] * len(values), "x": pa.array(values, pa.string())})
-    guessed = infer_schema(sample, Hints(separator=" " if expected.values > 1 else ""))
+    guessed = infer_schema(sample, Hints(separator=" " if expected.values > 1 else "", are_cells=True))
     assert guessed.by_name["x"] == expected
 
 

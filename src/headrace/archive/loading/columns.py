@@ -11,15 +11,12 @@ import pyarrow.compute as pc
 
 from headrace.archive.columns import LARGEST_ROW_BYTES, TEXT, Column
 from headrace.errors import InvalidRequest, shown
+from headrace.stream.cells import Look, whole_floats, without_words
 from headrace.stream.converting import is_listed
 from headrace.stream.converting import is_text as is_plain_text
 from headrace.stream.dictionaries import plain
 from headrace.tensors import Array
 
-_MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "\\N")
-_NUMBER = r"^\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*$"
-_WHOLE = r"^\s*[-+]?(0|[1-9]\d*)\s*$"
-_CODE = r"^\s*[-+]?(0\d|\d{19})"  # no number: a leading 0 means something, and int64 holds no longer ones
 _LEAST_TEXT_BYTES = 16
 _NO_CAST = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError)
 
@@ -99,8 +96,7 @@ def _as_read(values: pa.Array, dtype: str) -> pa.Array:
     if pa.types.is_floating(values.type):
         return pc.if_else(pc.is_nan(values), pa.scalar(None, values.type), values)
     if is_text(values.type) and dtype != TEXT:
-        missing = pc.is_in(values, pa.array(_MISSING, values.type))
-        return pc.if_else(missing, pa.scalar(None, values.type), pc.utf8_trim_whitespace(values))
+        return whole_floats(without_words(values)) if dtype.startswith("int") else without_words(values)
     return values
 
 
@@ -237,12 +233,16 @@ class Guess:
         nulls: How many of them are not there.
     """
 
-    def __init__(self, field: pa.Field) -> None:
-        """Know its type only."""
-        self.name, self._type = field.name, field.type
-        self._is_number = self._is_whole = is_text(field.type)
-        self._any, self._longest, self.nulls, self._missing = False, 0, 0, 0
-        self.rows = 0
+    def __init__(self, field: pa.Field, *, are_cells: bool) -> None:
+        """Know its type only.
+
+        Args:
+            field: The column.
+            are_cells: Whether texts are cells of a text file, which may be numbers.
+        """
+        self.name, self._type, self._are_cells = field.name, field.type, are_cells
+        self._texts = Look()
+        self._longest = self.nulls = self.rows = 0
 
     def look(self, values: pa.Array) -> None:
         """Take a batch of values into account."""
@@ -254,14 +254,13 @@ class Guess:
         if not is_text(values.type) or not len(values):
             return
         self._longest = max(self._longest, pc.max(pc.binary_length(values)).as_py() or 0)
-        if self._is_number:
-            missing = pc.is_in(values, pa.array(_MISSING, values.type))
-            there = values.filter(pc.and_(pc.invert(missing), values.is_valid()))
-            self._missing += pc.sum(pc.and_(missing, values.is_valid())).as_py() or 0
-            self._any = self._any or len(there) > 0
-            is_number = pc.and_not(_all(there, _NUMBER), pc.match_substring_regex(there, _CODE))
-            self._is_number = bool(pc.all(is_number, min_count=0).as_py())
-            self._is_whole = self._is_whole and bool(pc.all(_all(there, _WHOLE), min_count=0).as_py())
+        if self._are_cells:
+            self._texts.at(values)
+
+    @property
+    def said(self) -> str:
+        """What the owner of the column may not expect of what it is to be; "" for nothing."""
+        return self._texts.said
 
     def column(self) -> Column | None:
         """What it is; None for a type that no column can be.
@@ -273,7 +272,7 @@ class Guess:
         if dtype is None:
             return None
         if dtype != TEXT:
-            self.nulls += self._missing
+            self.nulls += self._texts.missing
             default = 0 if self.nulls else None
             return Column(name=self.name, dtype=dtype, default=default)  # type: ignore[arg-type]
         room = max(_LEAST_TEXT_BYTES, 1 << max(0, self._longest - 1).bit_length())
@@ -290,7 +289,7 @@ class Guess:
     def _dtype(self) -> str | None:
         kind = self._type.value_type if pa.types.is_dictionary(self._type) else self._type
         if is_text(kind):
-            return ("int64" if self._is_whole else "float64") if self._is_number and self._any else TEXT
+            return {"whole": "int64", "numbers": "float64", "text": TEXT}[self._texts.kind]
         if (
             pa.types.is_boolean(kind)
             or (pa.types.is_integer(kind) and kind.bit_width <= 16)
@@ -302,10 +301,6 @@ class Guess:
         if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
             return "float32" if pa.types.is_floating(kind) and kind.bit_width <= 32 else "float64"
         return None
-
-
-def _all(texts: pa.Array, pattern: str) -> pa.Array:
-    return pc.match_substring_regex(texts, pattern)
 
 
 def refuse(name: str, row: int, problem: str) -> NoReturn:

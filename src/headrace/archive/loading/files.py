@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
-import re
 from collections import Counter
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -15,10 +14,12 @@ from headrace.errors import ConfigError, HeadraceError, InvalidRequest, NotFound
 
 try:
     import pyarrow as pa
-    import pyarrow.csv as arrow_csv
     import pyarrow.parquet as pq
 except ImportError as error:  # as with every package that is not always needed
     raise ConfigError(f"loading a file needs an extra ({error}): pip install 'headrace[train]'") from None
+
+from headrace.stream.csv_rows import CsvRows
+from headrace.stream.lines import Lines, WholeRows
 
 Format = Literal["parquet", "arrow", "csv"]
 FORMATS: tuple[Format, ...] = get_args(Format)
@@ -35,7 +36,6 @@ _SUFFIXES: dict[str, Format] = {
     ".txt": "csv",
 }
 _COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
-_CSV_BLOCK_BYTES = 4 * 1024 * 1024
 _ARROW_FILE = b"ARROW1"
 _MOST_LINES = 10_000_000  # beyond, looking for a line takes longer than it helps
 
@@ -48,6 +48,7 @@ class ColumnFile:
         format: What it is.
         schema: Its columns; all of a CSV file are texts.
         rows: How many rows it has; None where only reading it tells.
+        doubts: What the owner of a CSV file may not expect of how it is read, in sentences.
         share: How much of it has been read, from 0 to 1.
     """
 
@@ -69,6 +70,7 @@ class ColumnFile:
         names = path.suffixes[-2:]
         self._delimiter = delimiter or ("\t" if ".tsv" in names else ",")
         self.rows: int | None = None
+        self.doubts: list[str] = []
         self.share = 0.0
         with self._reading():
             self.schema = self._look()
@@ -144,8 +146,9 @@ class ColumnFile:
                 if isinstance(file, pa.ipc.RecordBatchFileReader):
                     self.rows = sum(file.get_batch(at).num_rows for at in range(file.num_record_batches))
                 return file.schema
-        with self._text() as text:
-            names = next(csv.reader(text, delimiter=self._delimiter), [])
+        with closing(self._csv_lines()[0]) as lines:
+            rows = CsvRows(lines, self._delimiter)
+            names, self.doubts = rows.names, rows.doubts
         if not names:
             raise InvalidRequest(f"{self.path}: expected a first line that names the columns, got none")
         return pa.schema([(name, pa.string()) for name in names])
@@ -166,19 +169,16 @@ class ColumnFile:
 
     def _csv(self, columns: list[str], _rows: int) -> Iterator[pa.RecordBatch]:
         """Every column as text: what it is to be is its column's matter, and its errors name rows."""
-        names = self.schema.names
-        content, raw = self._bytes()
+        lines, raw = self._csv_lines()
         size = self.path.stat().st_size
-        # One thread, for which alone Arrow's errors say the row.
-        read = arrow_csv.ReadOptions(use_threads=False, block_size=_CSV_BLOCK_BYTES)
-        parse = arrow_csv.ParseOptions(delimiter=self._delimiter, newlines_in_values=True)
-        convert = arrow_csv.ConvertOptions(
-            include_columns=columns, column_types={name: pa.string() for name in names}
-        )
-        with content, arrow_csv.open_csv(content, read, parse, convert) as batches:
-            for batch in batches:
+        with closing(lines):
+            for batch in CsvRows(lines, self._delimiter):
                 self.share = raw.tell() / max(1, size)
-                yield batch
+                yield batch.select(columns)
+
+    def _csv_lines(self) -> tuple[Lines, pa.NativeFile]:
+        content, raw = self._bytes()
+        return Lines(content, WholeRows(self._delimiter)), raw
 
     def _bytes(self) -> tuple[pa.NativeFile, pa.NativeFile]:
         """The file's bytes, unpacked; and as they lie, which says how far it is read."""
@@ -191,17 +191,13 @@ class ColumnFile:
         """Say of what Arrow cannot read where it is, and what may be done."""
         try:
             yield
+        except ConfigError as error:
+            raise InvalidRequest(f"{self.path}: {error.message}") from error
+        except StreamError as error:
+            raise InvalidRequest(f"{self.path}: {self.place(error.row + 1)}: {error.problem}") from error
         except (OSError, pa.ArrowException, UnicodeDecodeError, csv.Error) as error:
-            raise InvalidRequest(f"{self.path}: {self._told(error)}") from error
-
-    def _told(self, error: Exception) -> str:
-        said = re.search(r"(?:column #(\d+): )?.*?Row #(\d+): (.*)", str(error), re.DOTALL)
-        if said and self.format == "csv":
-            way_out = "save it as UTF-8" if "UTF8" in said[3] else f"columns are split at {self._delimiter!r}"
-            return f"{self.place(int(said[2]) - 1)}: {said[3]}; {way_out}"
-        if "straddl" in str(error):
-            return f"expected values of up to {_CSV_BLOCK_BYTES} bytes; is a quotation mark left open?"
-        return f"expected {self.format}, which cannot be read: {error}"
+            problem = f"expected {self.format}, which cannot be read: {error}"
+            raise InvalidRequest(f"{self.path}: {problem}") from error
 
 
 def _format_of(path: Path) -> Format:

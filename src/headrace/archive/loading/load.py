@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -28,6 +29,7 @@ from headrace.archive.loading.fitting import fit, told_differences
 from headrace.archive.moving import Lacking, has_keys, lost_by_moving
 from headrace.archive.spaces import of_columns
 from headrace.errors import InvalidRequest, instead, listed, shown
+from headrace.stream.cells import Look
 from headrace.stream.converting import is_listed
 
 _MOST_ROWS, _FEWEST_ROWS = 8192, 64
@@ -51,6 +53,7 @@ class Target:
         nulls: By column, how many values that are not there are stored as its default; known only where the
             file says the columns.
         written: The file's column that says when each row was written; "" where that is now.
+        doubts: What a guess made of columns that their owner may not expect, in sentences.
     """
 
     version: SpaceVersion
@@ -61,6 +64,7 @@ class Target:
     left_out: Sequence[str] = ()
     nulls: dict[str, int] = field(default_factory=dict)
     written: str = ""
+    doubts: Sequence[str] = ()
 
 
 class Stopped(Exception):
@@ -119,12 +123,13 @@ class Load:
                 there = instead(column.name, filter(None, names))
                 problem = f"the file does not have it, and it has no default; {there}"
                 raise InvalidRequest(problem, field=f"column {column.name!r}")
-        nulls: dict[str, int] = {}
+        nulls, doubts = dict[str, int](), [*self._file.doubts, *self._key_doubts(key, told)]
         columns, is_empty = declared, False
         if not declared:
             guesses = self._guesses([name for name in names if name not in (key, written, "")], told)
             columns = tuple(one for one in (guess.column() for guess in guesses) if one is not None)
             nulls = {guess.name: guess.nulls for guess in guesses if guess.nulls}
+            doubts += [f"the column {guess.name!r}: {guess.said}" for guess in guesses if guess.said]
             is_empty = not any(guess.rows for guess in guesses)
         if not columns:
             problem = f"beside the key {shown(key)}, expected columns that a table can have, got none"
@@ -138,7 +143,7 @@ class Load:
         version = self._declared(columns) if declared else self._guessed(columns, is_other_allowed, is_empty)
         loaded = tuple(column for column in version.columns if column.name in names)
         left_out = sorted(set(names) - {column.name for column in loaded} - {key, written or key})
-        return Target(version, key, "", loaded, not version.number, left_out, nulls, written)
+        return Target(version, key, "", loaded, not version.number, left_out, nulls, written, doubts)
 
     def vectors(self, key: str, vectors: str, number: int) -> Target:
         """The version of a space of vectors that a file goes to.
@@ -255,7 +260,7 @@ class Load:
                 raise
             refuse(said[1], first + int(said[2]), error.message[len(error.field) + 2 :])
 
-    def _batches(self, names: list[str], row_bytes: int, told: Told) -> Iterator[pa.RecordBatch]:
+    def _batches(self, names: list[str], row_bytes: int, told: Told) -> Generator[pa.RecordBatch, None, None]:
         rows = max(_FEWEST_ROWS, min(_MOST_ROWS, _BATCH_BYTES // row_bytes))
         done = 0
         with closing(self._file.batches(names, rows)) as batches:
@@ -266,9 +271,24 @@ class Load:
                 done += batch.num_rows
                 told(done, self._file.share)
 
+    def _key_doubts(self, key: str, told: Told) -> list[str]:
+        """What a lookup may not expect of the keys: texts such as ``1012.0``, which are not ``1012``."""
+        if self._file.format != "csv":
+            return []
+        look = Look()
+        with closing(self._batches([key], 1, told)) as batches:
+            for batch in itertools.islice(batches, 1):
+                look.at(batch.column(key))
+        if look.kind != "whole" or not look.whole_float:
+            return []
+        given, bare = shown(look.whole_float), shown(look.whole_float.partition(".")[0])
+        return [f"the keys are whole numbers written as floats: a lookup finds {given}, and not {bare}"]
+
     def _guesses(self, names: list[str], told: Told) -> list[Guess]:
         """What columns are to be, from all their values."""
-        guesses = [Guess(self._file.schema.field(name)) for name in names]
+        guesses = [
+            Guess(self._file.schema.field(name), are_cells=self._file.format == "csv") for name in names
+        ]
         for batch in self._batches(names, 1, told):
             for guess in guesses:
                 guess.look(batch.column(guess.name))

@@ -88,6 +88,7 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         action="store_true",
         help="where the file's columns are not the table's: load it into a new version with these",
     )
+    parser.add_argument("--strict", action="store_true", help="fail where a guess changes what values mean")
     parser.add_argument("--keep-default", action="store_true", help="do not answer from a new version yet")
 
 
@@ -109,6 +110,8 @@ def run(options: argparse.Namespace) -> int:
         progress = _Progress()
         try:
             target = _target(options, archive, load, progress)
+            progress.line.clear()
+            _tell_doubts(target, strict=options.strict)
             with auditing.told(options, "load-file", f"{options.space} from {options.file.absolute()}"):
                 target = load.run(target, progress.stage("loading"))
                 before = archive.catalog.read(options.space).default
@@ -123,6 +126,15 @@ def run(options: argparse.Namespace) -> int:
         default = archive.catalog.read(options.space).default
     _finish(options, Loaded(target, load.rows, default, lost, time.monotonic() - started))
     return verbs.DONE
+
+
+def _tell_doubts(target: Target, *, strict: bool) -> None:
+    for doubt in target.doubts:
+        print(f"headrace: {doubt}; declare the columns of the table to say otherwise", file=sys.stderr)
+    if strict and target.doubts:
+        raise InvalidRequest(
+            "what is guessed is not certain, as said above; declare columns", field="--strict"
+        )
 
 
 def _target(options: argparse.Namespace, archive: Archive, load: Load, progress: _Progress) -> Target:

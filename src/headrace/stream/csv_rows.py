@@ -1,0 +1,189 @@
+"""The rows of CSV as every verb reads them: each column as text, and trouble named as what it is."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as arrow_csv
+
+from headrace.errors import ConfigError, StreamError, shown
+from headrace.stream.cells import trimmed
+from headrace.stream.lines import Lines
+
+_BOM = b"\xef\xbb\xbf"
+_OTHER_ENCODINGS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16", b"\x00": "UTF-16 or UTF-32"}
+_SPACES = np.frombuffer(b" \t", np.uint8)
+_WAY_OUT = "save it as UTF-8 (Excel: CSV UTF-8)"
+_NUL_WITHIN = 64
+_SPACE_AND_QUOTE = r'^[ \t]+"'
+
+
+class CsvRows:
+    """Reads a CSV piece by piece.
+
+    Attributes:
+        names: The columns' names; those without one are left out.
+        nameless: How many columns have no name: pandas' row index, or delimiters at the end of lines.
+        has_spaces: Whether values with white space around them have been met; it is left out.
+    """
+
+    def __init__(self, lines: Lines, delimiter: str, columns: Sequence[str] = ()) -> None:
+        """Read the first line, unless the columns are known.
+
+        Args:
+            lines: The file.
+            delimiter: What stands between columns.
+            columns: Their names, where no first line says them.
+
+        Raises:
+            ConfigError: The first line names a column twice, or is cut; or the file is no UTF-8.
+            StreamError: The first line is too long.
+        """
+        self._lines, self._delimiter = lines, delimiter
+        self._is_first = True
+        self.has_spaces = False
+        all_names = [name.strip() for name in columns] if columns else self._header()
+        self.names = [name for name in all_names if name]
+        self.nameless = len(all_names) - len(self.names)
+        twice = [name for name, count in Counter(self.names).items() if count > 1]
+        if twice:
+            raise ConfigError(f"expected each column once, got {shown(twice[0])} twice; rename one of them")
+        # Arrow wants names that differ, also of columns that are left out.
+        self._all_names = [name or f"\0{index}" for index, name in enumerate(all_names)]
+        delimiting = re.escape(delimiter.encode())
+        # A quote that a backslash precedes, and that is followed by more of the cell.
+        self._backslash = re.compile(rb'\\"(?!["\r\n' + delimiting + rb"]|\Z)")
+        # The same at the end of a cell, where it can also be a doubled quote and more of the cell.
+        self._backslash_last = re.compile(rb'(?<!\\)\\""(?=[\r\n' + delimiting + rb"]|\Z)")
+        self._space_and_quote = re.compile(delimiting + rb'[ \t]+"')
+        self._doubled = re.compile(rb'[^\\"\r\n' + delimiting + rb']""')
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        """Give the rows, of which each cell is a text without white space around it, or null.
+
+        Raises:
+            ConfigError: The file is no UTF-8.
+            StreamError: A row cannot be read.
+        """
+        convert = arrow_csv.ConvertOptions(
+            column_types=dict.fromkeys(self.names, pa.string()),
+            include_columns=self.names,
+            null_values=[""],
+            strings_can_be_null=True,
+        )
+        parse = arrow_csv.ParseOptions(delimiter=self._delimiter, newlines_in_values=True)
+        first_row = 0
+        for piece in self._pieces():
+            self._check(piece, first_row)
+            # One thread, for which alone Arrow's errors say the row; the piece in one block.
+            read = arrow_csv.ReadOptions(
+                column_names=self._all_names, use_threads=False, block_size=len(piece) + 1
+            )
+            try:
+                table = arrow_csv.read_csv(pa.BufferReader(piece), read, parse, convert)
+            except pa.ArrowInvalid as error:
+                if "Empty CSV file" in str(error):
+                    continue
+                raise self._error(error, first_row, piece) from error
+            if _has_spaces(piece, self._delimiter):
+                self.has_spaces = True
+                columns = [column.combine_chunks() for column in table.columns]
+                self._check_spaces(columns, first_row)
+                table = pa.table([trimmed(column) for column in columns], table.schema)
+            yield from table.to_batches()
+            first_row += table.num_rows
+
+    @property
+    def doubts(self) -> list[str]:
+        """What its owner may not expect of what was read, in sentences."""
+        said = []
+        if self.nameless:
+            are = "1 column has no name" if self.nameless == 1 else f"{self.nameless} columns have no names"
+            said.append(
+                f"{are}, as the row numbers that pandas writes, and are left out; name what is needed"
+            )
+        if self.has_spaces:
+            said.append("there are spaces around values; they are left out")
+        return said
+
+    def _header(self) -> list[str]:
+        line = self._lines.first()
+        self._check_encoding(line)
+        self._is_first = False
+        try:
+            text = line.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            problem = f"expected UTF-8, got the byte {line[error.start]:#04x} in the first line"
+            raise ConfigError(f"{problem}; {_WAY_OUT}") from None
+        if text.count('"') % 2:
+            raise ConfigError(
+                "the first line, which names the columns, ends within quotation marks: take the line end out"
+            )
+        return [name.strip() for name in next(csv.reader([text], delimiter=self._delimiter), [])]
+
+    def _pieces(self) -> Iterator[bytes]:
+        for piece in self._lines:
+            if self._is_first:
+                self._check_encoding(piece)
+                piece = piece.removeprefix(_BOM)  # noqa: PLW2901
+                self._is_first = False
+            yield piece
+
+    def _check_encoding(self, begin: bytes) -> None:
+        for mark, encoding in _OTHER_ENCODINGS.items():
+            if begin.startswith(mark) or (mark == b"\x00" and mark in begin[:_NUL_WITHIN]):
+                raise ConfigError(f"expected UTF-8, got {encoding}; {_WAY_OUT}")
+
+    def _check(self, piece: bytes, first_row: int) -> None:
+        """Refuse quotation marks that are written as Spark, MySQL and Hive do: cells would end at them."""
+        if b'\\"' not in piece or b'"' not in piece:
+            return
+        found = self._backslash.search(piece)
+        if not (found or self._doubled.search(piece)):
+            found = self._backslash_last.search(piece)
+        if found:
+            row = first_row + piece.count(b"\n", 0, found.start())
+            raise StreamError(
+                'expected "" for a quotation mark within a quoted value, got \\" (a backslash before it); '
+                'write the file with doubled quotes (Spark: .option("escape", "\\""))',
+                row=row,
+            )
+
+    def _check_spaces(self, columns: list[pa.Array], first_row: int) -> None:
+        """Refuse quotation marks after a space: they would be part of the value, and quote nothing."""
+        for name, column in zip(self.names, columns, strict=True):
+            row = pc.index(pc.match_substring_regex(column, _SPACE_AND_QUOTE), True).as_py()
+            if row >= 0:
+                got = shown(column[row].as_py())
+                problem = (
+                    f"expected a quotation mark right after the delimiter, got {got}; take the space out"
+                )
+                raise StreamError(problem, row=first_row + row, field=name)
+
+    def _error(self, error: pa.ArrowInvalid, first_row: int, piece: bytes) -> StreamError:
+        said = re.search(r"Row #(\d+): (.*)", str(error), re.DOTALL)
+        row, text = (int(said[1]) - 1, said[2]) if said else (0, str(error))
+        hint = _WAY_OUT if "UTF8" in text else f"columns are split at the delimiter {self._delimiter!r}"
+        if "UTF8" not in text and self._space_and_quote.search(piece):
+            hint += "; a quotation mark after a space quotes nothing: take the space out"
+        return StreamError(f"{text}; {hint}", row=first_row + row)
+
+
+def _has_spaces(piece: bytes, delimiter: str) -> bool:
+    """Whether white space stands at the beginning or end of some cell."""
+    values = np.frombuffer(piece, np.uint8)
+    places = np.flatnonzero(np.isin(values, _SPACES))
+    if not len(places):
+        return False
+    edges = np.frombuffer(f'{delimiter}\n\r"'.encode(), np.uint8)
+    before, after = values[np.maximum(places, 1) - 1], values[np.minimum(places + 1, len(values) - 1)]
+    at_edge = np.isin(before, edges) | np.isin(after, edges) | (places == 0) | (places == len(values) - 1)
+    if delimiter == "\t":
+        at_edge &= values[places] != ord("\t")
+    return bool(at_edge.any())

@@ -1,0 +1,96 @@
+"""CSV as other programs write it: read as it is meant, or refused as what it is."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from headrace.errors import HeadraceError
+from headrace.stream.csv_rows import CsvRows
+from headrace.stream.lines import Lines, WholeRows
+
+PLAIN = "user,ad,clicked\n" + "".join(f"u{row % 7},a{row % 5},{row % 2}\n" for row in range(300))
+BOM = b"\xef\xbb\xbf"
+
+Found = list[tuple[str, ...]]
+
+
+def rows(content: bytes, delimiter: str = ",", columns: tuple[str, ...] = ()) -> tuple[CsvRows, Found]:
+    made = CsvRows(Lines(io.BytesIO(content), WholeRows(delimiter)), delimiter, columns)
+    found = [
+        tuple(row) for batch in made for row in zip(*(one.to_pylist() for one in batch.columns), strict=True)
+    ]
+    return made, found
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        PLAIN.encode(),
+        BOM + PLAIN.encode(),
+        BOM + PLAIN.replace("user,ad,clicked", '"user","ad","clicked"').encode(),
+        PLAIN.replace("\n", "\r\n").encode(),
+        PLAIN.replace("\n", "\r").encode(),
+        BOM + PLAIN.replace("\n", "\r\n").encode(),
+        PLAIN.replace("\nu1,", "\n\nu1,").encode() + b"\n\n",
+        PLAIN.replace(",", ", ").encode(),
+        PLAIN.replace(",", " ,\t").encode(),
+    ],
+    ids=["plain", "BOM", "BOM, quoted", "CRLF", "CR", "BOM, CRLF", "blank lines", "spaces", "tabs"],
+)
+def test_the_same_rows_are_read(content: bytes) -> None:
+    made, found = rows(content)
+    assert made.names == ["user", "ad", "clicked"]
+    assert found == [(f"u{row % 7}", f"a{row % 5}", f"{row % 2}") for row in range(300)]
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_cell_either() -> None:
+    _, found = rows(BOM + b"u1,a\n", columns=("user", "ad"))
+    assert found == [("u1", "a")]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (PLAIN.encode("utf-16"), "expected UTF-8, got UTF-16"),
+        (PLAIN.encode("utf-16-le"), "expected UTF-8, got UTF-16 or UTF-32"),
+        (PLAIN.encode("utf-32"), "expected UTF-8, got UTF-16"),
+        (PLAIN.replace("a1", "a\xe9").encode("latin-1"), "save it as UTF-8"),
+        (PLAIN.replace("user,ad", "ad,ad").encode(), "each column once, got 'ad' twice"),
+        (PLAIN.replace("user,", '"user\nid",').encode(), "ends within quotation marks"),
+        (b'title,n\n"say \\"hi\\" now",1\n', "a backslash before it"),
+        (b'title,n\nplain,0\n"5\\" disk",1\n', "a backslash before it"),
+        (b'title,n\n"24 \\" screen",1\n', "a backslash before it"),
+        (b'title,n\n"screen 24\\"",1\n"screen 27\\"",2\n', "a backslash before it"),
+        (b'title,n\na, "1"\n', "got ' \"1\"'; take the space out"),
+        (b'n,title\n1, "a, b"\n', "a quotation mark after a space quotes nothing"),
+        ("titl\xe9,n\n1,2\n".encode("latin-1"), "got the byte 0xe9 in the first line; save it as UTF-8"),
+        (b"a,b\n1,2,3\n", "columns are split at the delimiter ','"),
+    ],
+)
+def test_trouble_is_named_as_what_it_is(content: bytes, said: str) -> None:
+    with pytest.raises(HeadraceError, match=said):
+        rows(content)
+
+
+def test_a_backslash_at_the_end_of_a_value_is_a_backslash() -> None:
+    _, found = rows(b'path,n\n"C:\\",1\n"a\\""b",2\n')
+    assert found == [("C:\\", "1"), ('a\\"b', "2")]
+
+
+def test_doubled_quotation_marks_may_follow_a_backslash() -> None:
+    content = b'data,n\n"{""say"": ""\\""hi\\"", he""}",1\n'
+    assert rows(content)[1] == [('{"say": "\\"hi\\", he"}', "1")]
+
+
+def test_spaces_within_values_stay() -> None:
+    made, found = rows(b"title,n\na b c,1\n")
+    assert (found, made.has_spaces) == ([("a b c", "1")], False)
+    made, found = rows(b"title,n\n a b , 1\n")
+    assert (found, made.has_spaces) == ([("a b", "1")], True)
+
+
+def test_columns_may_lack_a_name() -> None:
+    made, found = rows(b",ad,\n0,a,\n1,b,\n")
+    assert (made.names, made.nameless, found) == (["ad"], 2, [("a",), ("b",)])

@@ -1,0 +1,193 @@
+"""What encode makes of files whose columns nobody has described, and what it says of that."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from headrace.cli.main import main
+from headrace.errors import StreamError
+from headrace.stream.encode import Encoded, EncodeSettings, Format, encode
+from headrace.stream.inference import Hints
+from headrace.stream.schema import Field, Schema, Unit
+
+ROWS = 600
+WORK = ("Private", "State-gov")
+
+
+def encoded(path: Path, content: str, **hints: object) -> tuple[Encoded, pa.Table]:
+    path.write_text(content, "utf-8")
+    return read(path, "csv", **hints)
+
+
+def read(path: Path, kind: Format, **hints: object) -> tuple[Encoded, pa.Table]:
+    made = encode(EncodeSettings(format=kind, hints=Hints(label="clicked", **hints)), path)  # type: ignore[arg-type]
+    return made, pa.Table.from_batches(list(made.batches), made.arrow_schema)
+
+
+def column(cell: Callable[[int], object]) -> str:
+    """A file with one column of cells and a label."""
+    return "x,clicked\n" + "".join(f"{cell(row)},{row % 2}\n" for row in range(ROWS))
+
+
+@pytest.mark.parametrize(
+    ("cell", "role", "text", "said"),
+    [
+        (lambda row: row % 7, "categorical", False, ""),
+        (
+            lambda row: ("NA", "DE", "FR")[row % 3],
+            "categorical",
+            True,
+            "'NA' is taken for a text like others",
+        ),
+        (lambda row: f"{1000 + row % 50}.0", "categorical", False, "taken for integers"),
+        (lambda row: "" if row % 10 == 0 else f"{1000 + row % 50}.0", "categorical", False, "integers"),
+        (lambda row: f"{row % 40:05}", "categorical", True, "'00000' would not be the same as a number"),
+        (lambda row: f"+49301{row % 40}", "categorical", True, "would not be the same as a number"),
+        (lambda row: f"1234567890123456{row % 40:04}", "categorical", True, "would not be the same"),
+        (lambda row: f"{row % 9}E5", "categorical", True, "would not be the same as a number"),
+        (lambda row: f"{row / 7:.6f}", "dense", False, ""),
+        (
+            lambda row: "NA" if row % 9 == 0 else f"{row / 7:.6f}",
+            "dense",
+            False,
+            "missing number, in 67 rows",
+        ),
+        (lambda row: f" {row / 7:.6f}", "dense", False, ""),
+        (lambda row: f"{row / 7e9:.6e}", "dense", False, ""),
+        (lambda row: f"{row / 7:.9f}E5", "dense", False, ""),
+        (lambda row: "?" if row % 20 == 1 else f"{row % 40}", "categorical", True, "570 of 600 values are"),
+    ],
+)
+def test_a_column_is_what_a_request_means_by_it(
+    tmp_path: Path, cell: Callable[[int], object], role: str, text: bool, said: str
+) -> None:
+    made, _ = encoded(tmp_path / "rows.csv", column(cell))
+    field = made.schema.by_name["x"]
+    assert (field.role, field.text) == (role, text)
+    told = [one for one in made.doubts if "column 'x'" in one]
+    assert any(said in one for one in told) if said else not told
+    if said:
+        assert 'a schema can say otherwise: name = "x", role = ' in told[0]
+
+
+def test_values_are_those_of_the_file(tmp_path: Path) -> None:
+    _, table = encoded(tmp_path / "a.csv", column(lambda row: ("NA", "007", " x ", "")[row % 4]))
+    assert table.column("x").to_pylist()[:4] == ["NA", "007", "x", None]
+    _, table = encoded(tmp_path / "b.csv", column(lambda row: ("7.0", "12.0", "")[row % 3]))
+    assert table.column("x").to_pylist()[:3] == [7, 12, None]
+
+
+def test_spaces_around_values_change_nothing_and_are_told(tmp_path: Path) -> None:
+    draw = random.Random(1)
+    tight = "work,score,hours,clicked\n" + "".join(
+        f"{draw.choice(WORK)},{draw.uniform(0, 9):.3f},{draw.randrange(1, 40)},{row % 2}\n"
+        for row in range(ROWS)
+    )
+    plain, table = encoded(tmp_path / "tight.csv", tight)
+    assert not plain.doubts
+    for loose in (tight.replace(",", ", "), tight.replace(",", " ,"), tight.replace("\n", " \n")):
+        made, found = encoded(tmp_path / "loose.csv", loose)
+        assert (made.schema, found) == (plain.schema, table)
+        assert made.doubts == ("there are spaces around values; they are left out",)
+
+
+def test_a_column_without_a_name_is_ignored_and_told(tmp_path: Path) -> None:
+    content = ",ad,clicked\n" + "".join(f"{row},a{row % 5},{row % 2}\n" for row in range(ROWS))
+    made, _ = encoded(tmp_path / "rows.csv", content)
+    assert [field.name for field in made.schema.fields] == ["ad", "clicked"]
+    assert made.doubts[0].startswith("1 column has no name")
+
+
+def test_delimiters_at_the_end_of_lines_are_columns_without_names(tmp_path: Path) -> None:
+    content = "ad,clicked,,\n" + "".join(f"a{row % 5},{row % 2},,\n" for row in range(ROWS))
+    made, table = encoded(tmp_path / "rows.csv", content)
+    assert table.column_names == ["ad", "clicked"]
+    assert made.doubts[0].startswith("2 columns have no names")
+
+
+def test_whole_numbers_that_become_quantities_are_told(tmp_path: Path) -> None:
+    made, _ = encoded(tmp_path / "rows.csv", column(lambda row: 70_000 + row))
+    assert made.schema.by_name["x"].role == "dense"
+    assert "hardly ever come again, so they are taken for a quantity" in made.doubts[0]
+    table = pa.table({"x": [float(row % 9) for row in range(ROWS)], "clicked": [0, 1] * 300})
+    pq.write_table(table, tmp_path / "rows.parquet")
+    made, _ = read(tmp_path / "rows.parquet", "parquet")
+    assert made.schema.by_name["x"].role == "dense"
+    assert "whole numbers that are stored as floats" in made.doubts[0]
+
+
+def test_texts_of_parquet_stay_texts(tmp_path: Path) -> None:
+    table = pa.table({"x": [str(row % 9) for row in range(ROWS)], "clicked": [0, 1] * 300})
+    pq.write_table(table, tmp_path / "rows.parquet")
+    made, found = read(tmp_path / "rows.parquet", "parquet")
+    assert (made.schema.by_name["x"].text, made.doubts) == (True, ())
+    assert found.column("x").to_pylist()[:2] == ["0", "1"]
+
+
+def test_nan_is_a_missing_category(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": [1012.0, float("nan")], "clicked": [0, 1]}), tmp_path / "rows.parquet")
+    fields = (Field(name="clicked", role="label"), Field(name="x", role="categorical"))
+    settings = EncodeSettings(format="parquet", schema=Schema(fields=fields))
+    made = encode(settings, tmp_path / "rows.parquet")
+    assert pa.Table.from_batches(list(made.batches)).column("x").to_pylist() == [1012, None]
+
+
+@pytest.mark.parametrize("noted", [True, False], ids=["noted", "by its name"])
+def test_the_index_of_a_data_frame_is_ignored_and_told(tmp_path: Path, noted: bool) -> None:
+    name = "row" if noted else "__index_level_0__"
+    table = pa.table({"ad": ["a", "b"] * 300, "clicked": [0, 1] * 300, name: range(ROWS)})
+    if noted:
+        told = {"index_columns": [name], "columns": []}
+        table = table.replace_schema_metadata({b"pandas": json.dumps(told).encode()})
+    pq.write_table(table, tmp_path / "rows.parquet")
+    made, _ = read(tmp_path / "rows.parquet", "parquet")
+    assert made.schema.by_name[name].role == "ignored"
+    assert "row index of a data frame" in made.doubts[0]
+
+
+SECONDS = 1_700_000_000
+
+
+@pytest.mark.parametrize(("unit", "factor"), [("s", 1), ("ms", 1000), ("ns", 10**9)])
+def test_times_in_another_unit_are_refused_unless_it_is_named(
+    tmp_path: Path, unit: Unit, factor: int
+) -> None:
+    content = "at,ad,clicked\n" + "".join(
+        f"{(SECONDS + row) * factor},a{row % 5},{row % 2}\n" for row in range(ROWS)
+    )
+    with pytest.raises(StreamError, match=f"expected a time from 1990 to 2100.*--timestamp-unit {unit}"):
+        encoded(tmp_path / "rows.csv", content, timestamp="at")
+    made, table = encoded(tmp_path / "rows.csv", content, timestamp="at", timestamp_unit=unit)
+    assert table.column("at").cast(pa.int64()).to_pylist()[:2] == [SECONDS * 10**6, (SECONDS + 1) * 10**6]
+    assert made.schema.by_name["at"].unit == unit
+
+
+@pytest.mark.parametrize(("unit", "time"), [("s", 2**60), ("ms", -(2**62))])
+def test_times_beyond_int64_are_refused(tmp_path: Path, unit: Unit, time: int) -> None:
+    with pytest.raises(StreamError, match="that int64 holds as microseconds"):
+        encoded(tmp_path / "rows.csv", f"at,clicked\n{time},1\n", timestamp="at", timestamp_unit=unit)
+
+
+def test_a_later_row_that_no_number_is_written_as_is_refused(tmp_path: Path) -> None:
+    fields = (Field(name="clicked", role="label"), Field(name="x", role="categorical"))
+    path = tmp_path / "rows.csv"
+    path.write_text("x,clicked\n7,1\n007,0\n")
+    made = encode(EncodeSettings(format="csv", schema=Schema(fields=fields)), path)
+    with pytest.raises(StreamError, match=r"row 1, field 'x': expected an integer, got '007'.*text = true"):
+        list(made.batches)
+
+
+def test_strict_makes_doubts_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text(column(lambda row: f"{row % 40:05}"))
+    words = ["stream", "encode", "--format", "csv", str(path), "--out", str(tmp_path / "out")]
+    assert main(words) == 0
+    assert main([*words, "--strict"]) == 2
+    assert "would not be the same as a number" in capsys.readouterr().err
