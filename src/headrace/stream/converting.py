@@ -148,9 +148,10 @@ class _Column:
     def _in_unit(self, counted: pa.Array, values: pa.Array) -> pa.Array:
         """Times of which the schema says what they count."""
         unit = self._field.unit
-        most = int((2**63 - 1) / _UNITS.get(unit, 1)) if unit in ("s", "ms") else 2**63 - 1
-        beyond = pc.or_(pc.less(counted, -most), pc.greater(counted, most))
-        self._refuse(beyond, values, f"expected {_UNIT_NAMES[unit]} that int64 holds as microseconds")
+        if unit in ("s", "ms"):
+            most = (2**63 - 1) // int(_UNITS[unit])
+            beyond = pc.or_(pc.less(counted, -most), pc.greater(counted, most))
+            self._refuse(beyond, values, f"expected {_UNIT_NAMES[unit]} that int64 holds as microseconds")
         return counted.cast(pa.timestamp(unit)).cast(_UTC, safe=False)
 
     def _refuse_times(self, made: pa.Array, values: pa.Array) -> None:

@@ -44,7 +44,7 @@ class RowMaker:
         """
         self.keyless = 0
         self._plan, self._settings, self._longest_key = plan, settings, longest_key
-        self._time = Field(name=settings.time, role="timestamp")
+        self._time = Field(name=settings.time, role="timestamp", unit="us")
 
     @property
     def columns(self) -> list[str]:
