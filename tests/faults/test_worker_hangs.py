@@ -26,7 +26,7 @@ def test_a_worker_that_does_not_answer_is_replaced(models: Path) -> None:
 
 
 def test_a_worker_that_answers_again_in_time_stays(models: Path) -> None:
-    with RunningServer(models, "--workers", "2", "--worker-timeout-seconds", "30") as server:
+    with RunningServer(models, "--workers", "2", "--worker-timeout-seconds", "21") as server:
         server.wait_for(lambda: workers_ready(server) == 2, "both to serve")
         worker = workers_of(server)[0]
         with stopped(worker):

@@ -1,8 +1,8 @@
-"""What the cells of text files mean: one rule for every verb that reads files.
+"""How cells of text files are read: one rule for every verb that reads files.
 
-A cell means what the same text means in a request. White space around it goes. A column of texts becomes one
-of numbers only if no two texts become the same number and no digit is lost: ``007`` is not ``7``,
-``+49301234`` is no number, and neither is an id of 20 digits.
+A cell means what the same text means in a request, without the spaces around it. Texts become numbers only if
+no two texts become the same number and no digit is lost: ``007`` is not ``7``, and neither ``+49301234`` nor
+an id of 20 digits is a number.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 NO_NUMBER = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "\\N")
-"""What stands for a missing number. Among texts, all but the empty one are texts like others."""
+"""Words for a missing number. In a column of texts, all but the empty one are ordinary texts."""
 
 _WHOLE = r"^(0|-?[1-9][0-9]{0,17})$"
 _WHOLE_FLOAT = r"^(0|-?[1-9][0-9]{0,14})\.0+$"
@@ -29,11 +29,11 @@ _LOOKS_LIKE_A_NUMBER = r"^[-+]?[0-9]*\.?[0-9]+\.?([eE][-+]?[0-9]+)?$"
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a column of texts was read as.
+    """A column of texts after reading.
 
     Attributes:
         values: The column: texts, integers or floats.
-        said: What its owner may not expect of that, in a sentence; "" for nothing.
+        said: A sentence about a change of meaning that its owner may not expect; "" if there is none.
     """
 
     values: pa.Array
@@ -41,38 +41,38 @@ class Reading:
 
 
 def trimmed(texts: pa.Array) -> pa.Array:
-    """Cells without the spaces and tabs around them; empty ones are missing."""
+    """Strip spaces and tabs from cells; empty cells become null."""
     bare = pc.utf8_trim(texts, characters=" \t")
     return pc.if_else(pc.equal(bare, ""), pa.scalar(None, bare.type), bare)
 
 
 def without_words(texts: pa.Array) -> pa.Array:
-    """Cells with null where a word says that there is no number."""
+    """Replace words for a missing number by null."""
     return pc.if_else(pc.is_in(texts, pa.array(NO_NUMBER, texts.type)), pa.scalar(None, texts.type), texts)
 
 
 def are_whole(texts: pa.Array) -> pa.Array:
-    """Which cells are whole numbers that int64 holds, written as integers are: bool ``[N]``."""
+    """Tell which cells are integers that int64 holds, in their usual form: bool ``[N]``."""
     return pc.match_substring_regex(texts, _WHOLE)
 
 
 def are_numbers(texts: pa.Array) -> pa.Array:
-    """Which cells are numbers of which float64 holds all digits before the point: bool ``[N]``."""
+    """Tell which cells are numbers whose digits before the point float64 holds: bool ``[N]``."""
     return pc.match_substring_regex(texts, _NUMBER)
 
 
 def whole_floats(texts: pa.Array) -> pa.Array:
-    """Cells such as ``1012.0`` as ``1012``, as requests write the same number; others as they are."""
+    """Write cells such as ``1012.0`` as ``1012``, as requests do; leave others unchanged."""
     return pc.replace_substring_regex(texts, pattern=_WHOLE_FLOAT, replacement=r"\1")
 
 
 def look_like_numbers(texts: pa.Array) -> pa.Array:
-    """Which cells people would call numbers, whether or not they stay the same as ones: bool ``[N]``."""
+    """Tell which cells look like numbers, even if they would change as numbers: bool ``[N]``."""
     return pc.match_substring_regex(texts, _LOOKS_LIKE_A_NUMBER)
 
 
 def read_column(texts: pa.Array) -> Reading:
-    """Read a column of texts as what it holds.
+    """Read a column of texts as integers, floats or texts.
 
     Args:
         texts: The cells, ``trimmed``.
@@ -87,22 +87,22 @@ def read_column(texts: pa.Array) -> Reading:
 
 
 class Look:
-    """What a column of texts holds, looked at piece by piece.
+    """Judges a column of texts, piece by piece.
 
     Attributes:
-        missing: How many cells have a word that says that there is no number.
-        whole_float: The first whole number that is written as a float, such as ``1012.0``; "" for none.
+        missing: Number of cells that hold a word for a missing number.
+        whole_float: The first integer that is written as a float, such as ``1012.0``; "" for none.
     """
 
     def __init__(self) -> None:
-        """Know nothing yet."""
+        """Start without cells."""
         self.missing = 0
         self._is_whole = self._are_numbers = True
         self._cells = self._numerals = 0
         self.whole_float = self._odd = self._word = self._other = ""
 
     def at(self, texts: pa.Array) -> None:
-        """Take cells into account, ``trimmed``."""
+        """Judge more cells, ``trimmed``."""
         there = without_words(texts)
         words = there.null_count - texts.null_count
         if words:
@@ -132,14 +132,14 @@ class Look:
 
     @property
     def kind(self) -> Literal["whole", "numbers", "text"]:
-        """What it is to be."""
+        """The kind that all cells so far agree on."""
         if not (self._cells and self._are_numbers):
             return "text"
         return "whole" if self._is_whole else "numbers"
 
     @property
     def said(self) -> str:
-        """What the owner of the column may not expect of that, in a sentence; "" for nothing."""
+        """A sentence about a change of meaning that its owner may not expect; "" if there is none."""
         if self.kind == "text" and self._cells and self._nearly_numbers:
             if not self._other:
                 return f"its values stay texts, as {self._odd!r} would not be the same as a number"
@@ -159,6 +159,6 @@ def _all(flags: pa.Array) -> bool:
 
 
 def _first(texts: pa.Array, wanted: pa.Array) -> str:
-    """The first of the texts that are wanted; "" if none is."""
+    """Return the first wanted text, "" if there is none."""
     at = pc.index(wanted, True).as_py()
     return str(texts[at].as_py()) if at >= 0 else ""

@@ -1,4 +1,4 @@
-"""The rows of CSV as every verb reads them: each column as text, and trouble named as what it is."""
+"""Reads CSV for all verbs: every column as text, with errors that name the cause."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class CsvRows:
     Attributes:
         names: The columns' names; those without one are left out.
         nameless: How many columns have no name: pandas' row index, or delimiters at the end of lines.
-        has_spaces: Whether values with white space around them have been met; it is left out.
+        has_spaces: Whether some values had spaces around them, which are removed.
     """
 
     def __init__(self, lines: Lines, delimiter: str, columns: Sequence[str] = ()) -> None:
@@ -38,8 +38,8 @@ class CsvRows:
 
         Args:
             lines: The file.
-            delimiter: What stands between columns.
-            columns: Their names, where no first line says them.
+            delimiter: The character between columns.
+            columns: The columns' names, if the first line does not name them.
 
         Raises:
             ConfigError: The first line names a column twice, or is cut; or the file is no UTF-8.
@@ -65,7 +65,7 @@ class CsvRows:
         self._doubled = re.compile(rb'[^\\"\r\n' + delimiting + rb']""')
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        """Give the rows, of which each cell is a text without white space around it, or null.
+        """Yield the rows; each cell is a text without spaces around it, or null.
 
         Raises:
             ConfigError: The file is no UTF-8.
@@ -101,7 +101,7 @@ class CsvRows:
 
     @property
     def doubts(self) -> list[str]:
-        """What its owner may not expect of what was read, in sentences."""
+        """Sentences about what was left out."""
         said = []
         if self.nameless:
             are = "1 column has no name" if self.nameless == 1 else f"{self.nameless} columns have no names"
@@ -141,7 +141,7 @@ class CsvRows:
                 raise ConfigError(f"expected UTF-8, got {encoding}; {_WAY_OUT}")
 
     def _check(self, piece: bytes, first_row: int) -> None:
-        """Refuse quotation marks that are written as Spark, MySQL and Hive do: cells would end at them."""
+        """Refuse a backslash before a quotation mark, as Spark, MySQL and Hive write it: cells would end there."""
         if b'\\"' not in piece or b'"' not in piece:
             return
         found = self._backslash.search(piece)
@@ -176,7 +176,7 @@ class CsvRows:
 
 
 def _has_spaces(piece: bytes, delimiter: str) -> bool:
-    """Whether white space stands at the beginning or end of some cell."""
+    """Tell whether some cell begins or ends with a space."""
     values = np.frombuffer(piece, np.uint8)
     places = np.flatnonzero(np.isin(values, _SPACES))
     if not len(places):

@@ -111,12 +111,12 @@ def infer_schema(sample: pa.RecordBatch, hints: Hints, *, few: bool = False) -> 
 
 
 def doubts(sample: pa.RecordBatch, schema: Schema, hints: Hints) -> list[str]:
-    """What a guess made of columns that their owner may not expect, in sentences.
+    """Report guesses that change the meaning of columns, in sentences.
 
     Args:
-        sample: The rows that were looked at.
-        schema: What was guessed from them.
-        hints: What was known, and is no guess.
+        sample: The rows that the guess is from.
+        schema: The guess.
+        hints: What was known before it.
     """
     said, index = [], index_columns(sample.schema)
     for name, column in zip(sample.schema.names, sample.columns, strict=True):
@@ -137,7 +137,7 @@ def doubts(sample: pa.RecordBatch, schema: Schema, hints: Hints) -> list[str]:
 
 
 def index_columns(schema: pa.Schema) -> frozenset[str]:
-    """The columns that are the row index of a data frame: pandas says so, or calls them as it does."""
+    """Find the row index of a pandas data frame: by its metadata, or by the names that pandas gives."""
     named = {name for name in schema.names if _PANDAS_INDEX.fullmatch(name)}
     try:
         told = msgspec.json.decode((schema.metadata or {}).get(b"pandas", b"{}"))
@@ -148,7 +148,7 @@ def index_columns(schema: pa.Schema) -> frozenset[str]:
 
 
 def _why(column: pa.Array, field: Field, are_cells: bool) -> str:
-    """What the owner of a column may not expect of what it became; "" for nothing."""
+    """Say why a column's meaning changed; "" if it did not."""
     said = ""
     if are_cells and is_text(column.type):
         reading = read_column(column)
@@ -159,10 +159,10 @@ def _why(column: pa.Array, field: Field, are_cells: bool) -> str:
 
 
 def _otherwise(field: Field) -> str:
-    """The line of a schema that would say something else."""
+    """Return the line of a schema that overrides the guess."""
     role = {"dense": 'role = "categorical", text = true', "ignored": 'role = "categorical", text = true'}
     line = role.get(field.role, 'role = "dense"' if not field.text else 'role = "ignored"')
-    return f"a schema can say otherwise: name = {field.name!r}, {line}".replace("'", '"')
+    return f"a schema can override it: name = {field.name!r}, {line}".replace("'", '"')
 
 
 def _why_ignored(kind: pa.DataType) -> str:
@@ -172,7 +172,7 @@ def _why_ignored(kind: pa.DataType) -> str:
 
 
 def _why_dense(column: pa.Array) -> str:
-    """Why whole numbers, which may be ids, became a quantity; "" for fractions."""
+    """Say why integers, which may be ids, became dense; "" for fractions."""
     if pa.types.is_integer(column.type):
         return "its whole numbers hardly ever come again, so they are taken for a quantity"
     if not pa.types.is_floating(column.type):

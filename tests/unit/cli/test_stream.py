@@ -74,7 +74,7 @@ def test_what_a_guess_ignores_is_said_with_the_reason(tmp_path: Path) -> None:
     encoded = run("encode", "--format", "csv", file, "--out", tmp_path / "rows", "--ignore", "left")
     assert encoded.returncode == 0
     start, most = "headrace: the column", "its values stay texts: 999 of 1,000 values are numbers"
-    missing, schema = "is not (leave missing cells empty)", "a schema can say otherwise: name ="
+    missing, schema = "is not (leave missing cells empty)", "a schema can override it: name ="
     category, ignored = 'role = "categorical", text = true', 'role = "ignored"'
     assert encoded.stderr.decode().splitlines() == [
         f"{start} 'price' is ignored: {most}, but 'n/a' {missing}; {schema} \"price\", {category}",

@@ -74,7 +74,7 @@ def test_a_column_is_what_a_request_means_by_it(
     told = [one for one in made.doubts if "column 'x'" in one]
     assert any(said in one for one in told) if said else not told
     if said:
-        assert 'a schema can say otherwise: name = "x", role = ' in told[0]
+        assert 'a schema can override it: name = "x", role = ' in told[0]
 
 
 def test_values_are_those_of_the_file(tmp_path: Path) -> None:
