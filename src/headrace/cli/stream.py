@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.cli import groups, verbs
 from headrace.cli.topics import add_publish
-from headrace.errors import ConfigError, HeadraceError
+from headrace.errors import ConfigError, HeadraceError, StreamError
 from headrace.stream.schema import Schema, parse_schema
 
 if TYPE_CHECKING:
@@ -194,7 +195,7 @@ def _add_encode(tools: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         "--timestamp-unit",
         choices=("s", "ms", "us", "ns"),
         default="",
-        help="what whole numbers of the timestamp count (default us, refused outside 1990 to 2100)",
+        help="the unit of integer times (default us, and times outside 1990 to 2100 are refused)",
     )
     names: dict[str, Any] = {"action": "extend", "type": verbs.names, "default": [], "metavar": "NAMES"}
     add("--context", **names, help="columns of the request, not the candidate; may be repeated")
@@ -239,6 +240,7 @@ def run_encode(options: argparse.Namespace) -> int:
         hints=hints,
         delimiter=options.delimiter,
         columns=tuple(options.columns),
+        tell=functools.partial(_tell_of_a_row, strict=options.strict),
     )
     encoded = encode(settings, options.input)
     if encoded.guessed_rows is not None:
@@ -250,11 +252,19 @@ def run_encode(options: argparse.Namespace) -> int:
     for doubt in encoded.doubts:
         print(f"headrace: {doubt}", file=sys.stderr)
     if options.strict and encoded.doubts:
-        raise ConfigError("--strict: what is guessed is not certain, as said above; give a --schema")
+        raise ConfigError(
+            "--strict: the guesses above change values; give a --schema (--print-schema writes one)"
+        )
     if options.print_schema:
         print(encoded.schema.encode().decode() if options.json else schema_toml(encoded.schema))
         return verbs.DONE
     return _write(options, encoded.arrow_schema, encoded.batches, None)
+
+
+def _tell_of_a_row(doubt: str, *, strict: bool) -> None:
+    if strict:
+        raise StreamError(f"--strict: {doubt}; give a --schema", row=0)
+    print(f"headrace: {doubt}", file=sys.stderr)
 
 
 def _add_inspect(tools: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -18,13 +18,15 @@ NO_NUMBER = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "\\N")
 
 _WHOLE = r"^(0|-?[1-9][0-9]{0,17})$"
 _WHOLE_FLOAT = r"^(0|-?[1-9][0-9]{0,14})\.0+$"
-# No more digits before the point than float64 holds. A + only before a fraction, and without a fraction an
-# exponent with its sign, as programs write them: +49301234 and 1E5 are codes more often than numbers.
+# No more digits before the point than float64 holds, no leading +, and an exponent only as programs write it:
+# 1e-05, 1E-05, 1.0E10. +49301234, 1E5 and 12E-4 are codes more often than numbers.
 _DIGITS = r"(0|[1-9][0-9]{0,14})"
-_FRACTION = rf"[-+]?({_DIGITS}\.[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?"
-_NUMBER = rf"^(-?{_DIGITS}|{_FRACTION}|[-+]?{_DIGITS}[eE][-+][0-9]+)$"
-_NEARLY_ALL, _ENOUGH_CELLS = 0.9, 10_000
+_FRACTION = rf"({_DIGITS}\.[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?"
+_NUMBER = rf"^-?({_DIGITS}|{_FRACTION}|[1-9](e[-+][0-9]+|E[-+][0-9][0-9]+))$"
 _LOOKS_LIKE_A_NUMBER = r"^[-+]?[0-9]*\.?[0-9]+\.?([eE][-+]?[0-9]+)?$"
+_SHORTENED = r"^-?[1-9](\.[0-9]+)?E\+[0-9]{2}$"  # an integer, as spreadsheets write long ones
+_PLAIN_FRACTION, _LAST_ZERO = r"^-?[0-9]*\.[0-9]+$", r"\.[0-9]+0$"
+_NEARLY_ALL, _MOST, _FEW_OTHERS, _ENOUGH_CELLS = 0.9, 0.5, 3, 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +36,12 @@ class Reading:
     Attributes:
         values: The column: texts, integers or floats.
         said: A sentence about a change of meaning that its owner may not expect; "" if there is none.
+        is_nearly_numbers: Whether most of its cells look like numbers.
     """
 
     values: pa.Array
     said: str = ""
+    is_nearly_numbers: bool = False
 
 
 def trimmed(texts: pa.Array) -> pa.Array:
@@ -61,6 +65,11 @@ def are_numbers(texts: pa.Array) -> pa.Array:
     return pc.match_substring_regex(texts, _NUMBER)
 
 
+def are_floats(texts: pa.Array) -> pa.Array:
+    """Tell which cells are numbers with a point or an exponent: bool ``[N]``."""
+    return pc.and_(look_like_numbers(texts), pc.match_substring_regex(texts, "[.eE]"))
+
+
 def whole_floats(texts: pa.Array) -> pa.Array:
     """Write cells such as ``1012.0`` as ``1012``, as requests do; leave others unchanged."""
     return pc.replace_substring_regex(texts, pattern=_WHOLE_FLOAT, replacement=r"\1")
@@ -81,9 +90,9 @@ def read_column(texts: pa.Array) -> Reading:
     look.at(texts)
     there = without_words(texts)
     if look.kind == "text":
-        return Reading(texts, look.said)
+        return Reading(texts, look.said, look.is_nearly_numbers)
     numbers = whole_floats(there).cast(pa.int64()) if look.kind == "whole" else there.cast(pa.float64())
-    return Reading(numbers, look.said)
+    return Reading(numbers, look.said, is_nearly_numbers=True)
 
 
 class Look:
@@ -97,9 +106,12 @@ class Look:
     def __init__(self) -> None:
         """Start without cells."""
         self.missing = 0
-        self._is_whole = self._are_numbers = True
+        self.whole_float = ""
         self._cells = self._numerals = 0
-        self.whole_float = self._odd = self._word = self._other = ""
+        self._is_whole = True
+        self._word = self._no_number = self._shortened = ""
+        self._others: list[str] = []
+        self._decimals = _Decimals()
 
     def at(self, texts: pa.Array) -> None:
         """Judge more cells, ``trimmed``."""
@@ -108,54 +120,90 @@ class Look:
         if words:
             self.missing += words
             self._word = self._word or texts.filter(pc.and_(there.is_null(), texts.is_valid()))[0].as_py()
-        there = there.drop_null()
-        if not len(there) or self._is_text_for_sure:
+        cells = len(there) - there.null_count
+        if not cells or self._is_text_for_sure:
             return
         numerals = look_like_numbers(there)
-        self._cells += len(there)
+        self._cells += cells
         self._numerals += pc.sum(numerals, min_count=0).as_py()
-        self._other = self._other or _first(there, pc.invert(numerals))
-        whole, bare = are_whole(there), whole_floats(there)
-        are = pc.or_(are_numbers(there), are_whole(bare))
-        self._is_whole &= _all(are_whole(bare))
-        self.whole_float = self.whole_float or _first(there, pc.and_(are_whole(bare), pc.invert(whole)))
-        self._odd = self._odd or _first(there, pc.invert(are))
-        self._are_numbers &= not self._odd
+        if len(self._others) <= _FEW_OTHERS:
+            others = pc.unique(there.filter(pc.invert(numerals)))[: _FEW_OTHERS + 1].to_pylist()
+            self._others += [one for one in others if one not in self._others]
+        whole = are_whole(whole_floats(there))
+        self._is_whole &= bool(pc.all(whole, min_count=0).as_py())
+        self.whole_float = self.whole_float or _first(there, pc.and_(whole, pc.invert(are_whole(there))))
+        self._no_number = self._no_number or _first(there, pc.invert(are_numbers(there)))
+        self._shortened = self._shortened or _first(there, pc.match_substring_regex(there, _SHORTENED))
+        self._decimals.at(there)
 
     @property
     def _is_text_for_sure(self) -> bool:
-        return self._cells >= _ENOUGH_CELLS and not self._nearly_numbers
+        return self._cells >= _ENOUGH_CELLS and not self.is_nearly_numbers
 
     @property
-    def _nearly_numbers(self) -> bool:
-        return self._numerals >= _NEARLY_ALL * self._cells
+    def is_nearly_numbers(self) -> bool:
+        """Whether most cells look like numbers."""
+        most = _MOST if len(self._others) <= _FEW_OTHERS else _NEARLY_ALL
+        return self._numerals > 0 and self._numerals >= most * self._cells
 
     @property
     def kind(self) -> Literal["whole", "numbers", "text"]:
         """The kind that all cells so far agree on."""
-        if not (self._cells and self._are_numbers):
+        if not self._cells:
             return "text"
-        return "whole" if self._is_whole else "numbers"
+        if self._is_whole:
+            return "whole"
+        return "text" if self._no_number or self._decimals.merging else "numbers"
 
     @property
     def said(self) -> str:
         """A sentence about a change of meaning that its owner may not expect; "" if there is none."""
-        if self.kind == "text" and self._cells and self._nearly_numbers:
-            if not self._other:
-                return f"its values stay texts, as {self._odd!r} would not be the same as a number"
-            numbers = f"{self._numerals:,} of {self._cells:,} values are numbers"
-            return f"its values stay texts: {numbers}, but {self._other!r} is not (leave missing cells empty)"
-        if self.kind == "whole" and self.whole_float:
+        kind = self.kind
+        if not self._cells:
+            return "it has no values that show what it is, so it is taken for texts"
+        if kind == "text" and self.is_nearly_numbers:
+            if self._others:
+                numbers = f"{self._numerals:,} of {self._cells:,} values are numbers"
+                other = f"{self._others[0]!r} is not (leave missing cells empty)"
+                return f"its values stay texts: {numbers}, but {other}"
+            odd = self._no_number or self._decimals.merging
+            return f"its values stay texts, as {odd!r} would not be the same as a number"
+        if kind == "whole" and self.whole_float:
             return f"its whole numbers are written as floats ({self.whole_float}), and are taken for integers"
-        if not (self.missing and self._cells):
+        if kind == "numbers" and self._shortened:
+            return f"{self._shortened!r} may be an id whose last digits a spreadsheet has cut off"
+        if not self.missing:
             return ""
-        meant = "a text like others" if self.kind == "text" else "a missing number"
+        meant = "a text like others" if kind == "text" else "a missing number"
         rows = "1 row" if self.missing == 1 else f"{self.missing:,} rows"
         return f"{self._word!r} is taken for {meant}, in {rows}"
 
 
-def _all(flags: pa.Array) -> bool:
-    return bool(pc.all(flags, min_count=0).as_py())
+class _Decimals:
+    """How many decimals fractions have: with 1.1 and 1.10, which are one number, they may be versions."""
+
+    def __init__(self) -> None:
+        """Start without cells."""
+        self._fewest = self._most = 0
+        self._last_zero = ""
+
+    def at(self, texts: pa.Array) -> None:
+        """Look at more cells."""
+        fractions = texts.filter(pc.match_substring_regex(texts, _PLAIN_FRACTION))
+        if not len(fractions):
+            return
+        lengths = pc.utf8_length(pc.replace_substring_regex(fractions, pattern=r"^.*\.", replacement=""))
+        found = pc.min_max(lengths).as_py()
+        self._fewest = min(self._fewest or found["min"], found["min"])
+        self._most = max(self._most, found["max"])
+        self._last_zero = self._last_zero or _first(
+            fractions, pc.match_substring_regex(fractions, _LAST_ZERO)
+        )
+
+    @property
+    def merging(self) -> str:
+        """A cell that would be the same number as another text; "" if there is none."""
+        return self._last_zero if self._fewest < self._most else ""
 
 
 def _first(texts: pa.Array, wanted: pa.Array) -> str:

@@ -7,8 +7,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.errors import ConfigError, InvalidRequest, StreamError
-from headrace.stream.cells import are_whole, whole_floats, without_words
-from headrace.stream.dictionaries import plain
+from headrace.stream.cells import are_numbers, are_whole, whole_floats, without_words
+from headrace.stream.dictionaries import plain, plain_type
 from headrace.stream.schema import MOST_VIEWS, Field
 
 _UTC = pa.timestamp("us", tz="UTC")
@@ -49,7 +49,7 @@ def stream_type(field: Field, source: pa.DataType, *, counted: bool = False) -> 
         counted: Whether rows are of several views, so that the label counts clicks.
     """
     if field.role == "ignored":
-        return source.value_type if pa.types.is_dictionary(source) else source
+        return plain_type(source)
     if field.role == "categorical":
         value = pa.uint32() if field.keys == "bucket" else pa.string() if field.text else pa.int64()
         return pa.list_(value) if field.values > 1 else value
@@ -60,7 +60,9 @@ def stream_type(field: Field, source: pa.DataType, *, counted: bool = False) -> 
     return {"label": label, "views": pa.int32(), "timestamp": _UTC}.get(field.role, pa.float32())
 
 
-def stream_column(field: Field, values: pa.Array, first_row: int, *, counted: bool = False) -> pa.Array:
+def stream_column(
+    field: Field, values: pa.Array, first_row: int, *, counted: bool = False, guessed: bool = False
+) -> pa.Array:
     """Make a column of the stream.
 
     Args:
@@ -68,6 +70,7 @@ def stream_column(field: Field, values: pa.Array, first_row: int, *, counted: bo
         values: The values as they were read.
         first_row: The number of the first of them, for errors.
         counted: Whether rows are of several views, so that the label counts clicks.
+        guessed: Whether cells of text were guessed to be numbers, and must be written as such.
 
     Returns:
         The column, of the type ``stream_type``.
@@ -92,6 +95,8 @@ def stream_column(field: Field, values: pa.Array, first_row: int, *, counted: bo
         return column.categories(values, stream_type(field, values.type))
     if field.role == "vector":
         return column.vectors(values, stream_type(field, values.type))
+    if guessed and field.role == "dense" and is_text(values.type):
+        column.check_numbers(values)
     return column.numbers(values)
 
 
@@ -164,13 +169,17 @@ class _Column:
             return
         number = numbers[row].as_py()
         fitting = [unit for unit, size in _UNITS.items() if _EARLIEST <= number * size <= _LATEST]
-        unit = fitting[0] if fitting else "us"
-        fits = f"it would be one in {_UNIT_NAMES[unit]}; " if fitting else ""
+        way_out = "write microseconds, or times such as 2026-01-31T12:00:00Z"
+        if fitting:
+            way_out = f"it would be one in {_UNIT_NAMES[fitting[0]]}: --timestamp-unit {fitting[0]}"
         raise self._error(
-            row,
-            f"expected a time from 1990 to 2100 in microseconds, got {shown(values[row])}; {fits}name the "
-            f"unit (headrace stream encode --timestamp-unit {unit}), or write microseconds",
+            row, f"expected microseconds, or a time, from 1990 to 2100, got {shown(values[row])}; {way_out}"
         )
+
+    def check_numbers(self, cells: pa.Array) -> None:
+        """Refuse cells that contradict the guess that all are numbers: ``007``, ``1E5``."""
+        odd = pc.invert(pc.fill_null(are_numbers(without_words(cells)), True))
+        self._refuse(odd, cells, "expected a number, as the rows before have")
 
     def numbers(self, values: pa.Array) -> pa.Array:
         values = without_words(values) if is_text(values.type) else values

@@ -91,11 +91,8 @@ class CsvRows:
                 if "Empty CSV file" in str(error):
                     continue
                 raise self._error(error, first_row, piece) from error
-            if _has_spaces(piece, self._delimiter):
-                self.has_spaces = True
-                columns = [column.combine_chunks() for column in table.columns]
-                self._check_spaces(columns, first_row)
-                table = pa.table([trimmed(column) for column in columns], table.schema)
+            if _may_have_spaces(piece, self._delimiter):
+                table = self._trimmed(table, first_row)
             yield from table.to_batches()
             first_row += table.num_rows
 
@@ -104,16 +101,16 @@ class CsvRows:
         """Sentences about what was left out."""
         said = []
         if self.nameless:
-            are = "1 column has no name" if self.nameless == 1 else f"{self.nameless} columns have no names"
-            said.append(
-                f"{are}, as the row numbers that pandas writes, and are left out; name what is needed"
-            )
+            are = "1 column has no name" if self.nameless == 1 else f"{self.nameless} columns have no name"
+            said.append(f"{are} in the first line (pandas writes its row index so), and left out")
         if self.has_spaces:
-            said.append("there are spaces around values; they are left out")
+            said.append("the spaces around values are removed")
         return said
 
     def _header(self) -> list[str]:
         line = self._lines.first()
+        while line in (b"\n", b"\r\n", b"\r"):
+            line = self._lines.first()
         self._check_encoding(line)
         self._is_first = False
         try:
@@ -122,10 +119,17 @@ class CsvRows:
             problem = f"expected UTF-8, got the byte {line[error.start]:#04x} in the first line"
             raise ConfigError(f"{problem}; {_WAY_OUT}") from None
         if text.count('"') % 2:
+            raise ConfigError("a quoted name in the first line contains a line end; remove it")
+        try:
+            names = [name.strip() for name in next(csv.reader([text], delimiter=self._delimiter), [])]
+        except csv.Error as error:
+            raise ConfigError(f"expected a first line that names the columns: {error}") from None
+        quoted = next((name for name in names if name.startswith('"')), None)
+        if quoted is not None:
             raise ConfigError(
-                "the first line, which names the columns, ends within quotation marks: take the line end out"
+                f"expected a quotation mark right after the delimiter, got {shown(' ' + quoted)}"
             )
-        return [name.strip() for name in next(csv.reader([text], delimiter=self._delimiter), [])]
+        return names
 
     def _pieces(self) -> Iterator[bytes]:
         for piece in self._lines:
@@ -141,7 +145,7 @@ class CsvRows:
                 raise ConfigError(f"expected UTF-8, got {encoding}; {_WAY_OUT}")
 
     def _check(self, piece: bytes, first_row: int) -> None:
-        """Refuse a backslash before a quotation mark, as Spark, MySQL and Hive write it: cells would end there."""
+        """Refuse a backslash before a quotation mark, as Spark and MySQL write it: cells would end there."""
         if b'\\"' not in piece or b'"' not in piece:
             return
         found = self._backslash.search(piece)
@@ -155,28 +159,32 @@ class CsvRows:
                 row=row,
             )
 
-    def _check_spaces(self, columns: list[pa.Array], first_row: int) -> None:
-        """Refuse quotation marks after a space: they would be part of the value, and quote nothing."""
-        for name, column in zip(self.names, columns, strict=True):
+    def _trimmed(self, table: pa.Table, first_row: int) -> pa.Table:
+        """Strip spaces from cells. Refuse quotation marks after a space: they would quote nothing."""
+        columns = [column.combine_chunks() for column in table.columns]
+        bare = [trimmed(column) for column in columns]
+        for name, column, stripped in zip(self.names, columns, bare, strict=True):
+            if stripped.equals(column):
+                continue
+            self.has_spaces = True
             row = pc.index(pc.match_substring_regex(column, _SPACE_AND_QUOTE), True).as_py()
             if row >= 0:
                 got = shown(column[row].as_py())
-                problem = (
-                    f"expected a quotation mark right after the delimiter, got {got}; take the space out"
-                )
+                problem = f"expected a quotation mark right after the delimiter, got {got}; remove the space"
                 raise StreamError(problem, row=first_row + row, field=name)
+        return pa.table(bare, table.schema)
 
     def _error(self, error: pa.ArrowInvalid, first_row: int, piece: bytes) -> StreamError:
         said = re.search(r"Row #(\d+): (.*)", str(error), re.DOTALL)
         row, text = (int(said[1]) - 1, said[2]) if said else (0, str(error))
         hint = _WAY_OUT if "UTF8" in text else f"columns are split at the delimiter {self._delimiter!r}"
         if "UTF8" not in text and self._space_and_quote.search(piece):
-            hint += "; a quotation mark after a space quotes nothing: take the space out"
+            hint += "; a quotation mark after a space does not open a quoted value: remove the space"
         return StreamError(f"{text}; {hint}", row=first_row + row)
 
 
-def _has_spaces(piece: bytes, delimiter: str) -> bool:
-    """Tell whether some cell begins or ends with a space."""
+def _may_have_spaces(piece: bytes, delimiter: str) -> bool:
+    """Tell whether some cell may begin or end with a space; quoted ones may look so."""
     values = np.frombuffer(piece, np.uint8)
     places = np.flatnonzero(np.isin(values, _SPACES))
     if not len(places):

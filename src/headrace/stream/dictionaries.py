@@ -1,7 +1,8 @@
-"""Columns with a dictionary made plain: a few bytes of indices may stand for gigabytes of values."""
+"""Columns of dictionaries and views made plain: a few bytes may stand for gigabytes of values."""
 
 from __future__ import annotations
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -12,25 +13,50 @@ MOST_BYTES = 256 * 1024 * 1024
 
 
 def plain(column: pa.Array, field: str = "") -> pa.Array:
-    """A column without a dictionary.
+    """Return a column without a dictionary and without views.
 
     Args:
-        column: Any; one without a dictionary is given back as it is.
+        column: Any; one without either is returned unchanged.
         field: What the error calls it.
 
     Raises:
         InvalidRequest: Its values would take more than ``MOST_BYTES``.
     """
-    if not pa.types.is_dictionary(column.type):
+    kind = plain_type(column.type)
+    if kind == column.type:
         return column
-    size = _bytes_of(column)
+    is_dictionary = pa.types.is_dictionary(column.type)
+    size = _bytes_of(column) if is_dictionary else _bytes_of_views(column)
     if size > MOST_BYTES:
         raise InvalidRequest(
             f"the values of one batch would take {size} bytes, each for itself; expected at most "
             f"{MOST_BYTES}; write smaller batches, or shorter values",
             field=field,
         )
-    return column.dictionary_decode()
+    if not is_dictionary:
+        return column.cast(kind)
+    return pa.DictionaryArray.from_arrays(column.indices, column.dictionary.cast(kind)).dictionary_decode()
+
+
+def plain_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type that ``plain`` makes of a column's type."""
+    if pa.types.is_dictionary(kind):
+        return plain_type(kind.value_type)
+    if pa.types.is_list(kind) and plain_type(kind.value_type) != kind.value_type:
+        return pa.list_(plain_type(kind.value_type))
+    if pa.types.is_string_view(kind):
+        return pa.large_string()
+    return pa.large_binary() if pa.types.is_binary_view(kind) else kind
+
+
+def _bytes_of_views(column: pa.Array) -> int:
+    """Return the bytes of the values of a column of views, which may share bytes."""
+    if pa.types.is_list(column.type):
+        return _bytes_of_views(column.values)
+    if not len(column):
+        return 0
+    sizes = np.frombuffer(column.buffers()[1], np.int32)[4 * column.offset :: 4][: len(column)]
+    return int(sizes.sum(dtype=np.int64))
 
 
 def _bytes_of(column: pa.DictionaryArray) -> int:

@@ -5,30 +5,34 @@ from __future__ import annotations
 import contextlib
 import itertools
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, cast, get_args
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from headrace.errors import ConfigError, StreamError
 from headrace.stream import vw
 from headrace.stream.ahead import Ahead
-from headrace.stream.converting import column_of, is_text, stream_column, stream_type
+from headrace.stream.cells import without_words
+from headrace.stream.converting import column_of, is_text, shown, stream_column, stream_type
 from headrace.stream.csv_rows import CsvRows
 from headrace.stream.inference import SAMPLE_ROWS, Hints, doubts, infer_schema
 from headrace.stream.lines import File, Lines, WholeLines, WholeRows
-from headrace.stream.schema import METADATA_KEY, Schema
+from headrace.stream.schema import METADATA_KEY, Field, Schema
 
 Format = Literal["csv", "parquet", "vw", "arrow"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 
 _Batches = Generator[pa.RecordBatch, None, None]
+_Tell = Callable[[str], object]
 
 _BATCH_ROWS = 8192
+_SAMPLE_BYTES = 64 * 1024 * 1024
 _VW_SAMPLE_LINES = 10_000
 _COMPRESSED = (".gz", ".bz2", ".zst", ".lz4", ".br")
 
@@ -43,6 +47,7 @@ class EncodeSettings:
         hints: What is known where there is no schema.
         delimiter: What stands between the columns of a CSV file.
         columns: The names of a CSV file's columns, if its first line does not say them.
+        tell: Called with a sentence when the guess changes the meaning of a row after the sample.
     """
 
     format: Format
@@ -50,13 +55,14 @@ class EncodeSettings:
     hints: Hints = field(default_factory=Hints)
     delimiter: str = ","
     columns: tuple[str, ...] = ()
+    tell: _Tell = len
 
     def __post_init__(self) -> None:
         """Check each setting."""
         if self.format not in FORMATS:
             raise ConfigError(f"format: expected one of {', '.join(FORMATS)}, got {self.format!r}")
-        if len(self.delimiter) != 1:
-            raise ConfigError(f"delimiter: expected one character, got {self.delimiter!r}")
+        if len(self.delimiter) != 1 or not self.delimiter.isascii():
+            raise ConfigError(f"delimiter: expected one ASCII character, got {self.delimiter!r}")
 
 
 @dataclass(frozen=True)
@@ -105,19 +111,38 @@ def encode(settings: EncodeSettings, path: Path) -> Encoded:
     try:
         sample = _sample(raw, 1 if settings.schema else SAMPLE_ROWS, lines)
         if sample is None:
-            raise ConfigError(f"{path}: there are no rows; nothing says what they would look like")
+            raise ConfigError(f"{path}: the file has no rows, so no schema can be guessed")
         few = lines is not None and lines.live and sample.num_rows < SAMPLE_ROWS
         schema = settings.schema or infer_schema(sample, hints, few=few)
-        doubtful = [] if settings.schema else doubts(sample, schema, hints)
-        doubtful += [doubt for rows in read for doubt in rows.doubts]
+        doubtful = []
+        if not settings.schema:
+            doubtful = doubts(sample, schema, hints) + [doubt for rows in read for doubt in rows.doubts]
+        schema = _with_unit(schema, hints)
         schema = _separated(schema, sample, hints.separator)
         arrow_schema = _arrow_schema(schema, sample)
     except BaseException:
         raw.close()
         raise
-    batches = _converted(sample, raw, schema, arrow_schema)
+    batches = _converted(sample, raw, schema, arrow_schema, None if settings.schema else settings.tell)
     guessed_rows = sample.num_rows if few and not settings.schema else None
     return Encoded(schema, arrow_schema, batches, guessed_rows, tuple(doubtful))
+
+
+def _with_unit(schema: Schema, hints: Hints) -> Schema:
+    """Return a schema whose timestamp has the unit of the hints.
+
+    Raises:
+        ConfigError: There is no timestamp.
+    """
+    if not hints.timestamp_unit:
+        return schema
+    if schema.one("timestamp") is None:
+        raise ConfigError("--timestamp-unit: no column has the times; name it with --timestamp")
+    unit = hints.timestamp_unit
+    fields = [
+        msgspec.structs.replace(one, unit=unit) if one.role == "timestamp" else one for one in schema.fields
+    ]
+    return msgspec.structs.replace(schema, fields=tuple(fields))
 
 
 def _separated(schema: Schema, sample: pa.RecordBatch, separator: str) -> Schema:
@@ -160,25 +185,81 @@ def _sample(raw: _Batches, rows: int, lines: Lines | None) -> pa.RecordBatch | N
     pieces: list[pa.RecordBatch] = []
     for batch in raw:
         pieces.append(batch)
-        if (lines is not None and lines.live) or sum(piece.num_rows for piece in pieces) >= rows:
+        is_enough = sum(piece.num_rows for piece in pieces) >= rows
+        is_large = sum(piece.nbytes for piece in pieces) >= _SAMPLE_BYTES
+        if is_enough or is_large or (lines is not None and lines.live):
             break
     if not any(piece.num_rows for piece in pieces):
         return None
     return pa.Table.from_batches(pieces).combine_chunks().to_batches()[0]
 
 
-def _converted(sample: pa.RecordBatch, raw: _Batches, schema: Schema, arrow_schema: pa.Schema) -> _Batches:
-    first_row, counted = 0, schema.one("views") is not None
+def _converted(
+    sample: pa.RecordBatch, raw: _Batches, schema: Schema, arrow_schema: pa.Schema, tell: _Tell | None
+) -> _Batches:
+    """Convert all rows.
+
+    Args:
+        sample: The first ones, from which the schema may be guessed.
+        raw: The others.
+        schema: What they are to be.
+        arrow_schema: Of the stream.
+        tell: Called with what the guess did not know of later rows; None if the schema is no guess.
+    """
+    first_row, counted, guessed = 0, schema.one("views") is not None, tell is not None
+    words = _Words(schema, sample)
     with contextlib.closing(raw):
         for large in itertools.chain([sample], raw):
             for start in range(0, large.num_rows, _BATCH_ROWS):
                 batch = large.slice(start, _BATCH_ROWS)
                 columns = [
-                    stream_column(one, column_of(batch, one), first_row, counted=counted)
+                    stream_column(one, column_of(batch, one), first_row, counted=counted, guessed=guessed)
                     for one in schema.fields
                 ]
+                if tell is not None and large is not sample:
+                    words.report(batch, first_row, tell)
                 yield pa.record_batch(columns, arrow_schema)
                 first_row += batch.num_rows
+
+
+class _Words:
+    """Reports words for a missing number in columns of numbers that had none in the sample."""
+
+    def __init__(self, schema: Schema, sample: pa.RecordBatch) -> None:
+        """Find the columns of numbers that are written as text.
+
+        Args:
+            schema: What the columns are to be.
+            sample: The rows whose words have been reported.
+        """
+        numbers = [one.name for one in schema.fields if one.role == "dense" or _is_integer(one)]
+        columns = {name: sample.column(name) for name in numbers}
+        self._names = [name for name, one in columns.items() if is_text(one.type) and not _words_in(one)]
+
+    def report(self, batch: pa.RecordBatch, first_row: int, tell: _Tell) -> None:
+        """Report the first word in each of these columns.
+
+        Args:
+            batch: Rows as they were read.
+            first_row: The number of the first one.
+            tell: Called with a sentence for each.
+        """
+        for name in list(self._names):
+            cells = batch.column(name)
+            if _words_in(cells):
+                row = pc.index(pc.and_(without_words(cells).is_null(), cells.is_valid()), True).as_py()
+                word = f"{shown(cells[row])} is taken for a missing number"
+                tell(f"row {first_row + row}, column {name!r}: {word}")
+                self._names.remove(name)
+
+
+def _is_integer(field: Field) -> bool:
+    return field.role == "categorical" and not field.text and field.values == 1
+
+
+def _words_in(cells: pa.Array) -> int:
+    missing: int = without_words(cells).null_count - cells.null_count
+    return missing
 
 
 def _open(path: Path) -> File:
@@ -211,7 +292,9 @@ def _rows(settings: EncodeSettings, path: Path, lines: Lines | None, read: list[
             rows = CsvRows(lines, settings.delimiter, settings.columns)
             read.append(rows)
             if not rows.names:
-                raise ConfigError("there is no first line that names the columns; say them (--columns a,b,c)")
+                raise ConfigError(
+                    "expected a first line that names the columns; if there is none, --columns a,b,c"
+                )
             with contextlib.closing(Ahead(iter(rows), lines.source, 1)) as ahead:
                 yield from ahead
 

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import tomli_w
 
 from headrace.errors import ConfigError
-from headrace.stream.cells import read_column
+from headrace.stream.cells import Reading, read_column
 from headrace.stream.converting import is_listed, is_text
 from headrace.stream.dictionaries import plain
 from headrace.stream.schema import Field, Pooling, Role, Schema, Unit
@@ -101,8 +101,7 @@ def infer_schema(sample: pa.RecordBatch, hints: Hints, *, few: bool = False) -> 
     index = index_columns(sample.schema)
     for name, column in zip(names, sample.columns, strict=True):
         if name in roles:
-            unit = hints.timestamp_unit if roles[name] == "timestamp" else ""
-            fields.append(Field(name=name, role=roles[name], unit=unit))
+            fields.append(Field(name=name, role=roles[name]))
         elif not name or name in index:
             fields.append(Field(name=name, role="ignored"))
         else:
@@ -123,15 +122,19 @@ def doubts(sample: pa.RecordBatch, schema: Schema, hints: Hints) -> list[str]:
         field = schema.by_name[name]
         if name in hints.ignored or field.role not in _GUESSED:
             continue
+        reading = Reading(column)
         if not name:
-            why = "it has no name, as the row numbers that pandas writes; name it to learn from it"
+            why = "it has no name; name it to learn from it"
         elif name in index:
             why = "it is the row index of a data frame"
         else:
-            why = _why(plain(column), field, hints.are_cells)
+            column = plain(column)  # noqa: PLW2901
+            is_read = hints.are_cells and is_text(column.type)
+            reading = read_column(column) if is_read else Reading(column, "", not is_text(column.type))
+            why = _why(reading, field)
         if why:
             becomes = "is ignored" if field.role == "ignored" else f"becomes {field.role}"
-            said.append(f"the column {name!r} {becomes}: {why}; {_otherwise(field)}")
+            said.append(f"the column {name!r} {becomes}: {why}{_otherwise(reading, field)}")
     more = len(said) - _MOST_DOUBTS
     return said if more <= 0 else [*said[:_MOST_DOUBTS], f"{more} more columns are doubtful or ignored"]
 
@@ -147,22 +150,23 @@ def index_columns(schema: pa.Schema) -> frozenset[str]:
     return frozenset(named)
 
 
-def _why(column: pa.Array, field: Field, are_cells: bool) -> str:
+def _why(reading: Reading, field: Field) -> str:
     """Say why a column's meaning changed; "" if it did not."""
-    said = ""
-    if are_cells and is_text(column.type):
-        reading = read_column(column)
-        column, said = reading.values, reading.said
-    if said or field.role == "categorical":
-        return said
-    return _why_ignored(column.type) if field.role == "ignored" else _why_dense(column)
+    kind = reading.values.type
+    if field.text and pa.types.is_decimal(kind):
+        return "it has numbers with more digits than int64 holds, and they are taken for texts"
+    if reading.said or field.role == "categorical":
+        return reading.said
+    return _why_ignored(kind) if field.role == "ignored" else _why_dense(reading.values)
 
 
-def _otherwise(field: Field) -> str:
-    """Return the line of a schema that overrides the guess."""
-    role = {"dense": 'role = "categorical", text = true', "ignored": 'role = "categorical", text = true'}
-    line = role.get(field.role, 'role = "dense"' if not field.text else 'role = "ignored"')
-    return f"a schema can override it: name = {field.name!r}, {line}".replace("'", '"')
+def _otherwise(reading: Reading, field: Field) -> str:
+    """Say which line of a schema overrides the guess."""
+    text = "" if pa.types.is_integer(reading.values.type) else ", text = true"
+    role = f'"categorical"{text}'
+    if field.role == "categorical":
+        role = '"dense"' if reading.is_nearly_numbers else '"ignored"'
+    return f"; to change it, set role = {role} in a schema (--print-schema writes one)"
 
 
 def _why_ignored(kind: pa.DataType) -> str:
@@ -173,7 +177,7 @@ def _why_ignored(kind: pa.DataType) -> str:
 
 def _why_dense(column: pa.Array) -> str:
     """Say why integers, which may be ids, became dense; "" for fractions."""
-    if pa.types.is_integer(column.type):
+    if pa.types.is_integer(column.type) or (pa.types.is_decimal(column.type) and column.type.scale <= 0):
         return "its whole numbers hardly ever come again, so they are taken for a quantity"
     if not pa.types.is_floating(column.type):
         return ""
@@ -222,6 +226,8 @@ class _Guess:
             return self._category(column)
         if pa.types.is_integer(kind):
             return self._integers(column)
+        if pa.types.is_decimal(kind) and kind.scale <= 0:
+            return self._decimal_integers(column)
         if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
             return Field(name=self.name, role="dense", context=self.context)
         return Field(name=self.name, role="ignored")
@@ -238,6 +244,12 @@ class _Guess:
         if self._hardly_repeats(column):
             return Field(name=self.name, role="ignored")
         return self._category(column)
+
+    def _decimal_integers(self, column: pa.Array) -> Field:
+        try:
+            return self._integers(column.cast(pa.int64()))
+        except pa.ArrowInvalid:
+            return self._text(column.cast(pa.string()))
 
     def _integers(self, column: pa.Array) -> Field:
         if not self._hardly_repeats(column):

@@ -90,7 +90,7 @@ def test_a_default_is_shown_and_moved_and_loses_keys_only_when_asked_to(
     [
         (["users", "FILE", "--vectors", "age"], "--vectors: expected none, as 'users' is a feature table"),
         (["users", "FILE", "--version", "2"], "--version: expected none"),
-        (["users", "FILE", "--delimiter", "||"], "--delimiter: expected one character, or tab"),
+        (["users", "FILE", "--delimiter", "||"], "--delimiter: expected one ASCII character, or tab"),
         (["nobody", "FILE"], "no space 'nobody'; there are items, users"),
         (["items", "FILE"], "--vectors: expected one column of lists of numbers; there is none"),
         (["users", "none.csv"], "there is no such file"),

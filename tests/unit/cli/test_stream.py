@@ -74,13 +74,14 @@ def test_what_a_guess_ignores_is_said_with_the_reason(tmp_path: Path) -> None:
     encoded = run("encode", "--format", "csv", file, "--out", tmp_path / "rows", "--ignore", "left")
     assert encoded.returncode == 0
     start, most = "headrace: the column", "its values stay texts: 999 of 1,000 values are numbers"
-    missing, schema = "is not (leave missing cells empty)", "a schema can override it: name ="
-    category, ignored = 'role = "categorical", text = true', 'role = "ignored"'
+    missing, schema = "is not (leave missing cells empty)", "to change it, set role ="
+    written = "in a schema (--print-schema writes one)"
+    category, dense = '"categorical", text = true', '"dense"'
     assert encoded.stderr.decode().splitlines() == [
-        f"{start} 'price' is ignored: {most}, but 'n/a' {missing}; {schema} \"price\", {category}",
-        f"{start} 'hour' becomes categorical: {most}, but 'oops' {missing}; {schema} \"hour\", {ignored}",
-        f"{start} 'note' is ignored: its values hardly ever come again; {schema} \"note\", {category}",
-        f"{start} 'page' becomes categorical: {most}, but 'x' {missing}; {schema} \"page\", {ignored}",
+        f"{start} 'price' is ignored: {most}, but 'n/a' {missing}; {schema} {category} {written}",
+        f"{start} 'hour' becomes categorical: {most}, but 'oops' {missing}; {schema} {dense} {written}",
+        f"{start} 'note' is ignored: its values hardly ever come again; {schema} {category} {written}",
+        f"{start} 'page' becomes categorical: {most}, but 'x' {missing}; {schema} {dense} {written}",
     ]
 
 

@@ -40,6 +40,10 @@ def test_numbers_are_numbers(cells: tuple[str, ...], read: list[object]) -> None
         ("1234567890123456789",),
         ("12345678901234567.5",),  # more than float64 holds
         ("1E5", "2E7"),  # codes
+        ("12E-4", "0E+1"),
+        ("123456789012345678", "123456789012345679", "0.5"),  # ids among fractions
+        ("1.1", "1.10", "1.2"),  # versions
+        ("+0.5", "+49.301234"),
         ("1,5", "2,5"),
         ("12-05", "3"),
         ("NA", "DE"),
@@ -57,7 +61,12 @@ def test_what_would_merge_or_lose_digits_stays_text(cells: tuple[str, ...]) -> N
         (("1012.0", "7.0"), "whole numbers are written as floats (1012.0)"),
         (("1", "NA", "NA"), "'NA' is taken for a missing number, in 2 rows"),
         (("DE", "NA"), "'NA' is taken for a text like others, in 1 row"),
+        (("1", "2", "3", "?"), "3 of 4 values are numbers, but '?' is not"),
+        (("1.1", "1.10"), "'1.10' would not be the same as a number"),
+        (("1.23457E+11", "2.5"), "an id whose last digits a spreadsheet has cut off"),
+        (("", "NA"), "it has no values that show what it is"),
         (("1", ""), ""),
+        (("1.10", "2.25"), ""),
         (("a", "b"), ""),
         (("1.5", "2.5"), ""),
     ],

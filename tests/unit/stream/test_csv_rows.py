@@ -58,14 +58,16 @@ def test_a_byte_order_mark_is_no_part_of_the_first_cell_either() -> None:
         (PLAIN.encode("utf-32"), "expected UTF-8, got UTF-16"),
         (PLAIN.replace("a1", "a\xe9").encode("latin-1"), "save it as UTF-8"),
         (PLAIN.replace("user,ad", "ad,ad").encode(), "each column once, got 'ad' twice"),
-        (PLAIN.replace("user,", '"user\nid",').encode(), "ends within quotation marks"),
+        (PLAIN.replace("user,", '"user\nid",').encode(), "contains a line end"),
         (b'title,n\n"say \\"hi\\" now",1\n', "a backslash before it"),
         (b'title,n\nplain,0\n"5\\" disk",1\n', "a backslash before it"),
         (b'title,n\n"24 \\" screen",1\n', "a backslash before it"),
         (b'title,n\n"screen 24\\"",1\n"screen 27\\"",2\n', "a backslash before it"),
-        (b'title,n\na, "1"\n', "got ' \"1\"'; take the space out"),
-        (b'n,title\n1, "a, b"\n', "a quotation mark after a space quotes nothing"),
+        (b'title,n\na, "1"\n', "got ' \"1\"'; remove the space"),
+        (b'n,title\n1, "a, b"\n', "a quotation mark after a space does not open a quoted value"),
         ("titl\xe9,n\n1,2\n".encode("latin-1"), "got the byte 0xe9 in the first line; save it as UTF-8"),
+        (b'n, "title"\n1,2\n', "expected a quotation mark right after the delimiter"),
+        (b"a" * 200_000 + b"\n1\n", "expected a first line that names the columns"),
         (b"a,b\n1,2,3\n", "columns are split at the delimiter ','"),
     ],
 )
@@ -89,6 +91,15 @@ def test_spaces_within_values_stay() -> None:
     assert (found, made.has_spaces) == ([("a b c", "1")], False)
     made, found = rows(b"title,n\n a b , 1\n")
     assert (found, made.has_spaces) == ([("a b", "1")], True)
+
+
+def test_quoted_values_with_spaces_within_are_not_told() -> None:
+    made, found = rows(b'title,n\n"Hello, ""big"" world",1\n')
+    assert (found, made.has_spaces) == ([('Hello, "big" world', "1")], False)
+
+
+def test_blank_lines_before_the_names_are_skipped() -> None:
+    assert rows(b"\n\r\na,b\n1,2\n")[1] == [("1", "2")]
 
 
 def test_columns_may_lack_a_name() -> None:

@@ -152,7 +152,7 @@ def test_a_line_of_another_length_is_named(run: Run) -> None:
 @pytest.mark.parametrize(
     ("content", "settings", "said"),
     [
-        ("", {}, "no first line"),
+        ("", {}, "expected a first line"),
         ("label,a\n", {}, "no rows"),
         ("a,b\n1,2\n", {}, "--label"),
         ("a,b\n1,2\n", {"hints": Hints(label="c")}, "no column 'c'"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from headrace.cli.main import main
-from headrace.errors import StreamError
+from headrace.errors import ConfigError, StreamError
 from headrace.stream.encode import Encoded, EncodeSettings, Format, encode
 from headrace.stream.inference import Hints
 from headrace.stream.schema import Field, Schema, Unit
@@ -74,7 +75,7 @@ def test_a_column_is_what_a_request_means_by_it(
     told = [one for one in made.doubts if "column 'x'" in one]
     assert any(said in one for one in told) if said else not told
     if said:
-        assert 'a schema can override it: name = "x", role = ' in told[0]
+        assert "; to change it, set role = " in told[0]
 
 
 def test_values_are_those_of_the_file(tmp_path: Path) -> None:
@@ -95,7 +96,7 @@ def test_spaces_around_values_change_nothing_and_are_told(tmp_path: Path) -> Non
     for loose in (tight.replace(",", ", "), tight.replace(",", " ,"), tight.replace("\n", " \n")):
         made, found = encoded(tmp_path / "loose.csv", loose)
         assert (made.schema, found) == (plain.schema, table)
-        assert made.doubts == ("there are spaces around values; they are left out",)
+        assert made.doubts == ("the spaces around values are removed",)
 
 
 def test_a_column_without_a_name_is_ignored_and_told(tmp_path: Path) -> None:
@@ -109,7 +110,7 @@ def test_delimiters_at_the_end_of_lines_are_columns_without_names(tmp_path: Path
     content = "ad,clicked,,\n" + "".join(f"a{row % 5},{row % 2},,\n" for row in range(ROWS))
     made, table = encoded(tmp_path / "rows.csv", content)
     assert table.column_names == ["ad", "clicked"]
-    assert made.doubts[0].startswith("2 columns have no names")
+    assert made.doubts[0].startswith("2 columns have no name")
 
 
 def test_whole_numbers_that_become_quantities_are_told(tmp_path: Path) -> None:
@@ -129,6 +130,37 @@ def test_texts_of_parquet_stay_texts(tmp_path: Path) -> None:
     made, found = read(tmp_path / "rows.parquet", "parquet")
     assert (made.schema.by_name["x"].text, made.doubts) == (True, ())
     assert found.column("x").to_pylist()[:2] == ["0", "1"]
+
+
+def test_decimals_without_a_fraction_are_integers(tmp_path: Path) -> None:
+    ids = pa.array([10**9 + row % 5 for row in range(ROWS)]).cast(pa.decimal128(38, 0))
+    pq.write_table(pa.table({"x": ids, "clicked": [0, 1] * 300}), tmp_path / "rows.parquet")
+    made, found = read(tmp_path / "rows.parquet", "parquet")
+    assert made.schema.by_name["x"].role == "categorical"
+    assert found.column("x").to_pylist()[:2] == [10**9, 10**9 + 1]
+
+
+def test_decimals_that_int64_does_not_hold_are_texts(tmp_path: Path) -> None:
+    ids = pa.array([Decimal(10**25 + row % 5) for row in range(ROWS)], pa.decimal128(38, 0))
+    pq.write_table(pa.table({"x": ids, "clicked": [0, 1] * 300}), tmp_path / "rows.parquet")
+    made, found = read(tmp_path / "rows.parquet", "parquet")
+    assert "more digits than int64 holds" in made.doubts[0]
+    assert found.column("x").to_pylist()[0] == str(10**25)
+
+
+@pytest.mark.parametrize("kind", ["plain", "list", "dictionary"])
+def test_views_of_texts_are_texts(tmp_path: Path, kind: str) -> None:
+    texts = pa.array([f"a rather long text {row % 4}" for row in range(ROWS)], pa.string_view())
+    if kind == "list":
+        texts = pa.ListArray.from_arrays(pa.array(range(ROWS + 1), pa.int32()), texts)
+    if kind == "dictionary":
+        texts = pa.DictionaryArray.from_arrays(pa.array([row % 4 for row in range(ROWS)]), texts[:4])
+    table = pa.table({"x": texts, "clicked": [0, 1] * 300})
+    with pa.OSFile(str(tmp_path / "rows.arrow"), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+    made, found = read(tmp_path / "rows.arrow", "arrow")
+    assert made.schema.by_name["x"].text
+    assert found.column("x").to_pylist()[5] in ("a rather long text 1", ["a rather long text 1"])
 
 
 def test_nan_is_a_missing_category(tmp_path: Path) -> None:
@@ -162,7 +194,7 @@ def test_times_in_another_unit_are_refused_unless_it_is_named(
     content = "at,ad,clicked\n" + "".join(
         f"{(SECONDS + row) * factor},a{row % 5},{row % 2}\n" for row in range(ROWS)
     )
-    with pytest.raises(StreamError, match=f"expected a time from 1990 to 2100.*--timestamp-unit {unit}"):
+    with pytest.raises(StreamError, match=f"a time, from 1990 to 2100.*--timestamp-unit {unit}"):
         encoded(tmp_path / "rows.csv", content, timestamp="at")
     made, table = encoded(tmp_path / "rows.csv", content, timestamp="at", timestamp_unit=unit)
     assert table.column("at").cast(pa.int64()).to_pylist()[:2] == [SECONDS * 10**6, (SECONDS + 1) * 10**6]
@@ -173,6 +205,40 @@ def test_times_in_another_unit_are_refused_unless_it_is_named(
 def test_times_beyond_int64_are_refused(tmp_path: Path, unit: Unit, time: int) -> None:
     with pytest.raises(StreamError, match="that int64 holds as microseconds"):
         encoded(tmp_path / "rows.csv", f"at,clicked\n{time},1\n", timestamp="at", timestamp_unit=unit)
+
+
+MANY = 500_000
+
+
+@pytest.mark.parametrize("cell", ["007", "1E5", "+49301234", "12345678901234567890"])
+def test_a_later_row_that_contradicts_a_quantity_is_refused(tmp_path: Path, cell: str) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("x,clicked\n" + "".join(f"{row % 7}.5,1\n" for row in range(MANY)) + f"{cell},1\n")
+    made = encode(EncodeSettings(format="csv", hints=Hints(label="clicked")), path)
+    with pytest.raises(StreamError, match=f"row {MANY}, field 'x': expected a number, as the rows before"):
+        list(made.batches)
+
+
+def test_a_word_in_a_later_row_is_told_once(tmp_path: Path) -> None:
+    path, told = tmp_path / "rows.csv", list[str]()
+    path.write_text("x,clicked\n" + "".join(f"{row % 7}.5,1\n" for row in range(MANY)) + "NA,1\nNA,0\n")
+    settings = EncodeSettings(format="csv", hints=Hints(label="clicked"), tell=told.append)
+    assert sum(batch.num_rows for batch in encode(settings, path).batches) == MANY + 2
+    assert told == [f"row {MANY}, column 'x': 'NA' is taken for a missing number"]
+
+
+def test_the_sample_has_a_limit_in_bytes(tmp_path: Path) -> None:
+    text = "x" * 20_000
+    path = tmp_path / "rows.csv"
+    path.write_text("x,clicked\n" + f"{text},1\n" * 5_000 + "short,0\n" * 10)
+    made = encode(EncodeSettings(format="csv", hints=Hints(label="clicked")), path)
+    assert made.guessed_rows is None
+    assert sum(batch.num_rows for batch in made.batches) == 5_010
+
+
+def test_a_unit_needs_a_column_of_times(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="name it with --timestamp"):
+        encoded(tmp_path / "rows.csv", "x,clicked\n1,1\n", timestamp_unit="s")
 
 
 def test_a_later_row_that_no_number_is_written_as_is_refused(tmp_path: Path) -> None:

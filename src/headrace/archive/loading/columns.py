@@ -18,6 +18,7 @@ from headrace.stream.dictionaries import plain
 from headrace.tensors import Array
 
 _LEAST_TEXT_BYTES = 16
+_EARLIEST, _LATEST = 631_152_000_000, 4_133_980_800_000  # the beginning of 1990 and of 2101, in milliseconds
 _NO_CAST = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError)
 
 
@@ -155,7 +156,7 @@ def written_of(name: str, values: pa.Array, first_row: int) -> Array:
         first_row: The number of the first row.
 
     Raises:
-        InvalidRequest: One is not there, or no time after the beginning of 1970.
+        InvalidRequest: One is missing, or outside 1990 to 2100, as numbers of another unit are.
     """
     values, expected = plain(values), "milliseconds of Unix time, or times such as 2026-01-31T12:00:00Z"
     if not (is_text(values.type) or is_whole(values.type) or is_time(values.type)):
@@ -167,12 +168,22 @@ def written_of(name: str, values: pa.Array, first_row: int) -> Array:
         _refuse_first(name, values, kind, first_row, f"expected {expected}")
     if pa.types.is_timestamp(kind):
         made = made.cast(pa.timestamp("ms", kind.tz), safe=False).cast(pa.int64())
-    wrong = pc.fill_null(pc.less_equal(made, 0), True)
+    wrong = pc.fill_null(pc.or_(pc.less(made, _EARLIEST), pc.greater(made, _LATEST)), True)
     if pc.any(wrong).as_py():
         row = wrong.index(True).as_py()
-        refuse(name, first_row + row, f"expected a time after 1970, got {_shown(values[row])}")
+        problem = f"expected a time from 1990 to 2100, got {_shown(values[row])}"
+        refuse(name, first_row + row, problem + _in_other_unit(made[row].as_py(), kind))
     times: Array = made.to_numpy(zero_copy_only=False)
     return times.astype(np.uint64)
+
+
+def _in_other_unit(number: int | None, kind: pa.DataType) -> str:
+    """Which unit a number of milliseconds would fit better, for an error."""
+    if number is None or not pa.types.is_integer(kind):
+        return ""
+    units = {"seconds": 1000, "microseconds": 0.001, "nanoseconds": 0.000_001}
+    fitting = [unit for unit, size in units.items() if _EARLIEST <= number * size <= _LATEST]
+    return f"; it would be one in {fitting[0]}: write milliseconds" if fitting else ""
 
 
 def _kind_of_time(values: pa.Array) -> pa.DataType:
@@ -234,11 +245,11 @@ class Guess:
     """
 
     def __init__(self, field: pa.Field, *, are_cells: bool) -> None:
-        """Know its type only.
+        """Start without values.
 
         Args:
             field: The column.
-            are_cells: Whether texts are cells of a text file, which may be numbers.
+            are_cells: Whether texts may be numbers: cells of a text file, unless the table has texts there.
         """
         self.name, self._type, self._are_cells = field.name, field.type, are_cells
         self._texts = Look()
@@ -260,7 +271,7 @@ class Guess:
     @property
     def said(self) -> str:
         """What the owner of the column may not expect of what it is to be; "" for nothing."""
-        return self._texts.said
+        return self._texts.said if self._are_cells else ""
 
     def column(self) -> Column | None:
         """What it is; None for a type that no column can be.
@@ -296,7 +307,7 @@ class Guess:
             or kind == pa.int32()
         ):
             return "int32"
-        if pa.types.is_integer(kind) or is_time(kind):
+        if pa.types.is_integer(kind) or is_time(kind) or (pa.types.is_decimal(kind) and kind.scale <= 0):
             return "int64"
         if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
             return "float32" if pa.types.is_floating(kind) and kind.bit_width <= 32 else "float64"

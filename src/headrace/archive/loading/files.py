@@ -172,8 +172,10 @@ class ColumnFile:
         lines, raw = self._csv_lines()
         size = self.path.stat().st_size
         with closing(lines):
-            for batch in CsvRows(lines, self._delimiter):
+            rows = CsvRows(lines, self._delimiter)
+            for batch in rows:
                 self.share = raw.tell() / max(1, size)
+                self.doubts = rows.doubts
                 yield batch.select(columns)
 
     def _csv_lines(self) -> tuple[Lines, pa.NativeFile]:

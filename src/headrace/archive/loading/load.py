@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -10,10 +9,11 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from headrace.archive.archive import Archive
 from headrace.archive.catalog import SpaceVersion
-from headrace.archive.columns import Column, check_columns, rows_of
+from headrace.archive.columns import TEXT, Column, check_columns, rows_of
 from headrace.archive.loading.columns import (
     Guess,
     is_text,
@@ -29,8 +29,9 @@ from headrace.archive.loading.fitting import fit, told_differences
 from headrace.archive.moving import Lacking, has_keys, lost_by_moving
 from headrace.archive.spaces import of_columns
 from headrace.errors import InvalidRequest, instead, listed, shown
-from headrace.stream.cells import Look
+from headrace.stream.cells import are_floats, without_words
 from headrace.stream.converting import is_listed
+from headrace.stream.inference import index_columns
 
 _MOST_ROWS, _FEWEST_ROWS = 8192, 64
 _BATCH_BYTES = 16 * 1024 * 1024
@@ -117,19 +118,23 @@ class Load:
             raise InvalidRequest(f"{problem}; {way_out}", field="SPACE")
         if written:
             self._check_there(written, "--written")
-        key = self._key(key, {column.name for column in declared} | {written})
+        index = index_columns(self._file.schema) - {key, written} - {column.name for column in declared}
+        key = self._key(key, {column.name for column in declared} | {written} | index)
         for column in declared:
             if column.name not in names and column.default is None:
                 there = instead(column.name, filter(None, names))
                 problem = f"the file does not have it, and it has no default; {there}"
                 raise InvalidRequest(problem, field=f"column {column.name!r}")
-        nulls, doubts = dict[str, int](), [*self._file.doubts, *self._key_doubts(key, told)]
+        nulls, doubts = dict[str, int](), self._key_doubts(key, told)
         columns, is_empty = declared, False
         if not declared:
-            guesses = self._guesses([name for name in names if name not in (key, written, "")], told)
+            if index:
+                doubts.append(f"the row index of a data frame is left out: {listed(sorted(index))}")
+            guesses = self._guesses([name for name in names if name not in {key, written, *index}], told)
             columns = tuple(one for one in (guess.column() for guess in guesses) if one is not None)
             nulls = {guess.name: guess.nulls for guess in guesses if guess.nulls}
             doubts += [f"the column {guess.name!r}: {guess.said}" for guess in guesses if guess.said]
+            doubts += self._file.doubts
             is_empty = not any(guess.rows for guess in guesses)
         if not columns:
             problem = f"beside the key {shown(key)}, expected columns that a table can have, got none"
@@ -272,22 +277,28 @@ class Load:
                 told(done, self._file.share)
 
     def _key_doubts(self, key: str, told: Told) -> list[str]:
-        """What a lookup may not expect of the keys: texts such as ``1012.0``, which are not ``1012``."""
+        """Report keys that programs write in place of another one: ``1012.0``, ``1.2E+11``, ``NA``."""
         if self._file.format != "csv":
             return []
-        look = Look()
         with closing(self._batches([key], 1, told)) as batches:
-            for batch in itertools.islice(batches, 1):
-                look.at(batch.column(key))
-        if look.kind != "whole" or not look.whole_float:
-            return []
-        given, bare = shown(look.whole_float), shown(look.whole_float.partition(".")[0])
-        return [f"the keys are whole numbers written as floats: a lookup finds {given}, and not {bare}"]
+            first = next(batches, None)
+        keys = first.column(key) if first is not None else pa.array([], pa.string())
+        odd = keys.filter(pc.or_(are_floats(keys), without_words(keys).is_null())).drop_null()
+        return (
+            [f"keys are texts: a lookup finds {shown(odd[0].as_py())} only as it is written"]
+            if len(odd)
+            else []
+        )
 
     def _guesses(self, names: list[str], told: Told) -> list[Guess]:
         """What columns are to be, from all their values."""
+        record = self._archive.catalog.read(self._space)
+        default = record.version(record.default)
+        there = default.columns if default is not None and default.is_full else ()
+        texts = {one.name for one in there if one.dtype == TEXT}
         guesses = [
-            Guess(self._file.schema.field(name), are_cells=self._file.format == "csv") for name in names
+            Guess(self._file.schema.field(name), are_cells=self._file.format == "csv" and name not in texts)
+            for name in names
         ]
         for batch in self._batches(names, 1, told):
             for guess in guesses:

@@ -98,9 +98,9 @@ def run(options: argparse.Namespace) -> int:
     from headrace.archive.loading.load import Load, Stopped  # noqa: PLC0415 - the same
     from headrace.archive.moving import Lacking  # noqa: PLC0415 - the same
 
-    if len(options.delimiter) > 1:
+    if len(options.delimiter) > 1 or not options.delimiter.isascii():
         raise InvalidRequest(
-            f"expected one character, or tab, got {options.delimiter!r}", field="--delimiter"
+            f"expected one ASCII character, or tab, got {options.delimiter!r}", field="--delimiter"
         )
     started, target = time.monotonic(), None
     with Stopping() as stopping, opened.open_archive_of(options) as archive:
@@ -130,11 +130,10 @@ def run(options: argparse.Namespace) -> int:
 
 def _tell_doubts(target: Target, *, strict: bool) -> None:
     for doubt in target.doubts:
-        print(f"headrace: {doubt}; declare the columns of the table to say otherwise", file=sys.stderr)
+        print(f"headrace: {doubt}", file=sys.stderr)
     if strict and target.doubts:
-        raise InvalidRequest(
-            "what is guessed is not certain, as said above; declare columns", field="--strict"
-        )
+        problem = "the guesses above change values; correct the file, or declare the table's columns"
+        raise InvalidRequest(problem, field="--strict")
 
 
 def _target(options: argparse.Namespace, archive: Archive, load: Load, progress: _Progress) -> Target:

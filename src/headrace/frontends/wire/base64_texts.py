@@ -28,10 +28,10 @@ def decoding(text: str, step: int) -> Iterator[bytes]:
         digits = left.rstrip("=")
         if "=" in digits:
             raise ValueError("padding within the text")
+        if len(left) - len(digits) > _MOST_PADDING:
+            raise ValueError("more than two characters of padding")
         if start + step < len(text):
             whole = len(digits) - len(digits) % 4
-        elif len(left) - len(digits) > _MOST_PADDING:
-            raise ValueError("more than two characters of padding")
         else:
             left = digits + "=" * (-len(digits) % 4)
             whole = len(left)

@@ -208,8 +208,10 @@ def test_rows_with_their_times_are_found_as_they_were(tmp_path: Path, name: str,
 @pytest.mark.parametrize(
     ("times", "problem"),
     [
-        ([1, None], "row 2, column 'at': expected a time after 1970, got None"),
-        ([1, -5], "row 2, column 'at': expected a time after 1970, got -5"),
+        ([10**12, None], "row 2, column 'at': expected a time from 1990 to 2100, got None"),
+        ([10**12, -5], "row 2, column 'at': expected a time from 1990 to 2100, got -5"),
+        ([1_700_000_000], "got 1700000000; it would be one in seconds: write milliseconds"),
+        ([1_700_000_000_000_000], "it would be one in microseconds: write milliseconds"),
         ([0.5, 1], "column 'at': expected milliseconds of Unix time, or times such as .*, got double"),
         (["2026-01-01", "soon"], "row 2, column 'at': expected milliseconds of Unix time, .*, got 'soon'"),
     ],
@@ -217,7 +219,10 @@ def test_rows_with_their_times_are_found_as_they_were(tmp_path: Path, name: str,
 def test_times_that_are_none_are_refused(
     archive: Archive, tmp_path: Path, times: list[object], problem: str
 ) -> None:
-    file = written(tmp_path / "u.parquet", pa.table({"id": ["a", "b"], "at": times, "n": [1, 2]}))
+    file = written(
+        tmp_path / "u.parquet",
+        pa.table({"id": ["a", "b"][: len(times)], "at": times, "n": [1, 2][: len(times)]}),
+    )
     with pytest.raises(InvalidRequest, match=problem):
         load_table(archive, "films", file, written="at")
 
@@ -342,7 +347,7 @@ def test_a_column_without_a_name_as_pandas_writes_its_index_is_left_out(
     (tmp_path / "f.csv").write_text(",id,year\n0,a,1995\n")
     target = load_table(archive, "films", tmp_path / "f.csv")
     assert (target.key, target.left_out) == ("id", [])
-    assert target.doubts[0].startswith("1 column has no name, as the row numbers that pandas writes")
+    assert target.doubts[0].startswith("1 column has no name")
     assert archive.lookup("films", ["a"]).values()["year"].tolist() == [1995]
 
 
@@ -395,3 +400,50 @@ def test_the_key_is_the_column_that_is_called_so(
         tmp_path / "some.parquet", pa.table(rows | ({"age": [1], "score": [1]} if table == "users" else {}))
     )
     assert loader(archive, table, file).table("", "", lambda rows, share: None).key == key
+
+
+def doubts_of(archive: Archive, file: Path, key: str = "") -> list[str]:
+    return list(loader(archive, "films", file).table(key, "", lambda rows, share: None).doubts)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("id,n\n a, 1\n", "the spaces around values are removed"),
+        ('id,n\n"a, b",1\n', ""),
+        (",id,n\n0,a,1\n", "1 column has no name"),
+        ("id,n\n1012.0,1\n", "a lookup finds '1012.0' only as it is written"),
+        ("id,n\n1.23457E+11,1\n", "a lookup finds '1.23457E+11' only as it is written"),
+        ("id,n\nNA,1\n", "a lookup finds 'NA' only as it is written"),
+        ("id,n\na,007\n", "the column 'n': its values stay texts, as '007'"),
+        ("id,n\na,1\nb,NA\n", "the column 'n': 'NA' is taken for a missing number"),
+        ("id,n\na,1.23457E+11\n", "the column 'n': '1.23457E+11' may be an id whose last digits"),
+        ("id,n\n7,1\n8,2\n", ""),
+    ],
+)
+def test_what_a_csv_is_taken_for_is_told(archive: Archive, tmp_path: Path, content: str, said: str) -> None:
+    (tmp_path / "films.csv").write_text(content)
+    told = doubts_of(archive, tmp_path / "films.csv")
+    assert [one for one in told if said in one] if said else not told
+
+
+def test_the_index_of_a_data_frame_is_neither_key_nor_column(archive: Archive, tmp_path: Path) -> None:
+    table = pa.table({"__index_level_0__": [5, 6], "film": ["a", "b"], "n": [1, 2]})
+    target = loader(archive, "films", written(tmp_path / "films.parquet", table)).table(
+        "", "", lambda rows, share: None
+    )
+    assert (target.key, [column.name for column in target.columns]) == ("film", ["n"])
+    assert target.doubts == ["the row index of a data frame is left out: __index_level_0__"]
+
+
+def test_decimals_without_a_fraction_are_whole_numbers(archive: Archive, tmp_path: Path) -> None:
+    ids = pa.array([9007199254740993, 9007199254740992]).cast(pa.decimal128(38, 0))
+    load_table(archive, "films", written(tmp_path / "films.parquet", pa.table({"id": ["a", "b"], "n": ids})))
+    assert of(archive, "films", "a", "b")["n"] == [9007199254740993, 9007199254740992]
+
+
+def test_cells_are_texts_where_the_table_has_texts(archive: Archive, tmp_path: Path) -> None:
+    for content in ("id,zip\na,01234\n", "id,zip\nb,81234\n"):
+        (tmp_path / "films.csv").write_text(content)
+        load_table(archive, "films", tmp_path / "films.csv")
+    assert of(archive, "films", "a", "b")["zip"] == [b"01234", b"81234"]
