@@ -1,16 +1,18 @@
 """The batch contract, checked when a version is loaded: rows out are rows in, and rows are independent.
 
 Requests are merged into batches, and large ones cut. A model whose first axis is not rows, or whose rows
-depend on their neighbours, would give callers each other's numbers, with status 200. So it is asked:
+depend on their neighbours, would give callers each other's numbers, with status 200. The check calls it with
 
-* the same batch twice: answers that differ come from state or randomness, and only rows are counted then;
 * batches of two sizes, whose answers must have as many rows;
-* batches of one size in which a row keeps its place and its neighbours change, which must change nothing;
+* pairs of batches of one size in which two rows keep their places and the others change. The kept rows must
+  be answered alike. If they are not, both batches are computed again: outputs that differ between two
+  computations of one batch have state or randomness, and only their rows are counted;
 * a row alone, whose answer may differ from the one in a batch as far as kernels of different sizes do.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,22 +26,30 @@ from headrace.tensors import STRING, Array, Tensors
 Predict = Callable[[Tensors], Tensors]
 
 DRAWS = 4
-"""How many batches are drawn; what is no float must differ in all but one of them to count."""
+"""How many pairs of batches are compared where all outputs are floats."""
+
+_DRAWS_OF_LABELS = 12
+_BESIDE_OTHERS, _ALONE = (1, 2), (2, DRAWS - 1)
+"""In how many draws a float, and a label, must differ to count: other sizes may be rounded otherwise."""
 
 NEIGHBOUR_TOLERANCE = 1e-5
-"""How far a float may be apart in batches of one size, in parts of the largest number of its output."""
+"""How far a float may be apart in batches of one size, in parts of the largest number of its column."""
 
 ALONE_TOLERANCE = 1e-3
-"""The same for a row alone and in a batch: kernels differ by batch size."""
+"""The same for a row alone and in a batch, in parts of the whole output: kernels differ by batch size."""
 
 _HALF_TOLERANCE = 1e-2  # of float16 in both cases
 _ROWS, _MORE_ROWS = 4, 7
 _FEWEST_ROWS = 2
+_ROWS_TO_KEEP_TWO = 4
 _UNKNOWN_SIZES = (4, 16, 1)
 """Tried for dimensions that the signature leaves open."""
 
-_WIDER = 50.0
+_WIDER = 50
 """Neighbours are larger by this factor in every other draw: what is scaled by the whole batch shows."""
+
+_DRAWN_ROWS, _DRAWN_BYTES = 16, 16 * 1024 * 1024
+"""Floats are drawn once for so many rows, of fewer bytes than this if rows are large."""
 
 WAY_OUT = (
     "with `batching = false` in headrace.toml each request is computed by itself and its answer given whole; "
@@ -48,7 +58,7 @@ WAY_OUT = (
 
 
 class OutOfTime(Exception):
-    """The time that checking may take is over."""
+    """The check reached its time limit."""
 
 
 @dataclass(slots=True)
@@ -60,12 +70,14 @@ class Findings:
         unchecked: What was not checked, and why, in sentences.
         tried: The inputs that were drawn until the model answered.
         refused: Why it has answered none of them; None where it has.
+        first_seconds: How long the first call took, which warms the model up and does not count.
     """
 
     breach: str = ""
     unchecked: list[str] = field(default_factory=list)
     tried: list[Tensors] = field(default_factory=list)
     refused: Exception | None = None
+    first_seconds: float = 0.0
 
 
 def check_contract(
@@ -84,14 +96,15 @@ def check_contract(
         signature: How it is called.
         sizes: The batch sizes that the model may see, ascending; empty for any.
         recorded: Batches that it has answered, which are rows of real requests; rows are drawn if empty.
-        until: When to stop, on the monotonic clock.
+        until: When to stop, on the monotonic clock, if the first call takes no time.
         in_rows: Whether requests are merged and cut by rows; if not, it is only asked for an answer.
     """
     probe = _Probe(predict, signature, sizes, until)
     try:
         probe.run(recorded, in_rows=in_rows)
     except OutOfTime:
-        probe.findings.unchecked.append("the time for it was over before all was checked")
+        compared = f"the rows of {probe.draws} of {probe.most_draws} pairs of batches were compared"
+        probe.findings.unchecked.append(f"the check reached its time limit: {compared}")
     return probe.findings
 
 
@@ -106,20 +119,26 @@ class _Probe:
         self._may_be_alone = not sizes or sizes[0] == 1
         self._random = np.random.default_rng(0)
         self._longest = 0.0
+        self._is_warm = False
+        self._varying: set[str] = set()
+        self._labels = {one.name for one in signature.outputs if one.dtype.kind != "f"}
+        self.draws, self.most_draws = 0, _DRAWS_OF_LABELS if self._labels else DRAWS
 
     def run(self, recorded: Sequence[Tensors], *, in_rows: bool) -> None:
-        """Check with the first rows that the model answers throughout: recorded, or made up in some way."""
+        """Check with the first rows that the model answers throughout: recorded, or generated in some way."""
         refused: Exception | None = None
         for pool in self._pools(recorded):
             try:
                 self._check(pool, in_rows=in_rows)
             except OutOfTime:
                 raise
-            except Exception as error:  # noqa: BLE001 - the boundary to a model's own code, asked about made-up data
+            except Exception as error:  # noqa: BLE001 - the boundary to a model's own code, asked about generated data
                 refused = refused or error
             else:
                 return
         self.findings.refused = refused
+        if in_rows and self._may_be_alone and refused is not None:
+            self.findings.breach = self._only_alone(recorded)
 
     def _pools(self, recorded: Sequence[Tensors]) -> Iterator[_Pool]:
         if rows := _alike(recorded):
@@ -128,30 +147,36 @@ class _Probe:
             yield _Pool(self._signature, self._random, {}, way)
 
     def _check(self, pool: _Pool, *, in_rows: bool) -> None:
-        first = pool.draw(self._rows, 1.0)
+        first = pool.draw(self._rows)
         self.findings.tried.append(first)
         answer = self._ask(first)
         if not in_rows:
             return
         self.findings.breach = self._wrong_rows(answer, self._rows)
-        if not self.findings.breach and self._more_rows != self._rows:
-            more = self._ask(pool.draw(self._more_rows, 1.0))
-            self.findings.breach = self._wrong_rows(more, self._more_rows)
         if self.findings.breach or self._rows == 1:
             return
-        if differing(answer, self._ask(first), NEIGHBOUR_TOLERANCE):
-            self.findings.unchecked.append(
-                "the same batch is answered differently each time, so only rows were counted"
-            )
-            return
         self.findings.breach = self._depends_on_neighbours(pool) or self._depends_on_size(pool)
+        if self._varying:
+            names = ", ".join(sorted(self._varying))
+            self.findings.unchecked.append(
+                f"the same batch is answered differently each time, so of {names} only rows were counted"
+            )
+        if not pool.varies:
+            self.findings.unchecked.append(
+                "all generated rows are the same, so rows were only counted; record some in warm_up.jsonl"
+            )
 
     def _ask(self, inputs: Tensors) -> Tensors:
         began = time.monotonic()
         if began + self._longest > self._until:
             raise OutOfTime
         answer = self._predict(inputs)
-        self._longest = max(self._longest, time.monotonic() - began)
+        seconds = time.monotonic() - began
+        if self._is_warm:
+            self._longest = max(self._longest, seconds)
+        else:
+            self._is_warm, self.findings.first_seconds = True, seconds
+            self._until += seconds
         return answer
 
     def _wrong_rows(self, answer: Tensors, rows: int) -> str:
@@ -166,80 +191,158 @@ class _Probe:
         return ""
 
     def _depends_on_neighbours(self, pool: _Pool) -> str:
-        """Change the neighbours of the first and of the last row."""
-        for place in (0, self._rows - 1):
-            found = Counter[str]()
-            for draw in range(DRAWS):
-                one = pool.draw(self._rows, 1.0)
-                other = _with_row(pool.draw(self._rows, _WIDER if draw % 2 else 1.0), one, place)
-                before, after = self._ask(one), self._ask(other)
-                found.update(differing(before, after, NEIGHBOUR_TOLERANCE, place, place))
-            if name := _counts(found, self._signature):
-                return (
-                    f"the rows of the model depend on each other: row {place} of a batch of {self._rows} has "
-                    f"another output {name!r} when the other rows change"
+        """Change the neighbours of two rows, and count the rows of a batch of another size."""
+        found = Counter[str]()
+        for draw in range(self.most_draws):
+            places = _kept(draw, self._rows)
+            one = pool.draw(self._rows)
+            other = self._with_neighbours(pool, one, places, is_wide=draw % 2 == 0)
+            found.update(self._differing(one, other, places, places, NEIGHBOUR_TOLERANCE))
+            self.draws += 1
+            if name := self._counts(found, _BESIDE_OTHERS):
+                return self._wrong_rows(self._predict(pool.draw(self._more_rows)), self._more_rows) or (
+                    f"the rows of the model depend on each other: row {places[0]} or {places[-1]} of a batch "
+                    f"of {self._rows} has another output {name!r} when the other rows change"
                 )
+            if draw == 0 and self._more_rows != self._rows:
+                more = self._ask(pool.draw(self._more_rows))
+                if breach := self._wrong_rows(more, self._more_rows):
+                    return breach
         return ""
+
+    def _with_neighbours(self, pool: _Pool, one: Tensors, places: Array, *, is_wide: bool) -> Tensors:
+        """A batch with other rows beside those that are kept; no wider ones if the model refuses these."""
+        other = _with_rows(pool.draw(self._rows, _WIDER if is_wide else 1), one, places)
+        if not (is_wide and pool.has_integers and pool.has_wide_integers is None):
+            return other
+        try:
+            self._ask(other)
+            pool.has_wide_integers = True
+        except OutOfTime:
+            raise
+        except Exception:  # noqa: BLE001 - integers that are too large for a table prove nothing
+            pool.has_wide_integers = False
+            return _with_rows(pool.draw(self._rows, _WIDER), one, places)
+        return other
 
     def _depends_on_size(self, pool: _Pool) -> str:
         if not self._may_be_alone:
             return ""
-        found = Counter[str]()
+        found, last = Counter[str](), np.array([self._rows - 1])
         for _ in range(DRAWS):
-            batch = pool.draw(self._rows, 1.0)
+            batch = pool.draw(self._rows)
             alone = {name: array[-1:] for name, array in batch.items()}
-            found.update(differing(self._ask(batch), self._ask(alone), ALONE_TOLERANCE, self._rows - 1, 0))
-        if name := _counts(found, self._signature):
+            found.update(self._differing(batch, alone, last, np.array([0]), ALONE_TOLERANCE))
+        if name := self._counts(found, _ALONE):
             return (
                 f"the rows of the model depend on each other: a row alone has another output {name!r} than "
                 f"in a batch of {self._rows}"
             )
         return ""
 
+    def _differing(
+        self, one: Tensors, other: Tensors, rows: Array, other_rows: Array, tolerance: float
+    ) -> list[str]:
+        """Which outputs differ in some rows, and differ again when both batches are computed again."""
+        before, after = self._ask(one), self._ask(other)
+        names = differing(before, after, tolerance, rows, other_rows)
+        if not set(names) - self._varying:
+            return []
+        # Whatever the time, as it may be a breach; elsewhere in memory, where kernels may round otherwise.
+        again = self._predict(_elsewhere(other)), self._predict(_elsewhere(one))
+        self._varying.update(differing(after, again[0], NEIGHBOUR_TOLERANCE))
+        self._varying.update(differing(before, again[1], NEIGHBOUR_TOLERANCE))
+        return [name for name in names if name not in self._varying]
 
-def _counts(found: Counter[str], signature: Signature) -> str:
-    """The output that differs so often that it counts; "" if none does."""
-    floats = {spec.name for spec in signature.outputs if spec.dtype.kind == "f"}
-    return next((name for name, count in found.items() if count >= (2 if name in floats else DRAWS - 1)), "")
+    def _counts(self, found: Counter[str], draws: tuple[int, int]) -> str:
+        """The output that differs so often that it counts; "" if none does."""
+        least = {name: draws[name in self._labels] for name in found}
+        return next((name for name, count in found.items() if count >= least[name]), "")
+
+    def _only_alone(self, recorded: Sequence[Tensors]) -> str:
+        """Whether the model answers a row alone, and fails a batch of that row only."""
+        for pool in self._pools(recorded):
+            row = pool.draw(1)
+            try:
+                self._ask(row)
+            except OutOfTime:
+                raise
+            except Exception:  # noqa: BLE001 - the boundary to a model's own code, asked about generated data
+                continue
+            try:
+                self._ask({name: np.repeat(array, self._rows, axis=0) for name, array in row.items()})
+            except OutOfTime:
+                raise
+            except Exception as error:  # noqa: BLE001 - the same
+                return f"the model answers a row alone, and fails a batch of {self._rows} such rows: {error}"
+        return ""
+
+
+def _kept(draw: int, rows: int) -> Array:
+    """The places of the rows that keep their place in a pair of batches: each comes in turn."""
+    if rows < _ROWS_TO_KEEP_TWO:
+        return np.array([draw % rows])
+    return np.array([draw % rows, (draw + rows // 2) % rows])
 
 
 def differing(
-    one: Tensors, other: Tensors, tolerance: float, row: int | None = None, other_row: int | None = None
+    one: Tensors, other: Tensors, tolerance: float, rows: Array | None = None, other_rows: Array | None = None
 ) -> list[str]:
     """Which outputs differ. Pure.
 
     Args:
         one: Outputs of a batch.
         other: Those of another.
-        tolerance: How far floats may be apart, in parts of the largest finite number of the output.
-        row: Which row of ``one`` is compared; all if left out.
-        other_row: With which row of ``other``.
+        tolerance: How far floats may be apart, in parts of the largest finite number: of the column in
+            batches of one size, else of the output.
+        rows: Which rows of ``one`` are compared; all if left out.
+        other_rows: With which rows of ``other``.
     """
     found = []
     for name, array in one.items():
-        a, b = (array, other[name]) if row is None else (array[row], other[name][other_row])
-        if not _same(np.asarray(a), np.asarray(b), tolerance, array):
+        a, b = (array, other[name]) if rows is None else (array[rows], other[name][other_rows])
+        by_column = len(array) == len(other[name])
+        if not _same(np.asarray(a), np.asarray(b), tolerance, _largest(array, by_column=by_column)):
             found.append(name)
     return found
 
 
-def _same(a: Array, b: Array, tolerance: float, whole: Array) -> bool:
+def _largest(array: Array, *, by_column: bool) -> Array:
+    """The largest finite number of an output, or of each of its columns."""
+    if array.dtype.kind != "f":
+        return np.zeros(())
+    numbers = np.abs(array.astype(np.float64))
+    numbers[~np.isfinite(numbers)] = 0.0
+    return np.asarray(numbers.max(axis=0 if by_column else None, initial=0.0))
+
+
+def _same(a: Array, b: Array, tolerance: float, largest: Array) -> bool:
     if a.shape != b.shape:
         return False
     if a.dtype.kind != "f":
         return bool(np.array_equal(a, b))
-    finite = np.abs(whole[np.isfinite(whole)].astype(np.float64))
-    largest = float(finite.max(initial=0.0))
     part = max(tolerance, _HALF_TOLERANCE) if a.dtype == np.float16 else tolerance
-    return bool(np.allclose(a.astype(np.float64), b.astype(np.float64), 0.0, part * largest, equal_nan=True))
+    return bool(
+        np.all(np.isclose(a.astype(np.float64), b.astype(np.float64), 0.0, part * largest, equal_nan=True))
+    )
 
 
-def _with_row(batch: Tensors, other: Tensors, place: int) -> Tensors:
-    """A batch with one row of another one in its place."""
+def _elsewhere(batch: Tensors) -> Tensors:
+    """Copy a batch to addresses with another alignment."""
+    made = {}
+    for name, array in batch.items():
+        room = np.empty(array.size + 1, array.dtype)
+        made[name] = room[1:].reshape(array.shape)
+        made[name][...] = array
+    return made
+
+
+def _with_rows(batch: Tensors, other: Tensors, places: Array) -> Tensors:
+    """A batch with some rows of another one in their places."""
     made = {}
     for name, array in batch.items():
         made[name] = array.copy()
-        made[name][place] = other[name][place]
+        made[name][places] = other[name][places]
     return made
 
 
@@ -249,7 +352,7 @@ def _at_least(rows: int, sizes: Sequence[int]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """How rows are made up.
+    """How rows are generated.
 
     Attributes:
         spread: How far floats are from 0 on average; 0 for zeros.
@@ -270,7 +373,7 @@ _PLAIN = _Way(1.0, True, 1, (b"a", b"some text", b"7"), _UNKNOWN_SIZES[0])
 
 
 def _ways(signature: Signature) -> Iterator[_Way]:
-    """The ways in which rows are made up; most models know what is small and not below 0."""
+    """The ways in which rows are generated; most models know what is small and not below 0."""
     is_open = any(None in spec.shape for spec in signature.inputs)
     for size in _UNKNOWN_SIZES if is_open else _UNKNOWN_SIZES[:1]:
         yield replace(_PLAIN, size=size)
@@ -279,7 +382,13 @@ def _ways(signature: Signature) -> Iterator[_Way]:
 
 
 class _Pool:
-    """Where batches are drawn from: recorded rows, the rows that a runtime knows, or made-up ones."""
+    """Where batches are drawn from: recorded rows, the rows that a runtime knows, or generated ones.
+
+    Attributes:
+        has_integers: Whether integers are generated.
+        has_wide_integers: Whether the model takes larger ones for wide neighbours; None if it was not tried.
+        varies: Whether rows may differ from each other.
+    """
 
     def __init__(
         self,
@@ -290,35 +399,60 @@ class _Pool:
     ) -> None:
         self._signature, self._random, self._way = signature, random, way
         self._recorded = recorded
+        self._drawn: dict[str, Array] = {}
+        sample = signature.sample
+        self.has_integers = not recorded and any(_is_drawn_integer(one, sample) for one in signature.inputs)
+        self.has_wide_integers: bool | None = None
+        self.varies = (
+            bool(recorded) or sample is None or any(one.dtype.kind == "f" for one in signature.inputs)
+        )
 
-    def draw(self, rows: int, scale: float) -> dict[str, Array]:
+    def draw(self, rows: int, wider: int = 1) -> dict[str, Array]:
         if self._recorded:
             count = len(next(iter(self._recorded.values())))
             chosen = self._random.integers(0, count, rows)
             return {name: array[chosen] for name, array in self._recorded.items()}
-        return {spec.name: self._column(spec, rows, scale) for spec in self._signature.inputs}
+        return {spec.name: self._column(spec, rows, wider) for spec in self._signature.inputs}
 
-    def _column(self, spec: TensorSpec, rows: int, scale: float) -> Array:
+    def _column(self, spec: TensorSpec, rows: int, wider: int) -> Array:
         sample = None if self._signature.sample is None else self._signature.sample[spec.name]
-        shape = (rows, *(self._way.size if size is None else size for size in spec.shape))
+        shape = tuple(self._way.size if size is None else size for size in spec.shape)
         if sample is not None and spec.dtype.kind != "f":
             return np.repeat(sample, rows, axis=0)  # values that the model knows
         if spec.dtype == STRING:
-            drawn = self._random.integers(0, len(self._way.texts), shape)
-            column = np.empty(shape, STRING)
+            drawn = self._random.integers(0, len(self._way.texts), (rows, *shape))
+            column = np.empty((rows, *shape), STRING)
             column.ravel()[:] = [self._way.texts[one] for one in drawn.ravel()]
             return column
         if spec.dtype.kind != "f":
-            return self._random.integers(0, self._way.most + 1, shape).astype(spec.dtype)
-        numbers = self._random.normal(size=shape) * self._way.spread * scale
-        numbers = np.abs(numbers) if self._way.is_positive else numbers
+            most = self._way.most * (1 if self.has_wide_integers is False else wider)
+            limit = 1 if spec.dtype.kind == "b" else int(np.iinfo(spec.dtype).max)
+            return self._random.integers(0, min(most, limit) + 1, (rows, *shape)).astype(spec.dtype)
+        numbers = self._floats(spec.name, rows, shape)
+        if wider > 1:
+            numbers = numbers * np.float32(wider)
         return (numbers if sample is None else numbers + sample).astype(spec.dtype)
+
+    def _floats(self, name: str, rows: int, shape: tuple[int, ...]) -> Array:
+        """Rows of floats, float32 ``[rows, *shape]``, some of those that were drawn at first."""
+        drawn = self._drawn.get(name)
+        if drawn is None or len(drawn) < rows:
+            row_bytes = 4 * math.prod(shape)
+            count = max(rows + 1, min(max(_DRAWN_ROWS, 2 * rows), _DRAWN_BYTES // max(1, row_bytes)))
+            drawn = self._random.standard_normal((count, *shape), np.float32) * np.float32(self._way.spread)
+            self._drawn[name] = drawn = np.abs(drawn) if self._way.is_positive else drawn
+        return drawn[self._random.permutation(len(drawn))[:rows]]
+
+
+def _is_drawn_integer(spec: TensorSpec, sample: Tensors | None) -> bool:
+    return spec.dtype.kind in "iu" and sample is None
 
 
 def _alike(recorded: Sequence[Tensors]) -> Mapping[str, Array]:
-    """The recorded rows that have the shape of the first one; none where that is the only one."""
+    """The recorded rows that have the shape of the first one; none where all are alike."""
     shapes = [{name: array.shape[1:] for name, array in one.items()} for one in recorded]
     same = [one for one, shape in zip(recorded, shapes, strict=True) if shape == shapes[0]]
     if sum(len(next(iter(one.values()))) for one in same) < _FEWEST_ROWS:
         return {}
-    return {name: np.concatenate([one[name] for one in same]) for name in shapes[0]}
+    rows = {name: np.concatenate([one[name] for one in same]) for name in shapes[0]}
+    return rows if any(bool(np.any(array != array[:1])) for array in rows.values()) else {}

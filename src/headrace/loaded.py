@@ -44,6 +44,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_ASK_SECONDS = 1.0
+"""How long the version that serves may take to answer a request that a new version has failed."""
+
 _NO_ARCHIVE = (
     "inputs: they come from an archive, and there is none; start with --archive FILE, "
     "in process with Engine(archive=…)"
@@ -276,7 +279,7 @@ class VersionLoader:
     clock: Clock
     threads: LoaderThreads
     allow_code: bool = False
-    call: Callable[[str, Tensors], Tensors] | None = None
+    call: Callable[..., Tensors] | None = None
     find: Callable[[str], LoadedVersion] | None = None
     objects: Mapping[tuple[str, int], Servable] = field(default_factory=dict)
     totals: ModelTotals = field(default_factory=ModelTotals)
@@ -457,7 +460,7 @@ class VersionLoader:
             LoadError: A recorded request failed, or one of its processes did not start.
         """
         servable, config, path = loaded.servable, loaded.config, loaded.path
-        serving = None if self.call is None else partial(self.call, loaded.name)
+        serving = None if self.call is None else partial(self.call, loaded.name, timeout_seconds=_ASK_SECONDS)
         checks = partial(
             probe, loaded.bare, config, (loaded.name, loaded.version), loaded.load_seconds, serving
         )

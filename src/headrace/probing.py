@@ -11,7 +11,7 @@ from headrace.config import ModelConfig
 from headrace.contract import WAY_OUT, Findings, check_contract
 from headrace.errors import HeadraceError, LoadError, NotLoadable
 from headrace.lifecycle.idle import stop_if_dropped
-from headrace.servable import DEFAULT_SIGNATURE, Servable, Signature
+from headrace.servable import DEFAULT_SIGNATURE, IS_GENERATED, Servable, Signature
 from headrace.tensors import Tensors
 from headrace.warmup import WarmUpBatch
 
@@ -53,16 +53,21 @@ def probe(
         batches = [inputs for inputs in own if inputs.keys() == names]
         predict, sizes = partial(_predict, servable, signature), _sizes(signature, config)
         in_rows = config.batching.enabled
-        found = check_contract(predict, signature, sizes, batches, until, in_rows=in_rows)
+        generated = IS_GENERATED.set(True)
+        try:
+            found = check_contract(predict, signature, sizes, batches, until, in_rows=in_rows)
+        finally:
+            IS_GENERATED.reset(generated)
+        until += found.first_seconds
         if found.breach:
             raise NotLoadable(f"{found.breach}; {WAY_OUT}")
         for said in found.unchecked:
-            _say("%s version %d: its batches: %s", of, said)
+            _say("%s version %d: %s", of, f"{said} (signature {signature.name})")
         if found.refused is not None:
             if signature.name == DEFAULT_SIGNATURE and config.warm_up.must_answer and serving is not None:
                 _compare(found, serving)
-            said = f"made-up requests failed ({found.refused}); record some in warm_up.jsonl"
-            _say("%s version %d: whether its rows depend on each other was not checked: %s", of, said)
+            said = f"every generated request failed ({found.refused}); record some in warm_up.jsonl"
+            _say("%s version %d: row independence was not checked: %s", of, said)
 
 
 def _predict(servable: Servable, signature: Signature, inputs: Tensors) -> Tensors:
@@ -86,8 +91,9 @@ def _compare(found: Findings, serving: Callable[[Tensors], object]) -> None:
         except HeadraceError:  # it is no request for that one either, or nothing serves
             continue
         raise LoadError(
-            f"it fails each made-up request, and the version that serves now answers them: {found.refused}; "
-            "with `[warm_up] must_answer = false` in headrace.toml it takes over all the same"
+            f"it fails every generated request, and the version that serves answers them: {found.refused}; "
+            "record real requests in warm_up.jsonl, or set `[warm_up] must_answer = false` in headrace.toml "
+            "to replace that version anyway"
         )
 
 

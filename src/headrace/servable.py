@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
@@ -15,6 +16,9 @@ from headrace.absent import Expansion, complete, fitted
 from headrace.casting import DoesNotFit, cast, may_cast
 from headrace.errors import InvalidRequest, NotFound, TooLarge, listed, shown
 from headrace.tensors import BY_DTYPE, STRING, Array, Buffer, Tensors, describe, held_bytes
+
+IS_GENERATED: ContextVar[bool] = ContextVar("IS_GENERATED", default=False)
+"""Whether a check has generated the inputs of a call, so that a failure is no error in the log."""
 
 DEFAULT_SIGNATURE = "serving_default"
 """The signature that a request means when it names none, as in TensorFlow Serving."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -113,11 +115,125 @@ def test_a_tie_that_flips_once_is_no_breach() -> None:
     assert check(labels, signature(I64, ())).breach == ""
 
 
-def test_labels_that_depend_on_the_batch_are_found() -> None:
-    def labels(x: Array) -> Array:
-        return (x.sum(axis=1) > np.median(x.sum(axis=1)) + 0 * len(x)).astype(np.int64) + len(x)
+LABELS: dict[str, Callable[[Array], Array]] = {
+    "above the mean of the batch": lambda x: (x.sum(axis=1) > x.sum(axis=1).mean()).astype(np.int64),
+    "the largest of the batch": lambda x: (x.sum(axis=1) == x.sum(axis=1).max()).astype(np.int64),
+    "the best of quantised scores": lambda x: scaled_by_the_batch(x @ WEIGHTS).argmax(axis=1),
+    "the size": lambda x: np.full(len(x), len(x)),
+}
 
-    assert "depend on each other" in check(labels, signature(I64, ())).breach
+
+@pytest.mark.parametrize("name", LABELS)
+def test_labels_that_depend_on_the_batch_are_found(name: str) -> None:
+    assert "depend on each other" in check(LABELS[name], signature(I64, ())).breach
+    texts = check(
+        lambda x: np.array([str(one).encode() for one in LABELS[name](x)], STRING), signature(STRING, ())
+    )
+    assert "depend on each other" in texts.breach
+
+
+INTEGERS: dict[str, Callable[[Array], Array]] = {
+    "scaled by the largest": lambda x: x / max(int(x.max()), 1),
+    "from 0 to 1": lambda x: (x - x.min()) / max(int(x.max() - x.min()), 1),
+}
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.uint8], ids=["int64", "uint8"])
+@pytest.mark.parametrize("name", INTEGERS)
+def test_integers_that_are_scaled_by_the_batch_are_found(name: str, dtype: type) -> None:
+    made = Signature(DEFAULT_SIGNATURE, (TensorSpec("x", np.dtype(dtype), (3,)),), signature().outputs)
+
+    def scaled(inputs: Tensors) -> Tensors:
+        return {"y": INTEGERS[name](inputs["x"].astype(np.int64)).astype(np.float32)}
+
+    assert "depend on each other" in check_contract(scaled, made, (), (), math.inf).breach
+
+
+def test_a_large_column_hides_no_other() -> None:
+    def answer(x: Array) -> Array:
+        softmax = np.exp(x) / np.exp(x).sum(axis=0)
+        return np.concatenate([softmax, np.full((len(x), 1), 1.7e9)], axis=1).astype(np.float32)
+
+    assert "depend on each other" in check(answer).breach
+
+
+def test_one_random_output_hides_no_other() -> None:
+    random = np.random.default_rng(0)
+    made = replace(signature(), outputs=(*signature().outputs, TensorSpec("id", F32, ())))
+
+    def answer(inputs: Tensors) -> Tensors:
+        x = inputs["x"]
+        return {"y": np.exp(x) / np.exp(x).sum(axis=0), "id": random.random(len(x), np.float32)}
+
+    found = check_contract(answer, made, (), (), math.inf)
+    assert "another output 'y'" in found.breach
+
+
+@pytest.mark.parametrize("share", [0.02, 0.1, 0.3])
+@pytest.mark.parametrize("seed", range(20))
+def test_exploration_is_no_breach(share: float, seed: int) -> None:
+    random = np.random.default_rng(seed)
+
+    def explore(x: Array) -> Array:
+        scores = (x @ WEIGHTS).astype(np.float32)
+        chosen = random.random(len(x)) < share
+        scores[chosen] = random.random((int(chosen.sum()), 5))
+        return scores
+
+    assert check(explore).breach == ""
+
+
+def test_turns_are_no_breach() -> None:
+    turns = itertools.cycle([0.0, 1.0])
+    found = check(lambda x: x + np.float32(next(turns)))
+    assert (found.breach, len(found.unchecked)) == ("", 1)
+
+
+def test_a_recording_of_equal_rows_is_not_all_that_is_tried() -> None:
+    same = {"x": np.ones((3, 3), np.float32)}
+    assert "depend on each other" in check(lambda x: x - x.mean(axis=0), recorded=(same,)).breach
+
+
+def test_a_model_that_answers_one_row_only_is_found() -> None:
+    def answer(x: Array) -> Array:
+        return x.reshape(1, 3)
+
+    assert "answers a row alone, and fails a batch of 4 such rows" in check(answer).breach
+
+
+def test_a_slow_first_call_leaves_time_for_the_others() -> None:
+    calls = itertools.count()
+
+    def answer(inputs: Tensors) -> Tensors:
+        if next(calls) == 0:
+            time.sleep(0.3)
+        return {"y": np.cumsum(inputs["x"], axis=0)}
+
+    found = check_contract(answer, signature(), (), (), time.monotonic() + 0.2)
+    assert "depend on each other" in found.breach
+    assert found.first_seconds >= 0.3
+
+
+def test_a_slow_model_is_asked_for_the_most_telling_batches_first() -> None:
+    calls = itertools.count()
+
+    def answer(x: Array) -> Array:
+        next(calls)
+        return np.cumsum(x, axis=0)
+
+    assert "depend on each other" in check(answer).breach
+    assert next(calls) == 6  # one batch, a pair, that pair again, and more rows
+
+
+def test_rows_that_cannot_be_varied_are_told() -> None:
+    made = Signature(
+        DEFAULT_SIGNATURE,
+        (TensorSpec("x", STRING, ()),),
+        (TensorSpec("y", F32, ()),),
+        sample={"x": np.array([b"red"], STRING)},
+    )
+    found = check_contract(lambda inputs: {"y": np.zeros(len(inputs["x"]), F32)}, made, (), (), math.inf)
+    assert "all generated rows are the same" in found.unchecked[0]
 
 
 def test_texts_are_compared() -> None:

@@ -20,7 +20,9 @@ from headrace.lifecycle.policy import (
 from headrace.lifecycle.state import Event, State, VersionStatus, after
 from headrace.lifecycle.wanted import Wanted
 
-OVERWRITTEN = "its files have changed, and what was loaded before is served; publish another version"
+OVERWRITTEN = (
+    "its files were written after it was loaded, and are not served; publish changes as a new version"
+)
 _IDLE = (State.NEW, State.FAILED, State.UNLOADED)
 _IN_HAND = (State.LOADING, State.WARMING)
 

@@ -17,29 +17,26 @@ The file has a class ``Model``::
 
 Modules beside it are imported with ``import name`` or ``from . import name``, and win over installed ones of
 the same name, as they do for a script; those of the standard library cannot be replaced. Each version is a
-package of its own, so two versions never share a module, and closing one forgets its modules.
+package of its own, so two versions never share a module, and closing one forgets its modules. While ``load``
+and ``predict`` run, ``pickle``, ``joblib`` and ``importlib`` find these modules by their plain names, too.
 """
 
 from __future__ import annotations
 
-import builtins
-import importlib.util
 import itertools
 import logging
-import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from importlib.machinery import SOURCE_SUFFIXES, FileFinder, SourceFileLoader
 from pathlib import Path
-from types import ModuleType
 from typing import Protocol
 
 import numpy as np
 
 from headrace.casting import DoesNotFit, cast, may_cast, name_of
 from headrace.errors import FailedPrecondition, HeadraceError, LoadError, ModelError, NotLoadable
+from headrace.runtimes import own_modules
 from headrace.runtimes.options import Option, RuntimeOptions
-from headrace.servable import DEFAULT_SIGNATURE, Signature, TensorSpec
+from headrace.servable import DEFAULT_SIGNATURE, IS_GENERATED, Signature, TensorSpec
 from headrace.tensors import BY_OIP, STRING, Array, Tensors, describe
 
 _log = logging.getLogger(__name__)
@@ -101,7 +98,7 @@ def load(file: Path, options: RuntimeOptions) -> PythonServable:
             f"{file.name} is code, and code from model directories is not run. If only people you trust can "
             "write there, start the server with --allow-code, or set allow_code = true in its configuration"
         )
-    package = f"headrace_model_{next(_numbers)}"
+    package = f"{own_modules.PREFIX}{next(_numbers)}"
     try:
         model = _instance(file, package, options)
         signature = Signature(
@@ -111,10 +108,10 @@ def load(file: Path, options: RuntimeOptions) -> PythonServable:
             kind=options.signature.kind,
         )
     except LoadError:
-        _forget(package, file.parent)
+        own_modules.forget(package, file.parent)
         raise
     except Exception as error:  # the boundary to the model's own code
-        _forget(package, file.parent)
+        own_modules.forget(package, file.parent)
         _log.exception("loading %s failed", file)
         raise LoadError(
             f"{file.name} fails: {type(error).__name__}: {error}",
@@ -145,6 +142,7 @@ class PythonServable:
         self._outputs = signature.outputs
         self._package = package
         self._directory = directory
+        self._own = own_modules.names_beside(directory)
 
     def predict(self, inputs: Tensors, signature: str = DEFAULT_SIGNATURE) -> Tensors:
         """Answer a whole batch.
@@ -158,12 +156,18 @@ class PythonServable:
             ModelError: The model raised something else, or answered with something that it did not declare.
         """
         try:
-            answer = self._model.predict({name: _read_only(array) for name, array in inputs.items()})
+            given = {name: _read_only(array) for name, array in inputs.items()}
+            if self._own:
+                with own_modules.found(self._package, self._own):
+                    answer = self._model.predict(given)
+            else:
+                answer = self._model.predict(given)
             return _checked(self._outputs, answer)
         except HeadraceError:
             raise
         except Exception as error:  # the boundary to the model's own code
-            _log.exception("predict of the model in %s failed", self._directory)
+            level = logging.DEBUG if IS_GENERATED.get() else logging.ERROR
+            _log.log(level, "predict of the model in %s failed", self._directory, exc_info=True)
             said = f"the model raised {type(error).__name__}; the server's log says more"
             raise ModelError(said, told="the model failed; the server's log says more") from error
 
@@ -174,26 +178,16 @@ class PythonServable:
         except Exception:  # noqa: BLE001 - the boundary to the model's own code; the version goes all the same
             _log.exception("close of the model in %s failed", self._directory)
         del self._model
-        _forget(self._package, self._directory)
-
-
-class _SourceLoader(SourceFileLoader):
-    """Reads source files of one version, and writes no ``__pycache__``: its directory is not to change."""
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Run a module, whose import statements find the version's own modules first."""
-        package = sys.modules[module.__name__.partition(".")[0]]
-        own = _names_beside(Path(package.__path__[0]))
-        importing = _importing(package.__name__, own)
-        vars(module)["__builtins__"] = {**vars(builtins), "__import__": importing}
-        super().exec_module(module)
-
-    def set_data(self, path: str, data: object, *, _mode: int = 0) -> None:
-        """Write nothing."""
+        own_modules.forget(self._package, self._directory)
 
 
 def _instance(file: Path, package: str, options: RuntimeOptions) -> Model:
-    module = _import(file, package)
+    with own_modules.found(package, own_modules.names_beside(file.parent)):
+        return _made(file, package, options)
+
+
+def _made(file: Path, package: str, options: RuntimeOptions) -> Model:
+    module = own_modules.import_file(file, package)
     made = getattr(module, "Model", None)
     if not isinstance(made, type):
         raise LoadError(f"{file.name}: expected a class Model, found none")
@@ -205,61 +199,6 @@ def _instance(file: Path, package: str, options: RuntimeOptions) -> Model:
         if not getattr(model, name, None):
             raise LoadError(f"{file.name}: class Model needs {name} = [(name, datatype, row shape), …]")
     return model
-
-
-def _import(file: Path, package: str) -> ModuleType:
-    """Import a file as a package, so that modules beside it are its submodules."""
-    directory = str(file.parent)
-    sys.path_importer_cache[directory] = FileFinder(directory, (_SourceLoader, SOURCE_SUFFIXES))
-    spec = importlib.util.spec_from_file_location(
-        package, file, loader=_SourceLoader(package, str(file)), submodule_search_locations=[directory]
-    )
-    if spec is None or spec.loader is None:
-        raise LoadError(f"{file.name} cannot be imported")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[package] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def _names_beside(directory: Path) -> frozenset[str]:
-    """The names of the modules and packages in a version directory."""
-    names = {one.stem for one in directory.iterdir() if one.suffix == ".py" or one.is_dir()}
-    return frozenset(names - sys.stdlib_module_names)
-
-
-def _importing(package: str, own: Collection[str]) -> Callable[..., ModuleType]:
-    """What import statements of a version call.
-
-    Args:
-        package: The version's package.
-        own: The names of the modules in it.
-    """
-
-    def importing(
-        name: str,
-        of: Mapping[str, object] | None = None,
-        local: Mapping[str, object] | None = None,
-        wanted: Sequence[str] | None = (),
-        level: int = 0,
-    ) -> ModuleType:
-        top = name.partition(".")[0]
-        if level or top not in own:
-            return __import__(name, of, local, wanted or (), level)
-        module = importlib.import_module(f"{package}.{name}")
-        if not wanted:
-            return sys.modules[f"{package}.{top}"]
-        return __import__(module.__name__, of, local, wanted, 0)
-
-    return importing
-
-
-def _forget(package: str, directory: Path) -> None:
-    for name in [name for name in sys.modules if name == package or name.startswith(f"{package}.")]:
-        sys.modules.pop(name, None)
-    sys.path_importer_cache.pop(str(directory), None)
-    # Code that puts its directory there does so for modules that are found without it.
-    sys.path[:] = [one for one in sys.path if one != str(directory)]
 
 
 def _nothing(*_: object) -> None:

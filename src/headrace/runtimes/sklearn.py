@@ -25,7 +25,7 @@ from headrace.errors import HeadraceError, InvalidRequest, LoadError, ModelError
 from headrace.runtimes.options import RuntimeOptions
 from headrace.runtimes.sklearn_inputs import Features, find_features, with_missing
 from headrace.runtimes.sklearn_parts import Estimator, prepare
-from headrace.servable import DEFAULT_SIGNATURE, Kind, Signature, TensorSpec
+from headrace.servable import DEFAULT_SIGNATURE, IS_GENERATED, Kind, Signature, TensorSpec
 from headrace.tensors import BY_DTYPE, STRING, Array, Tensors
 
 _log = logging.getLogger(__name__)
@@ -119,7 +119,8 @@ class SklearnServable:
             said = str(error).partition("\n")[0]
             raise InvalidRequest(f"the estimator refuses a row: {said}", field="inputs") from error
         except Exception as error:  # the boundary to the estimator's own code
-            _log.exception("predict of an estimator failed")
+            level = logging.DEBUG if IS_GENERATED.get() else logging.ERROR
+            _log.log(level, "predict of an estimator failed", exc_info=True)
             said = f"the estimator raised {type(error).__name__}; the server's log says more"
             raise ModelError(said, told="the estimator failed; the server's log says more") from error
 

@@ -6,7 +6,10 @@ import gc
 import logging
 import sys
 from pathlib import Path
+from types import ModuleType
+from unittest.mock import patch
 
+import joblib
 import numpy as np
 import pytest
 
@@ -92,6 +95,54 @@ def test_versions_whose_code_imports_as_scripts_do_have_modules_of_their_own(tmp
         servable.close()
     assert not {"helper", "other", "late", "parts"} & sys.modules.keys()
     assert sys.path == before
+
+
+@pytest.mark.parametrize("by_path", [False, True], ids=["beside it", "by a path"])
+@pytest.mark.parametrize("library", ["pickle", "joblib"])
+def test_two_versions_unpickle_classes_of_their_own(tmp_path: Path, library: str, by_path: bool) -> None:
+    servables = []
+    for version in (1, 2):
+        directory = tmp_path / str(version)
+        directory.mkdir()
+        source = f"class Scaler:\n    def scale(self, x): return x * 0 + {version}\n"
+        (directory / "features.py").write_text(source)
+        module = ModuleType("features")
+        exec(source, vars(module))
+        with patch.dict(sys.modules, {"features": module}):
+            joblib.dump(module.Scaler(), directory / "scaler")
+        paths = "import sys, os\nsys.path.insert(0, os.path.dirname(__file__))\n" if by_path else ""
+        body = (
+            "    def load(self, path, context):\n"
+            f"        with open(path / 'scaler', 'rb') as file: self.scaler = {library}.load(file)\n"
+            "    def predict(self, inputs): return {'y': self.scaler.scale(inputs['x'])}\n"
+        )
+        servables.append(loaded(directory, body, head=f"{paths}import {library}, features\n" + HEAD))
+    assert [servable.predict(X)["y"].tolist() for servable in servables] == [[1.0] * 2, [2.0] * 2]
+    for servable in servables:
+        servable.close()
+    assert "features" not in sys.modules
+
+
+def test_a_library_imports_a_module_of_the_version_while_it_predicts(tmp_path: Path) -> None:
+    (tmp_path / "late.py").write_text("VALUE = 5.0\n")
+    body = (
+        "    def predict(self, inputs):\n"
+        "        return {'y': inputs['x'] * 0 + importlib.import_module('late').VALUE}\n"
+    )
+    servable = loaded(tmp_path, body, head="import importlib\n" + HEAD)
+    assert servable.predict(X)["y"].tolist() == [5.0] * 2
+    assert "late" not in sys.modules
+    servable.close()
+
+
+def test_a_folder_of_data_hides_no_installed_package(tmp_path: Path) -> None:
+    for folder in ("onnx", "joblib"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "weights.bin").write_bytes(b"\0")
+    body = "    def predict(self, inputs): return {'y': inputs['x'] + (joblib.dump is None)}\n"
+    servable = loaded(tmp_path, body, head="import onnx, joblib\n" + HEAD)
+    assert servable.predict(X)["y"].tolist() == X["x"].tolist()
+    servable.close()
 
 
 def test_a_module_that_is_not_there_is_named(tmp_path: Path) -> None:
