@@ -179,10 +179,10 @@ def test_a_version_that_fails_every_request_does_not_replace_one_that_answers(
         (draft / "model.py").write_text(BROKEN)
         draft.rename(tmp_path / "m" / "2")
         if must_answer:
-            server.wait_for(lambda: "fails each made-up request" in problem(server, "m", 2)[1], "the refusal")
-            assert server.count_in_log("fails each made-up request") > 0
+            server.wait_for(lambda: "fails every generated request" in problem(server, "m", 2)[1], "the refusal")
+            assert server.count_in_log("fails every generated request") > 0
             answer = server.post("/v1/models/m:predict", {"instances": [1.0]})
             assert answer == (200, {"predictions": [2.0]})
         else:
             server.wait_for(lambda: problem(server, "m", 2)[0] == "AVAILABLE", "the new version")
-            server.wait_for(lambda: server.count_in_log("made-up requests failed") > 0, "a word in the log")
+            server.wait_for(lambda: server.count_in_log("every generated request failed") > 0, "a word in the log")
