@@ -403,9 +403,9 @@ class _Pool:
         sample = signature.sample
         self.has_integers = not recorded and any(_is_drawn_integer(one, sample) for one in signature.inputs)
         self.has_wide_integers: bool | None = None
-        self.varies = (
-            bool(recorded) or sample is None or any(one.dtype.kind == "f" for one in signature.inputs)
-        )
+        is_random = sample is None or any(one.dtype.kind == "f" for one in signature.inputs)
+        has_several = any(len(one) > 1 for one in (sample or {}).values())
+        self.varies = bool(recorded) or has_several or (is_random and way.spread > 0)
 
     def draw(self, rows: int, wider: int = 1) -> dict[str, Array]:
         if self._recorded:
@@ -418,7 +418,7 @@ class _Pool:
         sample = None if self._signature.sample is None else self._signature.sample[spec.name]
         shape = tuple(self._way.size if size is None else size for size in spec.shape)
         if sample is not None and spec.dtype.kind != "f":
-            return np.repeat(sample, rows, axis=0)  # values that the model knows
+            return self._of(sample, rows)  # values that the model knows
         if spec.dtype == STRING:
             drawn = self._random.integers(0, len(self._way.texts), (rows, *shape))
             column = np.empty((rows, *shape), STRING)
@@ -431,7 +431,11 @@ class _Pool:
         numbers = self._floats(spec.name, rows, shape)
         if wider > 1:
             numbers = numbers * np.float32(wider)
-        return (numbers if sample is None else numbers + sample).astype(spec.dtype)
+        return (numbers if sample is None else numbers + self._of(sample, rows)).astype(spec.dtype)
+
+    def _of(self, sample: Array, rows: int) -> Array:
+        chosen: Array = sample[self._random.integers(0, len(sample), rows)]
+        return chosen
 
     def _floats(self, name: str, rows: int, shape: tuple[int, ...]) -> Array:
         """Rows of floats, float32 ``[rows, *shape]``, some of those that were drawn at first."""

@@ -190,7 +190,7 @@ class Signature:
         rows: The only number of rows that one call takes; None where any number goes.
         examples: Whether its one input takes whole ``tf.Example``s, serialized: Classify and Regress then
             send each as it came, instead of its features.
-        sample: One row that it can answer, where zeros and empty texts may not do; None where they do.
+        sample: Rows that it can answer, where zeros and empty texts may not do; None where they do.
     """
 
     name: str

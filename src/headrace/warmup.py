@@ -310,7 +310,7 @@ def _sizes(signature: Signature, policy: BatchingPolicy) -> Iterable[int]:
 
 def _zeros(signature: Signature, rows: int) -> Tensors | None:
     if signature.sample is not None:
-        return {name: np.repeat(row, rows, axis=0) for name, row in signature.sample.items()}
+        return {name: some[np.arange(rows) % len(some)] for name, some in signature.sample.items()}
     tensors = {}
     for spec in signature.inputs:
         shape = [size for size in spec.shape if size is not None]

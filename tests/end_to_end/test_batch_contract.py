@@ -179,10 +179,12 @@ def test_a_version_that_fails_every_request_does_not_replace_one_that_answers(
         (draft / "model.py").write_text(BROKEN)
         draft.rename(tmp_path / "m" / "2")
         if must_answer:
-            server.wait_for(lambda: "fails every generated request" in problem(server, "m", 2)[1], "the refusal")
-            assert server.count_in_log("fails every generated request") > 0
+            refusal = "fails every generated request"
+            server.wait_for(lambda: refusal in problem(server, "m", 2)[1], "the refusal")
+            assert server.count_in_log(refusal) > 0
             answer = server.post("/v1/models/m:predict", {"instances": [1.0]})
             assert answer == (200, {"predictions": [2.0]})
         else:
             server.wait_for(lambda: problem(server, "m", 2)[0] == "AVAILABLE", "the new version")
-            server.wait_for(lambda: server.count_in_log("every generated request failed") > 0, "a word in the log")
+            said = "every generated request failed"
+            server.wait_for(lambda: server.count_in_log(said) > 0, "a word in the log")

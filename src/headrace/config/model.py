@@ -177,7 +177,7 @@ class WarmUpPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         max_requests: The most requests that are replayed.
         probe: Whether it is checked that rows do not depend on each other: the model is asked some made-up
             requests for it. Not for models with side effects.
-        must_answer: Whether a version is refused that fails all made-up requests which the version before
+        must_answer: Whether a version is refused that fails all generated requests which the version before
             answers.
     """
 

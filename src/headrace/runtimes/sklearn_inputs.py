@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,9 @@ from headrace.servable import TensorSpec
 from headrace.tensors import BY_OIP, STRING, Array, Tensors
 
 _Value = float | str
+_Values = tuple[_Value, ...]
+_MOST_KNOWN = 4
+"""How many values of a column are kept as samples."""
 _WRAPPED = ("best_estimator_", "estimator_", "regressor_", "estimator", "_preprocessor")
 """Where estimators that wrap another one, fitted on the same columns, keep it."""
 _WRAPPED_LISTS = ("estimators_", "calibrated_classifiers_")
@@ -32,7 +36,7 @@ class Features:
 
     Attributes:
         specs: The inputs.
-        sample: One row that the estimator can answer.
+        sample: Rows that the estimator can answer, as different as its categories allow.
         documents: Whether the estimator takes a list of documents.
     """
 
@@ -80,8 +84,9 @@ def find_features(estimator: Estimator, options: RuntimeOptions) -> Features:
         return _probed(estimator, BY_OIP[datatype].dtype)
     names = getattr(estimator, "feature_names_in_", None)
     known = _known(estimator)
-    values = [known.get(index, 0.0) for index in range(count)]
-    dtypes = [STRING if isinstance(value, str) else BY_OIP[datatype].dtype for value in values]
+    values = [known.get(index, (0.0,)) for index in range(count)]
+    dtypes = [STRING if isinstance(some[0], str) else BY_OIP[datatype].dtype for some in values]
+    rows = max((len(some) for some in values), default=1)
     apart = bool(options.options.get("columns", False))
     if apart and names is None:
         raise NotLoadable(
@@ -90,12 +95,13 @@ def find_features(estimator: Estimator, options: RuntimeOptions) -> Features:
         )
     if not apart and len(set(dtypes)) == 1:
         spec = TensorSpec("features", dtypes[0], (int(count),))
-        return Features((spec,), {"features": _sample(values, dtypes[0])[None]})
+        columns = [_sample(some, rows, dtypes[0]) for some in values]
+        return Features((spec,), {"features": np.stack(columns, axis=1)})
     if names is None:  # x0, x1, …: scikit-learn's own names for columns without one
         names = [f"x{index}" for index in range(count)]
     specs = tuple(TensorSpec(str(name), dtype, ()) for name, dtype in zip(names, dtypes, strict=True))
     return Features(
-        specs, {spec.name: _sample([value], spec.dtype) for spec, value in zip(specs, values, strict=True)}
+        specs, {spec.name: _sample(some, rows, spec.dtype) for spec, some in zip(specs, values, strict=True)}
     )
 
 
@@ -135,7 +141,7 @@ def _probed(estimator: Estimator, dtype: np.dtype[Any]) -> Features:
         spec = TensorSpec("features", dtype, (None if any_width else width,))
         return Features((spec,), {"features": np.zeros((1, width), dtype)})
     if answers(["a text"]):
-        sample = {"text": np.array([b"a text"], dtype=object)}
+        sample = {"text": _sample(_words(estimator), _MOST_KNOWN, STRING)}
         return Features((TensorSpec("text", STRING, ()),), sample, documents=True)
     if answers([{}]):
         got = "it takes dictionaries, as DictVectorizer does"
@@ -175,8 +181,20 @@ def with_missing(features: Features, predict: Callable[[Any], Any]) -> Features:
     )
 
 
-def _sample(values: list[_Value], dtype: np.dtype[Any]) -> Array:
-    return np.array([value.encode() if isinstance(value, str) else value for value in values], dtype=dtype)
+def _words(part: Estimator) -> _Values:
+    """Some texts of words that a vectorizer knows; "a text" if nothing is known."""
+    if isinstance(part, Pipeline):
+        return _words(part.steps[0][1])
+    if isinstance(part, FeatureUnion):
+        return _words(part.transformer_list[0][1])
+    known = getattr(part, "vocabulary_", None)
+    return tuple(islice(map(str, known), _MOST_KNOWN)) if isinstance(known, dict) and known else ("a text",)
+
+
+def _sample(values: _Values, rows: int, dtype: np.dtype[Any]) -> Array:
+    """A column of so many rows, of values in turn."""
+    known = [value.encode() if isinstance(value, str) else value for value in values]
+    return np.array([known[row % len(known)] for row in range(rows)], dtype=dtype)
 
 
 def _decoded(spec: TensorSpec, column: Array) -> Array:
@@ -189,8 +207,8 @@ def _decoded(spec: TensorSpec, column: Array) -> Array:
         raise InvalidRequest(f"expected UTF-8 text, got {wrong!r}", field=spec.name) from error
 
 
-def _known(part: Estimator) -> Mapping[int, _Value]:
-    """A value of each column, by its position, of which something is known: a category, or that it is a text.
+def _known(part: Estimator) -> Mapping[int, _Values]:
+    """Values of each column, by its position, of which something is known: categories, or that it is a text.
 
     An encoder may refuse what it was not fitted on, so zeros would not do, and only its categories tell
     whether a column holds texts.
@@ -210,13 +228,13 @@ def _known(part: Estimator) -> Mapping[int, _Value]:
         )
     categories = getattr(part, "categories_", None)
     if isinstance(categories, list):
-        return {index: _value(one) for index, one in enumerate(categories)}
+        return {index: _values(one) for index, one in enumerate(categories)}
     if isinstance(part, SimpleImputer):
-        return {index: one for index, one in enumerate(part.statistics_) if isinstance(one, str)}
+        return {index: (one,) for index, one in enumerate(part.statistics_) if isinstance(one, str)}
     return _of_wrapped(part)
 
 
-def _of_wrapped(part: Estimator) -> Mapping[int, _Value]:
+def _of_wrapped(part: Estimator) -> Mapping[int, _Values]:
     for name in _WRAPPED_LISTS:
         several = getattr(part, name, None)
         if isinstance(several, list) and several:
@@ -228,14 +246,14 @@ def _of_wrapped(part: Estimator) -> Mapping[int, _Value]:
     return {}
 
 
-def _merged(parts: list[tuple[Any, Estimator]]) -> dict[int, _Value]:
-    merged: dict[int, _Value] = {}
+def _merged(parts: list[tuple[Any, Estimator]]) -> dict[int, _Values]:
+    merged: dict[int, _Values] = {}
     for columns, part in parts:
         if isinstance(columns, int | np.integer):
             # A transformer that is given a vector takes documents, unless something is known of it.
-            merged[int(columns)] = _known(part).get(0, "")
+            merged[int(columns)] = _known(part).get(0, ("",))
         elif not isinstance(part, str):
-            merged.update({int(columns[index]): value for index, value in _known(part).items()})
+            merged.update({int(columns[index]): some for index, some in _known(part).items()})
     return merged
 
 
@@ -252,9 +270,9 @@ def _index_type(chosen: Any) -> type:
     return bool if len(chosen) and isinstance(chosen[0], bool | np.bool_) else int
 
 
-def _value(categories: Any) -> _Value:
-    """A category that is not the missing one; a text if any is one."""
+def _values(categories: Any) -> _Values:
+    """Some categories without the missing one; texts if any is one."""
     texts = (str(one) for one in categories if isinstance(one, str))
     # What is missing is None, or a NaN, which is not even equal to itself.
     numbers = (float(one) for one in categories if isinstance(one, _NUMBERS) and one == one)  # noqa: PLR0124
-    return next(texts, next(numbers, 0.0))
+    return tuple(islice(texts, _MOST_KNOWN)) or tuple(islice(numbers, _MOST_KNOWN)) or (0.0,)

@@ -16,7 +16,7 @@ from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import FeatureUnion, Pipeline, make_pipeline
-from sklearn.preprocessing import StandardScaler
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from headrace.errors import NotLoadable
 from headrace.runtimes.registry import RuntimeOptions, load
@@ -42,6 +42,7 @@ class Strict(ClassifierMixin, BaseEstimator):
 
 
 def loaded(folder: Path, estimator: Any) -> Servable:
+    folder.mkdir(exist_ok=True)
     file = folder / "model.skops"
     skops.io.dump(estimator, file)
     return load(folder, RuntimeOptions(trusted=tuple(skops.io.get_untrusted_types(file=file))))
@@ -72,6 +73,21 @@ def test_models_of_numbers_take_their_columns(tmp_path: Path, name: str) -> None
     (spec,) = servable.signatures["serving_default"].inputs
     assert (spec.name, spec.shape) == ("features", (3,))
     assert servable.predict({"features": ROWS})["label"].tolist() == estimator.predict(ROWS).tolist()
+
+
+def test_samples_have_several_categories_and_words(tmp_path: Path) -> None:
+    """So that rows can be compared beside others."""
+    pets = np.array([["cat", "x"], ["dog", "y"], ["ant", "x"]] * 4, object)
+    encoder = make_pipeline(OneHotEncoder(handle_unknown="error"), LogisticRegression())
+    sample = loaded(tmp_path / "a", encoder.fit(pets, LABELS[:12])).signatures["serving_default"].sample
+    assert sample is not None
+    assert sample["features"].tolist() == [[b"ant", b"x"], [b"cat", b"y"], [b"dog", b"x"]]
+    words = make_pipeline(CountVectorizer(), LogisticRegression()).fit(
+        ["good film", "bad film"] * 6, LABELS[:12]
+    )
+    sample = loaded(tmp_path / "b", words).signatures["serving_default"].sample
+    assert sample is not None
+    assert set(sample["text"].tolist()) == {b"good", b"bad", b"film"}
 
 
 def test_a_baseline_takes_any_number_of_columns(tmp_path: Path) -> None:
