@@ -68,14 +68,12 @@ class Findings:
     Attributes:
         breach: Why the model cannot be batched; "" where nothing was found.
         unchecked: What was not checked, and why, in sentences.
-        tried: The inputs that were drawn until the model answered.
         refused: Why it has answered none of them; None where it has.
         first_seconds: How long the first call took, which warms the model up and does not count.
     """
 
     breach: str = ""
     unchecked: list[str] = field(default_factory=list)
-    tried: list[Tensors] = field(default_factory=list)
     refused: Exception | None = None
     first_seconds: float = 0.0
 
@@ -148,7 +146,6 @@ class _Probe:
 
     def _check(self, pool: _Pool, *, in_rows: bool) -> None:
         first = pool.draw(self._rows)
-        self.findings.tried.append(first)
         answer = self._ask(first)
         if not in_rows:
             return

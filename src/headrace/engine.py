@@ -29,11 +29,11 @@ from headrace.lifecycle.source import DirectorySource
 from headrace.lifecycle.state import State, VersionStatus
 from headrace.lifecycle.unsettled import Unsettled
 from headrace.lifecycle.wanted import Source, Want, Wanted
-from headrace.loaded import LoadedVersion, VersionLoader, verifier
+from headrace.loaded import LoadedVersion, VersionLoader
 from headrace.outcomes import Call, Door, InProcessCall, Outcome, Outcomes, SubmittedRequest
 from headrace.servable import CheckedInputs, Servable, signature_named
 from headrace.tensors import Array
-from headrace.versions.trust import trusted_files
+from headrace.versions.trust import trusted_files, verifier
 
 if TYPE_CHECKING:
     from headrace.archive.archive import Archive
@@ -113,8 +113,7 @@ class Engine:
         self._make_source = source
         self.awaits_archive = self._started = False
         self.on_change: Callable[[str], object] | None = None
-        self._forks = crossing.NOT_STARTED
-        self._clock = LoopClock()
+        self._forks, self._clock = crossing.NOT_STARTED, LoopClock()
         self._threads = LoaderThreads(self._clock, self._serves)
         loader = VersionLoader(
             self._clock,
@@ -122,6 +121,7 @@ class Engine:
             allow_code=self.config.allow_code,
             call=self.predict_blocking,
             find=self.loaded,
+            ready=lambda model: self.manager.ready_now(model),  # noqa: PLW0108 - made below
             objects={(name, 1): servable for name, servable in self._objects.items()},
             verifier=verifier(self.config.signing_keys),
             trusted=trusted_files(self._models, self.config),

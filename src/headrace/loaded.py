@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -31,11 +31,11 @@ from headrace.predictors.default_values import DefaultValues, default_rows
 from headrace.predictors.predictor import Predictor
 from headrace.probing import probe
 from headrace.runtimes import registry
-from headrace.servable import Servable, Signature
+from headrace.servable import DEFAULT_SIGNATURE, Servable, Signature, TensorSpec
 from headrace.tensors import Tensors
 from headrace.versions.manifest import Manifest, check_manifest, published, space_versions
 from headrace.versions.trust import TrustedFiles
-from headrace.warmup import warm_up, warm_up_serving_threads
+from headrace.warmup import WarmUpBatch, warm_up, warm_up_serving_threads
 
 if TYPE_CHECKING:
     from headrace.archive.archive import Archive
@@ -43,9 +43,6 @@ if TYPE_CHECKING:
     from headrace.versions.signing import Verifier
 
 _log = logging.getLogger(__name__)
-
-_ASK_SECONDS = 1.0
-"""How long the version that serves may take to answer a request that a new version has failed."""
 
 _NO_ARCHIVE = (
     "inputs: they come from an archive, and there is none; start with --archive FILE, "
@@ -80,13 +77,14 @@ class LoadedVersion:
         origin: What its answers say who gave them.
         bare: The model itself, where ``servable`` looks its inputs up; else the same.
         load_seconds: What loading it took.
+        answers: Whether it has answered generated requests when it was warmed up.
         isolated: What runs it, where that has processes of its own.
         runs_code: Whether it is code that headrace does not know, and that runs in this process.
     """
 
     __slots__ = (
-        "__weakref__", "_clock", "_leases", "_on_idle", "at_once", "bare", "batcher", "cache", "callers",
-        "codec_cache", "config", "isolated", "load_seconds", "name", "origin", "path", "platform",
+        "__weakref__", "_clock", "_leases", "_on_idle", "answers", "at_once", "bare", "batcher", "cache",
+        "callers", "codec_cache", "config", "isolated", "load_seconds", "name", "origin", "path", "platform",
         "predictor", "published", "runs_code", "servable", "signatures", "version", "warmed",
     )  # fmt: skip
 
@@ -111,7 +109,7 @@ class LoadedVersion:
         """
         self.name, self.version = name, version
         self.servable = self.bare = servable
-        self.load_seconds = 0.0
+        self.load_seconds, self.answers = 0.0, False
         self.signatures: Mapping[str, Signature] = servable.signatures
         self.platform = servable.platform
         self.config = config
@@ -228,6 +226,11 @@ class LoadedVersion:
         callback()
 
 
+def _inputs(signatures: Mapping[str, Signature]) -> tuple[TensorSpec, ...]:
+    found = signatures.get(DEFAULT_SIGNATURE)
+    return found.inputs if found is not None else ()
+
+
 def _nothing_looked_up(config: ModelConfig) -> dict[str, object]:
     """What a default says of inputs from the archive, in outputs that are none of the model's own."""
     names = [name for name, source in config.inputs.items() if source.answer]
@@ -241,22 +244,6 @@ def _in_its_own_process(loaded: LoadedVersion, runs: Servable) -> LoadedVersion:
     return loaded
 
 
-def verifier(keys: Path | None) -> Verifier | None:
-    """What says who has signed a version; None where that does not matter.
-
-    Args:
-        keys: The public keys, in PEM.
-
-    Raises:
-        ConfigError: They cannot be read, or an extra is missing.
-    """
-    if keys is None:
-        return None
-    from headrace.versions.signing import Verifier  # noqa: PLC0415 - an extra
-
-    return Verifier(keys)
-
-
 @dataclass(frozen=True)
 class VersionLoader:
     """Loads version directories, or hands out objects given in process; the Loader of the Manager.
@@ -267,6 +254,7 @@ class VersionLoader:
         allow_code: Whether version directories may hold Python code that is run.
         call: Lets a Python model call another model, from its own thread.
         find: Gives the default version of another model, in the serving thread.
+        ready: Gives the version of a model that serves, in any thread; None while none does.
         objects: Servables given in process, by model and version.
         totals: Counts what each model's versions do together.
         archive: Gives the archive that inputs of models come from, if there is one.
@@ -279,8 +267,9 @@ class VersionLoader:
     clock: Clock
     threads: LoaderThreads
     allow_code: bool = False
-    call: Callable[..., Tensors] | None = None
+    call: Callable[[str, Tensors], Tensors] | None = None
     find: Callable[[str], LoadedVersion] | None = None
+    ready: Callable[[str], LoadedVersion | None] | None = None
     objects: Mapping[tuple[str, int], Servable] = field(default_factory=dict)
     totals: ModelTotals = field(default_factory=ModelTotals)
     archive: Callable[[], Archive | None] = lambda: None
@@ -460,10 +449,15 @@ class VersionLoader:
             LoadError: A recorded request failed, or one of its processes did not start.
         """
         servable, config, path = loaded.servable, loaded.config, loaded.path
-        serving = None if self.call is None else partial(self.call, loaded.name, timeout_seconds=_ASK_SECONDS)
-        checks = partial(
-            probe, loaded.bare, config, (loaded.name, loaded.version), loaded.load_seconds, serving
+        serving, own = self.ready(loaded.name) if self.ready is not None else None, loaded.bare.signatures
+        must_answer = (
+            serving is not None and serving.answers and _inputs(serving.bare.signatures) == _inputs(own)
         )
+
+        def checks(recorded: Sequence[WarmUpBatch]) -> None:
+            of = loaded.name, loaded.version
+            loaded.answers = probe(loaded.bare, config, of, loaded.load_seconds, must_answer, recorded)
+
         if loaded.runs_code:
             batcher, clock = loaded.batcher, self.clock
             warm = partial(warm_up_serving_threads, servable, config, path, batcher, clock, checks)

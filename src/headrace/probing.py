@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from headrace.config import ModelConfig
-from headrace.contract import WAY_OUT, Findings, check_contract
-from headrace.errors import HeadraceError, LoadError, NotLoadable
+from headrace.contract import WAY_OUT, check_contract
+from headrace.errors import LoadError, NotLoadable
 from headrace.lifecycle.idle import stop_if_dropped
 from headrace.servable import DEFAULT_SIGNATURE, IS_GENERATED, Servable, Signature
 from headrace.tensors import Tensors
@@ -17,6 +17,10 @@ from headrace.warmup import WarmUpBatch
 
 _log = logging.getLogger(__name__)
 
+_WAY_OUT_OF_FAILING = (
+    "it fails every generated request, and the version that serves answers them: {}; record real requests in "
+    "warm_up.jsonl, or set `[warm_up] must_answer = false` in headrace.toml to replace that version anyway"
+)
 _FEW_ROWS = 8
 _LEAST_SECONDS, _LOAD_SHARE = 1.0, 0.1
 """Checking takes no longer than the longer of these: so long, and this part of what loading took."""
@@ -27,9 +31,9 @@ def probe(
     config: ModelConfig,
     of: tuple[str, int],
     load_seconds: float,
-    serving: Callable[[Tensors], object] | None,
+    must_answer: bool,
     recorded: Sequence[WarmUpBatch],
-) -> None:
+) -> bool:
     """Check a version in the thread that warms it up.
 
     Args:
@@ -37,14 +41,18 @@ def probe(
         config: The model's settings.
         of: The model's name, and the version.
         load_seconds: What loading it took.
-        serving: Asks the version that serves now, by its default signature; None where there is none.
+        must_answer: Whether the version that serves now has answered generated requests of this signature.
         recorded: Batches of recorded requests that it has answered.
 
+    Returns:
+        Whether it answers generated requests by its default signature.
+
     Raises:
-        LoadError: Its rows are not independent rows, or it fails what the serving version answers.
+        LoadError: Its rows are not independent rows, or it answers no generated request and must.
     """
+    answers = False
     if not (config.warm_up.enabled and config.warm_up.probe):
-        return
+        return answers
     until = time.monotonic() + max(_LEAST_SECONDS, _LOAD_SHARE * load_seconds)
     for signature in servable.signatures.values():
         # Where the model's inputs are looked up, recorded requests have keys in place of them.
@@ -63,11 +71,14 @@ def probe(
             raise NotLoadable(f"{found.breach}; {WAY_OUT}")
         for said in found.unchecked:
             _say("%s version %d: %s", of, f"{said} (signature {signature.name})")
+        is_default = signature.name == DEFAULT_SIGNATURE
+        answers = answers or (is_default and found.refused is None)
         if found.refused is not None:
-            if signature.name == DEFAULT_SIGNATURE and config.warm_up.must_answer and serving is not None:
-                _compare(found, serving)
+            if is_default and must_answer and config.warm_up.must_answer:
+                raise LoadError(_WAY_OUT_OF_FAILING.format(found.refused))
             said = f"every generated request failed ({found.refused}); record some in warm_up.jsonl"
             _say("%s version %d: row independence was not checked: %s", of, said)
+    return answers
 
 
 def _predict(servable: Servable, signature: Signature, inputs: Tensors) -> Tensors:
@@ -81,20 +92,6 @@ def _sizes(signature: Signature, config: ModelConfig) -> tuple[int, ...]:
         return (signature.rows,)
     policy = config.batching
     return policy.allowed_batch_rows or tuple(range(1, min(policy.max_batch_rows, _FEW_ROWS) + 1))
-
-
-def _compare(found: Findings, serving: Callable[[Tensors], object]) -> None:
-    """Refuse a version that fails all that the one before answers."""
-    for inputs in found.tried:
-        try:
-            serving(inputs)
-        except HeadraceError:  # it is no request for that one either, or nothing serves
-            continue
-        raise LoadError(
-            f"it fails every generated request, and the version that serves answers them: {found.refused}; "
-            "record real requests in warm_up.jsonl, or set `[warm_up] must_answer = false` in headrace.toml "
-            "to replace that version anyway"
-        )
 
 
 def _say(message: str, of: tuple[str, int], said: str) -> None:

@@ -239,6 +239,7 @@ def test_a_checkpoint_is_not_overwritten_by_a_run_that_does_not_resume(rows: Pat
     assert "go on from them with --resume" in errors
 
 
+@pytest.mark.rest
 def test_a_second_run_is_kept_from_the_checkpoints_of_the_first(rows: Path, tmp_path: Path) -> None:
     """A supervisor starts another while the first one hangs: what that saves later would be older."""
     with only_run(tmp_path):

@@ -175,6 +175,7 @@ def test_the_variance_is_that_of_rates_about_the_mean(outcome: Outcome, name: st
     assert 0.8 < off.mean() / said.variance.mean() < 1.25
 
 
+@pytest.mark.rest
 def test_intervals_cover_as_much_with_vectors_as_without(outcome: Outcome) -> None:
     said = outcome.said["half"]
     has_picture, has_text = (one.any(axis=1) for one in outcome.partial.vectors.values())

@@ -29,6 +29,7 @@ def many(request: pytest.FixtureRequest) -> Iterator[int]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("options", SERVERS.values(), ids=SERVERS)
 def test_they_leave_their_neighbours_alone(models: Path, many: int, options: tuple[str, ...]) -> None:
     bytes_of_each(models, many, options)

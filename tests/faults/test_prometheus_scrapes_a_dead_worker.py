@@ -25,6 +25,7 @@ TOTALS = (
 )
 
 
+@pytest.mark.rest
 @pytest.mark.skipif(shutil.which("prometheus") is None, reason="Debian's package prometheus is not installed")
 def test_the_server_stays_up_and_no_total_falls(models: Path, tmp_path: Path) -> None:
     with RunningServer(models, "--workers", "2") as server:

@@ -45,7 +45,7 @@ def test_totals_go_on_when_workers_are_killed(models: Path) -> None:
 
 def test_totals_are_told_for_a_worker_that_stands_still(models: Path) -> None:
     """What it had answered counts, while the others tell of it."""
-    with RunningServer(models, "--workers", "2", "--worker-timeout-seconds", "60") as server:
+    with RunningServer(models, "--workers", "2", "--worker-timeout-seconds", "24") as server:
         for _ in range(40):  # of both
             assert server.post(f"/v1/models/{MODEL}:predict", {"instances": [1.0]})[0] == 200
         before = scrape(server)

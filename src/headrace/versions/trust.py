@@ -14,10 +14,14 @@ import stat
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from headrace.config import ServerConfig
 from headrace.errors import ConfigError, LoadError
 from headrace.versions.manifest import Manifest, check_manifest
+
+if TYPE_CHECKING:
+    from headrace.versions.signing import Verifier
 
 _OTHERS = stat.S_IWOTH
 
@@ -161,3 +165,19 @@ def _check_owner(status: os.stat_result, name: str, owners: frozenset[int], is_c
         )
     if status.st_mode & _OTHERS:
         raise LoadError(f"{name} {why or 'is a file that'} everybody may write; chmod o-w it")
+
+
+def verifier(keys: Path | None) -> Verifier | None:
+    """What says who has signed a version; None where that does not matter.
+
+    Args:
+        keys: The public keys, in PEM.
+
+    Raises:
+        ConfigError: They cannot be read, or an extra is missing.
+    """
+    if keys is None:
+        return None
+    from headrace.versions.signing import Verifier  # noqa: PLC0415 - an extra
+
+    return Verifier(keys)

@@ -80,6 +80,7 @@ def logloss(probabilities: Array, labels: Array) -> float:
     return float(-np.log(np.where(labels > 0, probabilities, 1 - probabilities)).mean())
 
 
+@pytest.mark.rest
 def test_losses_are_those_of_keras() -> None:
     model = BatchedModel(SETTINGS, FEATURES)
     own = keras_variables(model.strip())
