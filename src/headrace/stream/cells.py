@@ -13,6 +13,8 @@ from typing import Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.stream.plain_cells import are_plain_integers, are_plain_numbers
+
 NO_NUMBER = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "\\N")
 """Words for a missing number. In a column of texts, all but the empty one are ordinary texts."""
 
@@ -115,6 +117,10 @@ class Look:
 
     def at(self, texts: pa.Array) -> None:
         """Judge more cells, ``trimmed``."""
+        if are_plain_integers(texts) and are_plain_numbers(texts):
+            self._cells += len(texts) - texts.null_count
+            self._numerals += len(texts) - texts.null_count
+            return
         there = without_words(texts)
         words = there.null_count - texts.null_count
         if words:
@@ -126,9 +132,12 @@ class Look:
         numerals = look_like_numbers(there)
         self._cells += cells
         self._numerals += pc.sum(numerals, min_count=0).as_py()
-        if len(self._others) <= _FEW_OTHERS:
+        if len(self._others) <= _FEW_OTHERS and self._numerals < self._cells:
             others = pc.unique(there.filter(pc.invert(numerals)))[: _FEW_OTHERS + 1].to_pylist()
             self._others += [one for one in others if one not in self._others]
+        if not self._numerals:
+            self._is_whole, self._no_number = False, self._others[0]
+            return
         whole = are_whole(whole_floats(there))
         self._is_whole &= bool(pc.all(whole, min_count=0).as_py())
         self.whole_float = self.whole_float or _first(there, pc.and_(whole, pc.invert(are_whole(there))))

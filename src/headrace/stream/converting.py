@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 from headrace.errors import ConfigError, InvalidRequest, StreamError
 from headrace.stream.cells import are_numbers, are_whole, whole_floats, without_words
 from headrace.stream.dictionaries import plain, plain_type
+from headrace.stream.plain_cells import are_plain_integers, are_plain_numbers
 from headrace.stream.schema import MOST_VIEWS, Field
 
 _UTC = pa.timestamp("us", tz="UTC")
@@ -95,9 +96,7 @@ def stream_column(
         return column.categories(values, stream_type(field, values.type))
     if field.role == "vector":
         return column.vectors(values, stream_type(field, values.type))
-    if guessed and field.role == "dense" and is_text(values.type):
-        column.check_numbers(values)
-    return column.numbers(values)
+    return column.numbers(values, is_strict=guessed and field.role == "dense")
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -176,13 +175,13 @@ class _Column:
             row, f"expected microseconds, or a time, from 1990 to 2100, got {shown(values[row])}; {way_out}"
         )
 
-    def check_numbers(self, cells: pa.Array) -> None:
-        """Refuse cells that contradict the guess that all are numbers: ``007``, ``1E5``."""
-        odd = pc.invert(pc.fill_null(are_numbers(without_words(cells)), True))
-        self._refuse(odd, cells, "expected a number, as the rows before have")
-
-    def numbers(self, values: pa.Array) -> pa.Array:
-        values = without_words(values) if is_text(values.type) else values
+    def numbers(self, values: pa.Array, *, is_strict: bool = False) -> pa.Array:
+        """Floats; strictly, cells such as ``007`` are refused, as they contradict the guess of numbers."""
+        if is_text(values.type) and not are_plain_numbers(values):
+            if is_strict:
+                odd = pc.invert(pc.fill_null(are_numbers(without_words(values)), True))
+                self._refuse(odd, values, "expected a number, as the rows before have")
+            values = without_words(values)
         numbers = self._cast(values, pa.float64(), "a number")
         # Judged as what is written: what float32 cannot hold is infinite there.
         narrow = numbers.cast(pa.float32(), safe=False)
@@ -219,7 +218,7 @@ class _Column:
             values = pa.array(first, values.type.value_type)
         if pa.types.is_floating(values.type):
             values = pc.if_else(pc.is_nan(values), pa.scalar(None, values.type), values)
-        if is_text(values.type) and pa.types.is_integer(wanted):
+        if is_text(values.type) and pa.types.is_integer(wanted) and not are_plain_integers(values):
             values = whole_floats(without_words(values))
             odd = pc.invert(pc.fill_null(are_whole(values), True))
             self._refuse(odd, values, f"expected {_expected_value(wanted)}")

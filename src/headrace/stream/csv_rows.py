@@ -18,7 +18,6 @@ from headrace.stream.lines import Lines
 
 _BOM = b"\xef\xbb\xbf"
 _OTHER_ENCODINGS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16", b"\x00": "UTF-16 or UTF-32"}
-_SPACES = np.frombuffer(b" \t", np.uint8)
 _WAY_OUT = "save it as UTF-8 (Excel: CSV UTF-8)"
 _NUL_WITHIN = 64
 _SPACE_AND_QUOTE = r'^[ \t]+"'
@@ -186,7 +185,7 @@ class CsvRows:
 def _may_have_spaces(piece: bytes, delimiter: str) -> bool:
     """Tell whether some cell may begin or end with a space; quoted ones may look so."""
     values = np.frombuffer(piece, np.uint8)
-    places = np.flatnonzero(np.isin(values, _SPACES))
+    places = np.flatnonzero((values == ord(" ")) | (values == ord("\t")))
     if not len(places):
         return False
     edges = np.frombuffer(f'{delimiter}\n\r"'.encode(), np.uint8)

@@ -23,6 +23,7 @@ from headrace.stream.converting import column_of, is_text, shown, stream_column,
 from headrace.stream.csv_rows import CsvRows
 from headrace.stream.inference import SAMPLE_ROWS, Hints, doubts, infer_schema
 from headrace.stream.lines import File, Lines, WholeLines, WholeRows
+from headrace.stream.plain_cells import may_hold_words
 from headrace.stream.schema import METADATA_KEY, Field, Schema
 
 Format = Literal["csv", "parquet", "vw", "arrow"]
@@ -257,9 +258,8 @@ def _is_integer(field: Field) -> bool:
     return field.role == "categorical" and not field.text and field.values == 1
 
 
-def _words_in(cells: pa.Array) -> int:
-    missing: int = without_words(cells).null_count - cells.null_count
-    return missing
+def _words_in(cells: pa.Array) -> bool:
+    return may_hold_words(cells) and bool(without_words(cells).null_count > cells.null_count)
 
 
 def _open(path: Path) -> File:
