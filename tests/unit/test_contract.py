@@ -62,6 +62,11 @@ DEPENDENT: dict[str, Callable[[Array], Array]] = {
     "quantised by the batch": scaled_by_the_batch,
     "sorted": lambda x: np.sort(x, axis=0),
     "how many rows there are": lambda x: np.full((len(x), 1), len(x), np.float32),
+    "scaled by large numbers only": lambda x: x / np.maximum(np.abs(x).max(), 20.0),
+    "a ten thousandth of the mean": lambda x: x + x.mean(axis=0) * np.float32(1e-4),
+    "a hundredth more in a batch": lambda x: x * np.float32(1 + 0.01 * (len(x) > 1)),
+    "the last row has the first": lambda x: x + x[:1] * (np.arange(len(x)) == len(x) - 1)[:, None],
+    "the first row has the last": lambda x: x + x[-1:] * (np.arange(len(x)) == 0)[:, None],
 }
 
 
@@ -266,16 +271,18 @@ def test_recorded_rows_are_used_where_there_are_some() -> None:
     assert "depend on each other" in check(answer, recorded=({"x": rows},)).breach
 
 
-def test_rows_that_are_refused_in_part_are_made_up_otherwise() -> None:
-    """Here, without numbers below zero."""
+def test_rows_that_are_refused_are_generated_otherwise() -> None:
+    """At first all numbers are above zero."""
+    refused = []
 
     def answer(x: Array) -> Array:
-        if (x < 0).any():
-            raise ValueError("below zero")
+        if (x > 0).all():
+            refused.append(x)
+            raise ValueError("expected standardised numbers")
         return x - x.mean(axis=0)
 
     found = check(answer)
-    assert ("depend on each other" in found.breach, found.refused) == (True, None)
+    assert ("depend on each other" in found.breach, found.refused, len(refused)) == (True, None, 1)
 
 
 def test_a_model_that_refuses_all_that_is_made_up_is_told() -> None:

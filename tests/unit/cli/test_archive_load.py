@@ -50,6 +50,23 @@ def test_a_load_says_what_it_made_of_a_file(
     assert capsys.readouterr().out == "users: 1 row is in version 2, which answers now\n  keys: user_id\n"
 
 
+def test_strict_stores_nothing_where_a_guess_changes_values(
+    toml: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, words = tmp_path / "users.csv", ["--archive", toml]
+    file.write_text("user_id,zip\na,01234\nb,99999\n")
+    assert main(["archive", "load", "users", str(file), "--strict", *words]) == 2
+    told = capsys.readouterr().err
+    assert "the column 'zip': its values stay texts, as '01234' would not be the same as a number" in told
+    assert "--strict: the guesses above change values" in told
+    assert main(["archive", "lookup", "users", "a", *words]) != 0
+    capsys.readouterr()
+    assert main(["archive", "load", "users", str(file), *words]) == 0
+    assert "would not be the same as a number" in capsys.readouterr().err
+    file.write_text("user_id,zip\nc,99999\n")
+    assert main(["archive", "load", "users", str(file), "--strict", *words]) == 0
+
+
 def test_a_default_is_shown_and_moved_and_loses_keys_only_when_asked_to(
     toml: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

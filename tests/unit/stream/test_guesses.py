@@ -236,6 +236,31 @@ def test_the_sample_has_a_limit_in_bytes(tmp_path: Path) -> None:
     assert sum(batch.num_rows for batch in made.batches) == 5_010
 
 
+def test_a_unit_wins_over_the_schema(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text(f"at,clicked\n{SECONDS},1\n")
+    fields = (Field(name="at", role="timestamp"), Field(name="clicked", role="label"))
+    settings = EncodeSettings(format="csv", schema=Schema(fields=fields), hints=Hints(timestamp_unit="s"))
+    made = encode(settings, path)
+    table = pa.Table.from_batches(list(made.batches), made.arrow_schema)
+    assert table.column("at").cast(pa.int64()).to_pylist() == [SECONDS * 10**6]
+
+
+@pytest.mark.parametrize("delimiter", ["", ";;", "\u00a7"])
+def test_a_delimiter_is_one_ascii_character(delimiter: str) -> None:
+    with pytest.raises(ConfigError, match="delimiter: expected one ASCII character"):
+        EncodeSettings(format="csv", delimiter=delimiter)
+
+
+def test_with_a_schema_nothing_is_guessed_and_told(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text(",x,clicked\n0, 007,1\n")
+    fields = (Field(name="x", role="dense"), Field(name="clicked", role="label"))
+    made = encode(EncodeSettings(format="csv", schema=Schema(fields=fields)), path)
+    assert made.doubts == ()
+    assert next(iter(made.batches)).column("x").to_pylist() == [7.0]
+
+
 def test_a_unit_needs_a_column_of_times(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="name it with --timestamp"):
         encoded(tmp_path / "rows.csv", "x,clicked\n1,1\n", timestamp_unit="s")
