@@ -30,7 +30,7 @@ DRAWS = 4
 
 _DRAWS_OF_LABELS = 12
 _BESIDE_OTHERS, _ALONE = (1, 2), (2, DRAWS - 1)
-"""In how many draws a float, and a label, must differ to count: other sizes may be rounded otherwise."""
+"""Draws in which a float and a label must differ to count: other batch sizes may be rounded differently."""
 
 NEIGHBOUR_TOLERANCE = 1e-5
 """How far a float may be apart in batches of one size, in parts of the largest number of its column."""
@@ -68,7 +68,7 @@ class Findings:
     Attributes:
         breach: Why the model cannot be batched; "" where nothing was found.
         unchecked: What was not checked, and why, in sentences.
-        refused: Why it has answered none of them; None where it has.
+        refused: Why it answered no batch; None if it did.
         first_seconds: How long the first call took, which warms the model up and does not count.
     """
 
@@ -93,8 +93,8 @@ def check_contract(
         predict: Answers a batch.
         signature: How it is called.
         sizes: The batch sizes that the model may see, ascending; empty for any.
-        recorded: Batches that it has answered, which are rows of real requests; rows are drawn if empty.
-        until: When to stop, on the monotonic clock, if the first call takes no time.
+        recorded: Batches of real requests that it has answered; rows are generated if empty.
+        until: When to stop, on the monotonic clock; the time of the first call is added.
         in_rows: Whether requests are merged and cut by rows; if not, it is only asked for an answer.
     """
     probe = _Probe(predict, signature, sizes, until)

@@ -23,24 +23,23 @@ and ``predict`` run, ``pickle``, ``joblib`` and ``importlib`` find these modules
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Protocol
 
 import numpy as np
 
 from headrace.casting import DoesNotFit, cast, may_cast, name_of
 from headrace.errors import FailedPrecondition, HeadraceError, LoadError, ModelError, NotLoadable
-from headrace.runtimes import own_modules
 from headrace.runtimes.options import Option, RuntimeOptions
+from headrace.runtimes.own_modules import OwnModules
 from headrace.servable import DEFAULT_SIGNATURE, IS_GENERATED, Signature, TensorSpec
 from headrace.tensors import BY_OIP, STRING, Array, Tensors, describe
 
 _log = logging.getLogger(__name__)
-_numbers = itertools.count(1)
 
 
 class Model(Protocol):
@@ -98,9 +97,10 @@ def load(file: Path, options: RuntimeOptions) -> PythonServable:
             f"{file.name} is code, and code from model directories is not run. If only people you trust can "
             "write there, start the server with --allow-code, or set allow_code = true in its configuration"
         )
-    package = f"{own_modules.PREFIX}{next(_numbers)}"
+    own = OwnModules(file)
     try:
-        model = _instance(file, package, options)
+        with own.running():
+            model = _instance(own.import_model(), file, options)
         signature = Signature(
             DEFAULT_SIGNATURE,
             _specs("inputs", model.inputs),
@@ -108,16 +108,16 @@ def load(file: Path, options: RuntimeOptions) -> PythonServable:
             kind=options.signature.kind,
         )
     except LoadError:
-        own_modules.forget(package, file.parent)
+        own.forget()
         raise
     except Exception as error:  # the boundary to the model's own code
-        own_modules.forget(package, file.parent)
+        own.forget()
         _log.exception("loading %s failed", file)
         raise LoadError(
             f"{file.name} fails: {type(error).__name__}: {error}",
             told=f"{file.name} fails; the server's log says more",
         ) from error
-    return PythonServable(model, signature, package, file.parent)
+    return PythonServable(model, signature, own, file.parent)
 
 
 class PythonServable:
@@ -128,21 +128,20 @@ class PythonServable:
     may_block = True
     """It may wait for other models, so it must not run in the serving thread."""
 
-    def __init__(self, model: Model, signature: Signature, package: str, directory: Path) -> None:
+    def __init__(self, model: Model, signature: Signature, own: OwnModules, directory: Path) -> None:
         """Wrap a model.
 
         Args:
             model: The model.
             signature: What it declares.
-            package: The name that its modules have in ``sys.modules``.
+            own: The modules beside ``model.py``.
             directory: The version directory.
         """
         self.signatures: Mapping[str, Signature] = {signature.name: signature}
         self._model = model
         self._outputs = signature.outputs
-        self._package = package
+        self._own = own
         self._directory = directory
-        self._own = own_modules.names_beside(directory)
 
     def predict(self, inputs: Tensors, signature: str = DEFAULT_SIGNATURE) -> Tensors:
         """Answer a whole batch.
@@ -157,8 +156,8 @@ class PythonServable:
         """
         try:
             given = {name: _read_only(array) for name, array in inputs.items()}
-            if self._own:
-                with own_modules.found(self._package, self._own):
+            if self._own.names:
+                with self._own.running():
                     answer = self._model.predict(given)
             else:
                 answer = self._model.predict(given)
@@ -178,16 +177,10 @@ class PythonServable:
         except Exception:  # noqa: BLE001 - the boundary to the model's own code; the version goes all the same
             _log.exception("close of the model in %s failed", self._directory)
         del self._model
-        own_modules.forget(self._package, self._directory)
+        self._own.forget()
 
 
-def _instance(file: Path, package: str, options: RuntimeOptions) -> Model:
-    with own_modules.found(package, own_modules.names_beside(file.parent)):
-        return _made(file, package, options)
-
-
-def _made(file: Path, package: str, options: RuntimeOptions) -> Model:
-    module = own_modules.import_file(file, package)
+def _instance(module: ModuleType, file: Path, options: RuntimeOptions) -> Model:
     made = getattr(module, "Model", None)
     if not isinstance(made, type):
         raise LoadError(f"{file.name}: expected a class Model, found none")

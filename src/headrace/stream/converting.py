@@ -11,15 +11,11 @@ from headrace.stream.cells import are_numbers, are_whole, whole_floats, without_
 from headrace.stream.dictionaries import plain, plain_type
 from headrace.stream.plain_cells import are_plain_integers, are_plain_numbers
 from headrace.stream.schema import MOST_VIEWS, Field
+from headrace.stream.times import EARLIEST, LATEST, MICROSECONDS, UNIT_NAMES, fitting_unit
 
 _UTC = pa.timestamp("us", tz="UTC")
 _NO_CAST = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError)
 _SHOWN_CHARACTERS = 60
-_EARLIEST, _LATEST = 631_152_000_000_000, 4_133_980_800_000_000
-"""The beginning of 1990 and of 2101, in microseconds: what is outside is taken for another unit."""
-_UNITS = {"s": 1_000_000, "ms": 1_000, "ns": 0.001}
-"""Microseconds of one."""
-_UNIT_NAMES = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
 _WAYS_OUT = {
     "categorical": 'give it the right keys and buckets in the schema (texts: text = true, keys = "hash")',
     "dense": "correct the row, or make the field categorical or ignored in the schema",
@@ -150,27 +146,25 @@ class _Column:
         return made
 
     def _in_unit(self, counted: pa.Array, values: pa.Array) -> pa.Array:
-        """Times of which the schema says what they count."""
+        """Convert integers whose unit the schema names."""
         unit = self._field.unit
         if unit in ("s", "ms"):
-            most = (2**63 - 1) // int(_UNITS[unit])
+            most = (2**63 - 1) // int(MICROSECONDS[unit])
             beyond = pc.or_(pc.less(counted, -most), pc.greater(counted, most))
-            self._refuse(beyond, values, f"expected {_UNIT_NAMES[unit]} that int64 holds as microseconds")
+            self._refuse(beyond, values, f"expected {UNIT_NAMES[unit]} that int64 holds as microseconds")
         return counted.cast(pa.timestamp(unit)).cast(_UTC, safe=False)
 
     def _refuse_times(self, made: pa.Array, values: pa.Array) -> None:
-        """Refuse times that are none of clicks: whole numbers of another unit, mostly."""
+        """Refuse times outside 1990 to 2100, unless the schema names their unit."""
         if self._field.unit:
             return
         numbers = made.cast(pa.int64())
-        row = pc.index(pc.or_(pc.less(numbers, _EARLIEST), pc.greater(numbers, _LATEST)), True).as_py()
+        row = pc.index(pc.or_(pc.less(numbers, EARLIEST), pc.greater(numbers, LATEST)), True).as_py()
         if row < 0:
             return
-        number = numbers[row].as_py()
-        fitting = [unit for unit, size in _UNITS.items() if _EARLIEST <= number * size <= _LATEST]
         way_out = "write microseconds, or times such as 2026-01-31T12:00:00Z"
-        if fitting:
-            way_out = f"it would be one in {_UNIT_NAMES[fitting[0]]}: --timestamp-unit {fitting[0]}"
+        if unit := fitting_unit(numbers[row].as_py()):
+            way_out = f"it would be one in {UNIT_NAMES[unit]}: --timestamp-unit {unit}"
         raise self._error(
             row, f"expected microseconds, or a time, from 1990 to 2100, got {shown(values[row])}; {way_out}"
         )

@@ -21,7 +21,7 @@ from headrace.stream.ahead import Ahead
 from headrace.stream.cells import without_words
 from headrace.stream.converting import column_of, is_text, shown, stream_column, stream_type
 from headrace.stream.csv_rows import CsvRows
-from headrace.stream.inference import SAMPLE_ROWS, Hints, doubts, infer_schema
+from headrace.stream.inference import SAMPLE_ROWS, Hints, doubts, infer_schema, read_cells
 from headrace.stream.lines import File, Lines, WholeLines, WholeRows
 from headrace.stream.plain_cells import may_hold_words
 from headrace.stream.schema import METADATA_KEY, Field, Schema
@@ -36,6 +36,10 @@ _BATCH_ROWS = 8192
 _SAMPLE_BYTES = 64 * 1024 * 1024
 _VW_SAMPLE_LINES = 10_000
 _COMPRESSED = (".gz", ".bz2", ".zst", ".lz4", ".br")
+
+
+def _nothing(_: str) -> None:
+    """Tell nobody."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,7 @@ class EncodeSettings:
     hints: Hints = field(default_factory=Hints)
     delimiter: str = ","
     columns: tuple[str, ...] = ()
-    tell: _Tell = len
+    tell: _Tell = _nothing
 
     def __post_init__(self) -> None:
         """Check each setting."""
@@ -102,8 +106,6 @@ def encode(settings: EncodeSettings, path: Path) -> Encoded:
     if str(path) != "-" and not path.exists():
         raise ConfigError(f"{path}: there is no such file")
     hints = settings.hints
-    if settings.format == "csv":
-        hints = replace(hints, are_cells=True)
     if settings.format == "vw":
         hints = replace(hints, label=vw.LABEL, weight=vw.WEIGHT, separator="")
     lines = _lines(settings, path) if settings.format in ("csv", "vw") else None
@@ -114,10 +116,12 @@ def encode(settings: EncodeSettings, path: Path) -> Encoded:
         if sample is None:
             raise ConfigError(f"{path}: the file has no rows, so no schema can be guessed")
         few = lines is not None and lines.live and sample.num_rows < SAMPLE_ROWS
-        schema = settings.schema or infer_schema(sample, hints, few=few)
-        doubtful = []
-        if not settings.schema:
-            doubtful = doubts(sample, schema, hints) + [doubt for rows in read for doubt in rows.doubts]
+        schema, doubtful = settings.schema, list[str]()
+        if schema is None:
+            readings = read_cells(sample) if settings.format == "csv" else {}
+            schema = infer_schema(sample, hints, readings, few=few)
+            doubtful = doubts(sample, schema, hints, readings)
+            doubtful += [doubt for rows in read for doubt in rows.doubts]
         schema = _with_unit(schema, hints)
         schema = _separated(schema, sample, hints.separator)
         arrow_schema = _arrow_schema(schema, sample)

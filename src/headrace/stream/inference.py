@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -30,6 +31,7 @@ _PANDAS_INDEX = re.compile(r"__index_level_\d+__")
 _GUESSED = ("ignored", "categorical", "dense")
 _LARGEST_DENSE_INTEGER = 2**24
 _FEW_BUCKETS = 2**18
+_TYPED: Mapping[str, Reading] = {}
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,6 @@ class Hints:
         ignored: The columns that are not learnt from.
         separator: What stands between several values in one text; "" if nothing does.
         timestamp_unit: What whole numbers of the timestamp count; "" for microseconds.
-        are_cells: Whether texts are cells of a text file, which may be numbers; Parquet's texts are texts.
     """
 
     label: str = ""
@@ -56,7 +57,6 @@ class Hints:
     ignored: tuple[str, ...] = ()
     separator: str = ""
     timestamp_unit: Unit = ""
-    are_cells: bool = False
 
 
 def _there_are(names: list[str]) -> str:
@@ -66,7 +66,20 @@ def _there_are(names: list[str]) -> str:
     return f"there are {', '.join(names)}" + (f"; of CSV, say --delimiter {hint}" if separator else "")
 
 
-def infer_schema(sample: pa.RecordBatch, hints: Hints, *, few: bool = False) -> Schema:
+def read_cells(sample: pa.RecordBatch) -> dict[str, Reading]:
+    """Read the cells of a text file, by column.
+
+    Args:
+        sample: The first rows.
+    """
+    return {
+        name: read_column(column) for name, column in zip(sample.schema.names, sample.columns, strict=True)
+    }
+
+
+def infer_schema(
+    sample: pa.RecordBatch, hints: Hints, readings: Mapping[str, Reading] = _TYPED, *, few: bool = False
+) -> Schema:
     """Guess what each column is.
 
     Integers and texts that come again are categories; other numbers, and flags, dense or categorical as they
@@ -75,6 +88,7 @@ def infer_schema(sample: pa.RecordBatch, hints: Hints, *, few: bool = False) -> 
     Args:
         sample: The first rows.
         hints: What is known.
+        readings: What its cells hold, if it comes from a text file; texts of other files are texts.
         few: Whether they are too few to tell how many values are to come: what a live source had by then.
 
     Raises:
@@ -105,33 +119,32 @@ def infer_schema(sample: pa.RecordBatch, hints: Hints, *, few: bool = False) -> 
         elif not name or name in index:
             fields.append(Field(name=name, role="ignored"))
         else:
+            column = readings[name].values if name in readings else column  # noqa: PLW2901
             fields.append(_Guess(name, hints, few).field(column))
     return Schema(fields=tuple(fields))
 
 
-def doubts(sample: pa.RecordBatch, schema: Schema, hints: Hints) -> list[str]:
+def doubts(
+    sample: pa.RecordBatch, schema: Schema, hints: Hints, readings: Mapping[str, Reading] = _TYPED
+) -> list[str]:
     """Report guesses that change the meaning of columns, in sentences.
 
     Args:
         sample: The rows that the guess is from.
         schema: The guess.
         hints: What was known before it.
+        readings: What its cells hold, if it comes from a text file.
     """
     said, index = [], index_columns(sample.schema)
     for name, column in zip(sample.schema.names, sample.columns, strict=True):
         field = schema.by_name[name]
         if name in hints.ignored or field.role not in _GUESSED:
             continue
-        reading = Reading(column)
+        reading = readings.get(name) or _as_it_is(plain(column))
         if not name:
             why = "it has no name; name it to learn from it"
-        elif name in index:
-            why = "it is the row index of a data frame"
         else:
-            column = plain(column)  # noqa: PLW2901
-            is_read = hints.are_cells and is_text(column.type)
-            reading = read_column(column) if is_read else Reading(column, "", not is_text(column.type))
-            why = _why(reading, field)
+            why = "it is the row index of a data frame" if name in index else _why(reading, field)
         if why:
             becomes = "is ignored" if field.role == "ignored" else f"becomes {field.role}"
             said.append(f"the column {name!r} {becomes}: {why}{_otherwise(reading, field)}")
@@ -148,6 +161,10 @@ def index_columns(schema: pa.Schema) -> frozenset[str]:
     except (msgspec.DecodeError, AttributeError):
         pass
     return frozenset(named)
+
+
+def _as_it_is(column: pa.Array) -> Reading:
+    return Reading(column, is_nearly_numbers=not is_text(column.type))
 
 
 def _why(reading: Reading, field: Field) -> str:
@@ -233,9 +250,6 @@ class _Guess:
         return Field(name=self.name, role="ignored")
 
     def _text(self, column: pa.Array) -> Field:
-        numbers = read_column(column).values if self.hints.are_cells else column
-        if not is_text(numbers.type):
-            return self.field(numbers)
         if self.hints.separator:
             lists = pc.split_pattern(column, self.hints.separator)
             longest = _longest(lists)

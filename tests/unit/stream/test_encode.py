@@ -17,7 +17,7 @@ import pytest
 from headrace.errors import ConfigError, StreamError
 from headrace.stream.encode import EncodeSettings, Format, encode
 from headrace.stream.features import Features
-from headrace.stream.inference import Hints, infer_schema, schema_toml
+from headrace.stream.inference import Hints, infer_schema, read_cells, schema_toml
 from headrace.stream.joining import Joiner
 from headrace.stream.output import write_stream
 from headrace.stream.parser import StreamParser
@@ -234,7 +234,7 @@ def test_formats_read_from_their_end_need_a_file(name: Format) -> None:
 )
 def test_a_column_is_guessed_from_its_values(values: list[str | None], expected: Field) -> None:
     sample = pa.record_batch({"label": ["0"] * len(values), "x": pa.array(values, pa.string())})
-    guessed = infer_schema(sample, Hints(separator=" " if expected.values > 1 else "", are_cells=True))
+    guessed = infer_schema(sample, Hints(separator=" " if expected.values > 1 else ""), read_cells(sample))
     assert guessed.by_name["x"] == expected
 
 

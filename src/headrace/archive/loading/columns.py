@@ -15,10 +15,11 @@ from headrace.stream.cells import Look, whole_floats, without_words
 from headrace.stream.converting import is_listed
 from headrace.stream.converting import is_text as is_plain_text
 from headrace.stream.dictionaries import plain
+from headrace.stream.times import EARLIEST, LATEST, UNIT_NAMES, fitting_unit
 from headrace.tensors import Array
 
 _LEAST_TEXT_BYTES = 16
-_EARLIEST, _LATEST = 631_152_000_000, 4_133_980_800_000  # the beginning of 1990 and of 2101, in milliseconds
+_EARLIEST, _LATEST = EARLIEST // 1000, LATEST // 1000  # in milliseconds
 _NO_CAST = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError)
 
 
@@ -172,18 +173,11 @@ def written_of(name: str, values: pa.Array, first_row: int) -> Array:
     if pc.any(wrong).as_py():
         row = wrong.index(True).as_py()
         problem = f"expected a time from 1990 to 2100, got {_shown(values[row])}"
-        refuse(name, first_row + row, problem + _in_other_unit(made[row].as_py(), kind))
+        if pa.types.is_integer(kind) and (unit := fitting_unit(made[row].as_py() or 0)):
+            problem += f"; it would be one in {UNIT_NAMES[unit]}: write milliseconds"
+        refuse(name, first_row + row, problem)
     times: Array = made.to_numpy(zero_copy_only=False)
     return times.astype(np.uint64)
-
-
-def _in_other_unit(number: int | None, kind: pa.DataType) -> str:
-    """Which unit a number of milliseconds would fit better, for an error."""
-    if number is None or not pa.types.is_integer(kind):
-        return ""
-    units = {"seconds": 1000, "microseconds": 0.001, "nanoseconds": 0.000_001}
-    fitting = [unit for unit, size in units.items() if _EARLIEST <= number * size <= _LATEST]
-    return f"; it would be one in {fitting[0]}: write milliseconds" if fitting else ""
 
 
 def _kind_of_time(values: pa.Array) -> pa.DataType:

@@ -34,3 +34,10 @@ def test_what_is_no_base64_is_refused(text: str, step: int) -> None:
 
 def test_nothing_is_nothing() -> None:
     assert decoded("") == b""
+
+
+def test_text_of_padding_is_refused_at_the_first_step() -> None:
+    """Kept until the end, it would be copied at each step."""
+    steps = decoding("=" * 10_000, 100)
+    with pytest.raises(ValueError, match="more than two characters of padding"):
+        next(steps)
