@@ -108,8 +108,10 @@ upgrade: ## resolve all versions anew, write the constraints files, and run all 
 	$(MAKE) test-all
 
 # Write a constraints file from a new environment, in which each further argument was given to pip install.
+# Python 3.11 puts an old setuptools into a new environment; the file names one only if a package needs it.
 define resolved
 rm -rf .venvs/upgrade && $(PYTHON) -m venv .venvs/upgrade
+	.venvs/upgrade/bin/python -m pip uninstall -q -y setuptools
 	.venvs/upgrade/bin/python -m pip install -q $(2)
 	$(if $(3),.venvs/upgrade/bin/python -m pip install -q $(3))
 	$(PYTHON) tools/pins.py .venvs/upgrade/bin/python >.venvs/upgrade/pins && mv .venvs/upgrade/pins $(1)

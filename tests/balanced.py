@@ -30,6 +30,7 @@ from tests.faults.still_serves import MODEL, Response, infer_message
 from tests.model_directories import affine, write
 from tests.running_server import RunningServer
 from tests.stopped_processes import stop
+from tests.waiting import until
 
 DEPLOY = Path(__file__).resolve().parent.parent / "deploy"
 CALLERS = 8
@@ -422,7 +423,7 @@ def _avoided_after(balancer: Balancer, name: str, began: float) -> float | None:
     avoided = balancer.avoided
     if avoided is None:
         return None
-    _wait_until(lambda: avoided(name))
+    until(lambda: avoided(name))
     return time.monotonic() - began
 
 
@@ -437,12 +438,5 @@ def _wait_until_asked(server: RunningServer) -> None:
 
     metrics = ('calls_total{code="OK",protocol="gRPC"', f'model_requests_total{{model="{MODEL}"')
     calls, requests = map(asked, metrics)
-    _wait_until(lambda: asked(metrics[0]) > calls)
-    _wait_until(lambda: asked(metrics[1]) - requests > asked(metrics[0]) - calls)
-
-
-def _wait_until(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + _SECONDS
-    while not condition():
-        assert time.monotonic() < until, "the balancer does not see it"
-        time.sleep(0.01)
+    until(lambda: asked(metrics[0]) > calls)
+    until(lambda: asked(metrics[1]) - requests > asked(metrics[0]) - calls)

@@ -26,7 +26,8 @@ from headrace.frontends.wire import protos
 from headrace.outcomes import Door, Outcome, said
 from headrace.server import application, grpc_methods
 from tests.models import Doubling
-from tests.unit.frontends.transport.wire import GRPC, Event, Wire, body, message, until
+from tests.unit.frontends.transport.wire import GRPC, Event, Wire, body, message
+from tests.waiting import until_in_loop
 
 _INFER = "/inference.GRPCInferenceService/ModelInfer"
 _STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
@@ -150,7 +151,9 @@ class World:
     async def until_taken(self, requests: int) -> None:
         """Wait until the slow model holds so many requests, the first of them on its thread."""
         slow = self.engine.loaded("slow")
-        await until(lambda: slow.outstanding == requests and slow.batcher.queued_rows == max(0, requests - 1))
+        await until_in_loop(
+            lambda: slow.outstanding == requests and slow.batcher.queued_rows == max(0, requests - 1)
+        )
 
 
 ASGI_DOORS: Mapping[str, Door] = {

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +37,7 @@ from headrace.sealed.copying import (
 from headrace.sealed.messages import Copied, Question
 from headrace.sealed.process import KeeperProcess
 from tests.stopped_processes import stopped
+from tests.waiting import until
 
 NUMBERS = np.arange(2**18, dtype=np.float32)
 SIZE = NUMBERS.nbytes
@@ -76,13 +77,6 @@ def file(tmp_path: Path) -> Iterator[int]:
     descriptor = os.open(tmp_path / "numbers", os.O_RDWR)
     yield descriptor
     os.close(descriptor)
-
-
-def until(holds: Callable[[], bool]) -> None:
-    ends = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < ends
-        time.sleep(0.01)
 
 
 def descriptors(process: int) -> int:

@@ -18,7 +18,8 @@ from headrace.archive.publishing import wanted_of
 from headrace.queues.opening import open_queue
 from headrace.queues.queue import Depth, Message, Queue, Receiver
 from headrace.stores.opening import open_store
-from tests.unit.archive.filling_parts import LengthEmbedder, until
+from tests.unit.archive.filling_parts import LengthEmbedder
+from tests.waiting import until
 from tools.services.kafka_server import Kafka
 
 FILMS = [f"film {number}" for number in range(100)]

@@ -29,7 +29,8 @@ from headrace.errors import (
 from headrace.outcomes import Door, Outcome, said
 from headrace.status import OK, WRONG_METHOD, codes
 from tests.outcome_doors import ASGI_DOORS, CLIENT, DOORS, Ask, World, world
-from tests.unit.frontends.transport.wire import GRPC, LEFT, body, message, part, until
+from tests.unit.frontends.transport.wire import GRPC, LEFT, body, message, part
+from tests.waiting import until_in_loop
 
 BROKEN = Ask(is_broken=True)
 CACHE = CachePolicy(size_bytes=2**20)
@@ -104,7 +105,7 @@ def test_each_way_to_end_is_one_outcome(how: str, name: str, cache: CachePolicy 
         elif (how, name) == ("grpcio", "too late"):
             ask = ask._replace(seconds=1.0)  # a call that expired before it was sent never arrives
         await made.ask(how, ask)
-        await until(lambda: made.given)
+        await until_in_loop(lambda: made.given)
         ends = [expected(how, way.error)]
         if (how, name) == ("grpcio", "too late"):
             ends.append(
@@ -131,7 +132,7 @@ def test_an_answer_that_is_repeated_is_one_outcome(how: str) -> None:
     async def scenario(made: World) -> None:
         for _ in range(3):
             await made.ask(how, Ask())
-        await until(lambda: made.codes() == expected(how, None, None, None))
+        await until_in_loop(lambda: made.codes() == expected(how, None, None, None))
         calls = [one for one in made.given if one.asked is not None]
         assert [one.source for one in calls] == [
             Origin("m", 1),
@@ -152,7 +153,7 @@ def test_a_caller_who_leaves_is_one_outcome(how: str) -> None:
         assert made.given == []
         asking.cancel()
         await asyncio.wait([asking])
-        await until(lambda: made.given)
+        await until_in_loop(lambda: made.given)
         assert made.codes() == expected(how, Cancelled(""))
         made.gate.set()
         await made.until_taken(0)
@@ -200,7 +201,7 @@ def test_a_blocking_call_that_would_wait_for_ever_is_one_outcome() -> None:
         slow = made.engine.loaded("slow").servable
         slow._before = lambda: made.engine.predict_blocking("slow", row)  # type: ignore[attr-defined]
         await made.ask("in process", Ask("slow"))
-        await until(lambda: len(made.given) == 3)
+        await until_in_loop(lambda: len(made.given) == 3)
         refused = FailedPrecondition("")
         assert made.codes() == expected("in process", refused, refused, refused)
         assert "asks itself" in made.given[1].error

@@ -24,7 +24,8 @@ from headrace.trace_context import Headers, TraceContext
 from tests.calling import of
 from tests.models import Doubling
 from tests.outcome_doors import ASGI_DOORS, Ask, World, world
-from tests.unit.frontends.transport.wire import GRPC, Event, Wire, body, message, until
+from tests.unit.frontends.transport.wire import GRPC, Event, Wire, body, message
+from tests.waiting import until_in_loop
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 Notes = list[tuple[bytes, bytes]]
@@ -265,10 +266,10 @@ def test_what_is_logged_names_the_request_that_a_model_is_called_for_alone(
             calls = []
             if not is_inline:
                 calls = [asyncio.create_task(made.ask(door, Ask()))]
-                await until(model.begun.is_set)
+                await until_in_loop(model.begun.is_set)
             calls += [asyncio.create_task(made.ask(door, Ask())) for _ in range(2)]
             if not is_inline:
-                await until(lambda: of(engine).queued_rows == 2)
+                await until_in_loop(lambda: of(engine).queued_rows == 2)
                 model.gate.set()
             await asyncio.gather(*calls)
             names = sorted(outcome.request_id for outcome in given if outcome.asked is not None)

@@ -18,7 +18,8 @@ from headrace.tracing import Describer, Routes, Tracer
 from tests.models import Doubling
 from tests.outcome_doors import Ask, World, world
 from tests.trace_collector import Collector, Span, collecting
-from tests.unit.frontends.transport.wire import GRPC, Event, Wire, body, until
+from tests.unit.frontends.transport.wire import GRPC, Event, Wire, body
+from tests.waiting import until_in_loop
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 SAMPLED = [(b"traceparent", f"00-{TRACE}-{PARENT}-01".encode()), (b"tracestate", b"rojo=1, congo=2")]
@@ -295,13 +296,13 @@ def test_a_batch_is_one_span_that_links_all_its_requests() -> None:
         loaded = made.engine.loaded("m")
         made.sent = NOT_SAMPLED
         first = asyncio.create_task(made.ask("REST", Ask()))
-        await until(lambda: loaded.outstanding and not loaded.batcher.queued_rows)
+        await until_in_loop(lambda: loaded.outstanding and not loaded.batcher.queued_rows)
         made.sent = SAMPLED
         others = [asyncio.create_task(made.ask(how, Ask(rows=2))) for how in ("REST", "gRPC", "REST, V2")]
-        await until(lambda: loaded.batcher.queued_rows == 6)
+        await until_in_loop(lambda: loaded.batcher.queued_rows == 6)
         made.sent = NOT_SAMPLED
         last = asyncio.create_task(made.ask("REST", Ask()))
-        await until(lambda: loaded.batcher.queued_rows == 7)
+        await until_in_loop(lambda: loaded.batcher.queued_rows == 7)
         gate.set()
         await asyncio.gather(first, *others, last)
 
@@ -353,7 +354,7 @@ def test_a_caller_who_leaves_is_a_span() -> None:
     async def scenario(made: Traced) -> None:
         gate.clear()
         task = asyncio.create_task(made.ask("REST", Ask()))
-        await until(lambda: made.engine.loaded("m").outstanding == 1)
+        await until_in_loop(lambda: made.engine.loaded("m").outstanding == 1)
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task

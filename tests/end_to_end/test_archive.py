@@ -8,10 +8,9 @@ import re
 import signal
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,6 +21,7 @@ import pytest
 
 from headrace import example
 from tests.running_server import RunningServer
+from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = """
@@ -82,13 +82,6 @@ def post(server: RunningServer, path: str, body: object, *, seconds: float = 30)
     )
     with urllib.request.urlopen(request, timeout=seconds) as answer:
         return json.loads(answer.read())
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not holds():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.05)  # between two looks at another process
 
 
 @pytest.mark.rest

@@ -15,8 +15,9 @@ import pytest
 
 from headrace.archive.opening import open_archive_file
 from headrace.stream.schema import METADATA_KEY
-from tests.faults.archive_processes import encoding, until
+from tests.faults.archive_processes import encoding
 from tests.streams import schema_of
+from tests.waiting import until
 
 START = 1_767_225_600  # 2026-01-01
 FEED = """

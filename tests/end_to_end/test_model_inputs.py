@@ -33,6 +33,7 @@ from tests.conformance import ctr_models
 from tests.encoder_models import write_letters
 from tests.running_server import RunningServer
 from tests.unit.archive.filling_parts import LengthEmbedder
+from tests.waiting import until
 from tools.services.redis_server import Redis
 
 SPACES = """
@@ -326,13 +327,6 @@ def call(server: RunningServer, method: str, request: Any, kind: str) -> Any:
             response_deserializer=protos.message(kind).FromString,
         )
         return unary(request, timeout=40)
-
-
-def until(holds: Callable[[], bool], seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.02)  # between two looks at another process
 
 
 def tensorflow_serving_over_rest(server: RunningServer, version: int) -> list[list[float]]:

@@ -7,8 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ import pytest
 
 from headrace.training.running.checkpoint import only_run
 from tests.model_directories import affine, write
+from tests.waiting import until
 
 HEADRACE = [sys.executable, "-m", "headrace"]
 SECONDS = 110
@@ -63,13 +62,6 @@ def train(*options: object, code: int = 0, stdin: bytes | None = None) -> tuple[
 def undisturbed(rows: Path) -> dict[str, Any]:
     """The summary of a run over all rows that nothing happens to."""
     return train(rows, "--model", "lr")[0][-1]
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come"
-        time.sleep(0.02)
 
 
 @pytest.mark.rest
@@ -165,7 +157,7 @@ def test_a_signal_saves_and_publishes_before_it_ends_the_run(
         assert run.stdin is not None
         run.stdin.write(content[:600_000])
         run.stdin.flush()
-        wait_until(lambda: versions.is_dir() and any(path.name.isdigit() for path in versions.iterdir()))
+        until(lambda: versions.is_dir() and any(path.name.isdigit() for path in versions.iterdir()))
         run.send_signal(number)
         assert run.wait(SECONDS) == code
         assert run.stdout is not None

@@ -16,7 +16,7 @@ import numpy as np
 from headrace.archive.archive import Archive
 from headrace.archive.breaker import OPENS_AFTER
 from headrace.errors import Unavailable
-from tests.faults.archive_processes import until
+from tests.waiting import until
 from tools.services.service import Service
 
 KEYS = [f"film {number}" for number in range(20)]

@@ -9,10 +9,9 @@ import json
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +20,7 @@ import numpy as np
 
 from headrace.archive.archive import Archive
 from tests.running_server import RunningServer
+from tests.waiting import until
 
 BATCH, THREADS = 4, 2
 _HEADRACE = (sys.executable, "-m", "headrace", "archive")
@@ -123,13 +123,6 @@ def serving(folder: Path) -> Iterator[int]:
             yield int(json.loads(process.stdout.readline())["http"]["port"])
         finally:
             process.kill()
-
-
-def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
-        threading.Event().wait(0.02)
 
 
 def all_found(archive: Archive, keys: Sequence[str]) -> bool:

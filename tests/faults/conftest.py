@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.archive_processes import Encoder, encoding, until
+from tests.faults.archive_processes import Encoder, encoding
 from tests.faults.still_serves import MODEL
 from tests.model_directories import affine, write
+from tests.waiting import until
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.archive_processes import until
+from tests.waiting import until
 
 MOUNTED = Path("/sys/fs/cgroup")
 ENTER = 'echo $$ > "$0/cgroup.procs" && exec "$@"'

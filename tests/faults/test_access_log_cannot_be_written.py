@@ -10,8 +10,6 @@ import resource
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -25,16 +23,10 @@ from headrace.outcomes import Door, Outcome, Outcomes
 from headrace.status import OK
 from tests.outcome_doors import Ask, world
 from tests.running_server import RunningServer
+from tests.waiting import until
 
 BODY = {"instances": [1.0]}
 PREDICT = "/v1/models/half_plus_two:predict"
-
-
-def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def lines(file: Path) -> list[dict[str, object]]:

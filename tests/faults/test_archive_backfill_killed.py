@@ -13,7 +13,8 @@ import pytest
 
 from headrace.archive.archive import Archive
 from headrace.archive.opening import open_archive_file
-from tests.faults.archive_processes import BATCH, THREADS, Encoder, until
+from tests.faults.archive_processes import BATCH, THREADS, Encoder
+from tests.waiting import until
 
 KEYS = [f"backfilled {number}" for number in range(800)]
 OLD = 7.0

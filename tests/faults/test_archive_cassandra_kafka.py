@@ -20,15 +20,8 @@ from headrace.archive.opening import open_archive_file
 from headrace.queues.queue import Depth
 from headrace.tensors import Array
 from tests.faults.archive_outages import OUTAGES, check_outage, works
-from tests.faults.archive_processes import (
-    BATCH,
-    THREADS,
-    Encoder,
-    all_found,
-    check_concurrent_misses,
-    filler,
-    until,
-)
+from tests.faults.archive_processes import BATCH, THREADS, Encoder, all_found, check_concurrent_misses, filler
+from tests.waiting import until
 from tools.services.cassandra_server import Cassandra
 from tools.services.catalogue import running
 from tools.services.kafka_server import Kafka

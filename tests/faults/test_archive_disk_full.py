@@ -17,8 +17,9 @@ from headrace.archive.archive import Archive
 from headrace.archive.opening import open_archive_file
 from headrace.errors import Unavailable
 from headrace.queues.queue import Message
-from tests.faults.archive_processes import BATCH, THREADS, all_found, encoding, filler, until
+from tests.faults.archive_processes import BATCH, THREADS, all_found, encoding, filler
 from tests.unit.archive.filling_parts import status_of
+from tests.waiting import until
 
 DIMENSION = 4000  # vectors that find no place in the gaps of a full file
 KNOWN = [f"known {number}" for number in range(50)]

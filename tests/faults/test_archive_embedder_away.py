@@ -16,8 +16,9 @@ import pytest
 
 from headrace.archive.archive import Archive
 from headrace.archive.opening import open_archive_file
-from tests.faults.archive_processes import Encoder, encoding, until
+from tests.faults.archive_processes import Encoder, encoding
 from tests.services import Start
+from tests.waiting import until
 from tools.services.ports import free_ports
 from tools.services.redis_server import Redis
 

@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 
 from headrace.archive.opening import open_archive_file
-from tests.faults.archive_processes import BATCH, THREADS, Encoder, all_found, encoding, filler, until
+from tests.faults.archive_processes import BATCH, THREADS, Encoder, all_found, encoding, filler
 from tests.stopped_processes import stands_still, stop
+from tests.waiting import until
 from tools.services.ports import free_ports
 
 VISIBILITY = "visibility_seconds = 6.0"

@@ -10,7 +10,7 @@ import pytest
 
 from headrace.archive.opening import open_archive_file
 from headrace.cli.main import main
-from tests.faults.archive_processes import until
+from tests.waiting import until
 
 ROWS = 200_000
 STOPS_ON_THE_WAY = """

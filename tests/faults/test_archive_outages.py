@@ -22,8 +22,8 @@ from tests.faults.archive_outages import (
     check_outage,
     works,
 )
-from tests.faults.archive_processes import until
 from tests.services import Start
+from tests.waiting import until
 from tools.services.redis_server import Redis
 
 

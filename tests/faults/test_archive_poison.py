@@ -17,10 +17,11 @@ import pytest
 
 from headrace.archive.archive import Archive
 from headrace.archive.opening import open_archive_file
-from tests.faults.archive_processes import filler, until
+from tests.faults.archive_processes import filler
 from tests.hostile_images import HostileServer, answer
 from tests.image_encoder import picture, png, write_encoder
 from tests.running_server import RunningServer
+from tests.waiting import until
 
 MAX_BYTES = 100_000
 

@@ -13,7 +13,7 @@ import pytest
 
 from headrace.archive.opening import open_archive_file
 from headrace.versions.manifest import publish
-from tests.faults.archive_processes import Encoder, filler, lookup, serving, until
+from tests.faults.archive_processes import Encoder, filler, lookup, serving
 from tests.faults.jumping_clock import DAY_SECONDS, JumpingClock
 from tests.faults.neighbours import Connection
 from tests.faults.still_serves import MODEL, does_it_still_serve, http_request
@@ -23,6 +23,7 @@ from tests.model_directories import SLOW, affine, write
 from tests.running_server import RunningServer
 from tests.unit.access.keys_of_tests import entry, key_of, written
 from tests.unit.access.tokens_of_tests import AUDIENCE, ISSUER, jwks, token
+from tests.waiting import until
 
 JUMPS = (DAY_SECONDS, -DAY_SECONDS, 0)
 AGE = 'headrace_model_age_seconds{model="fresh",version="1"}'

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from headrace.engine import Engine
 from headrace.outcomes import Outcome
 from tests.outcome_doors import ASGI_DOORS, Ask, World, world
-from tests.unit.frontends.transport.wire import until
+from tests.waiting import until_in_loop
 
 HOW = st.sampled_from([*ASGI_DOORS, "in process", "callback", "thread"])
 ASKS = st.builds(
@@ -44,7 +44,7 @@ def test_outcomes_and_metrics_agree(calls: list[tuple[str, Ask, int]], fails_at:
             made.gate.set()
             await asyncio.gather(*(ask(made, *one) for one in calls))
             for loaded in made.engine.manager.all_loaded():
-                await until(lambda: not loaded.outstanding)  # noqa: B023 - waited for right here
+                await until_in_loop(lambda: not loaded.outstanding)  # noqa: B023 - waited for right here
             assert before == after == made.given
             assert made.codes() == made.tally()
             assert len({one.id for one in before}) == len(before)

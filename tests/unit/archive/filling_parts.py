@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -83,13 +83,3 @@ def open_parts(
 def status_of(archive: Archive) -> Status:
     """What ``headrace archive status`` tells of an archive."""
     return look(archive.config, lambda: archive.store, lambda: archive.queue)
-
-
-def until(condition: Callable[[], object], seconds: float = 40.0) -> None:
-    """Wait for something that other threads bring about."""
-    ticks = threading.Event()
-    for _ in range(int(seconds / 0.01)):
-        if condition():
-            return
-        ticks.wait(0.01)
-    raise AssertionError("it did not come about")

@@ -14,7 +14,8 @@ from headrace.archive.catalog import partition
 from headrace.archive.publishing import wanted_of
 from headrace.errors import ConfigError, InvalidRequest, NotFound, TooLarge
 from headrace.stores.store import Item
-from tests.unit.archive.filling_parts import DIMENSION, LengthEmbedder, open_parts, until
+from tests.unit.archive.filling_parts import DIMENSION, LengthEmbedder, open_parts
+from tests.waiting import until
 
 
 @pytest.fixture(params=["memory", "lmdb"])

@@ -27,7 +27,8 @@ from headrace.queues.settings import MemoryQueue
 from headrace.stores.memory import InMemoryStore
 from headrace.stores.opening import open_store
 from headrace.stores.settings import MemoryStore
-from tests.unit.archive.filling_parts import LengthEmbedder, open_parts, status_of, until, vector_of
+from tests.unit.archive.filling_parts import LengthEmbedder, open_parts, status_of, vector_of
+from tests.waiting import until
 
 TWO_SPACES = {"films": {"embedder": "lengths"}, "posters": {"embedder": "lengths"}}
 

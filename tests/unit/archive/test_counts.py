@@ -17,7 +17,8 @@ from headrace.archive.status import SpaceStatus
 from headrace.queues.opening import open_queue
 from headrace.stores.memory import InMemoryStore
 from headrace.stores.settings import MemoryStore
-from tests.unit.archive.filling_parts import LengthEmbedder, open_parts, status_of, until
+from tests.unit.archive.filling_parts import LengthEmbedder, open_parts, status_of
+from tests.waiting import until
 
 
 class Elsewhere(InMemoryStore):

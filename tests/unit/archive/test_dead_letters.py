@@ -19,7 +19,8 @@ from headrace.archive.oov import ENOUGH
 from headrace.queues.opening import open_queue
 from headrace.stores.opening import open_store
 from headrace.stores.store import Item
-from tests.unit.archive.filling_parts import LengthEmbedder, open_parts, until
+from tests.unit.archive.filling_parts import LengthEmbedder, open_parts
+from tests.waiting import until
 
 TTL_SECONDS = 1000.0
 

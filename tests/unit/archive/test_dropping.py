@@ -18,7 +18,8 @@ from headrace.archive.past import past_partition
 from headrace.errors import ConfigError, FailedPrecondition, NotFound
 from headrace.stores.store import pages
 from headrace.versions.manifest import publish
-from tests.unit.archive.filling_parts import LengthEmbedder, open_parts, until
+from tests.unit.archive.filling_parts import LengthEmbedder, open_parts
+from tests.waiting import until
 
 SPACE = {"embedder": "lengths", "history_seconds": 600.0}
 

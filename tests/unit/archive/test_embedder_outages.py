@@ -19,7 +19,8 @@ from headrace.archive.suppliers import Supplier
 from headrace.errors import ConfigError, Unavailable
 from headrace.queues.opening import open_queue
 from headrace.stores.opening import open_store
-from tests.unit.archive.filling_parts import LengthEmbedder, status_of, until
+from tests.unit.archive.filling_parts import LengthEmbedder, status_of
+from tests.waiting import until
 
 FILMS = [f"film {number}" for number in range(500)]
 TEXTS = [f"text {number}" for number in range(300)]

@@ -8,7 +8,8 @@ import pytest
 
 from headrace.archive.encoders import Asking, Encoder, Filled, Stop
 from headrace.archive.suppliers import Away, Call, Supplier, Where
-from tests.unit.archive.filling_parts import LengthEmbedder, until, vector_of
+from tests.unit.archive.filling_parts import LengthEmbedder, vector_of
+from tests.waiting import until
 
 WHERE: Where = ("texts", 1)
 SOON, LATER = [b"one", b"two"], [b"three"]

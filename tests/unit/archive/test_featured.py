@@ -26,7 +26,8 @@ from headrace.stores.memory import InMemoryStore
 from headrace.stores.settings import MemoryStore
 from headrace.tensors import STRING, Array, Tensors
 from headrace.warmup import _zeros
-from tests.unit.archive.filling_parts import LengthEmbedder, until
+from tests.unit.archive.filling_parts import LengthEmbedder
+from tests.waiting import until
 
 FLOAT = np.dtype(np.float32)
 IMAGES = {"embedder": "lengths", "dtype": "float16"}

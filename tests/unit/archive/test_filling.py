@@ -23,7 +23,8 @@ from headrace.archive.publishing import Wanted
 from headrace.queues.opening import open_queue
 from headrace.queues.queue import Message
 from headrace.stores.opening import open_store
-from tests.unit.archive.filling_parts import LengthEmbedder, open_parts, status_of, until, vector_of
+from tests.unit.archive.filling_parts import LengthEmbedder, open_parts, status_of, vector_of
+from tests.waiting import until
 
 TEXTS = [f"text {number}" for number in range(200)]
 
@@ -91,6 +92,7 @@ def test_what_cannot_be_embedded_is_a_dead_letter_and_fails_nobody_else(archive:
     with Running(archive, LengthEmbedder()) as filler:
         archive.want("texts", [*good, *bad])
         until(lambda: all_found(archive, good) and len(list(archive.dead_letters.all())) == 3)
+        until(lambda: archive.queue.depth().messages == 0)  # acknowledged after they were counted
         assert filler.counts["texts"].dead == 3
     reasons = {one.key: one.reason for one in archive.dead_letters.all("texts")}
     assert reasons == {

@@ -25,7 +25,8 @@ from headrace.queues.opening import open_queue
 from headrace.stores.opening import open_store
 from headrace.stream.rows import StreamRows
 from headrace.stream.schema import METADATA_KEY, Field, Schema, parse_schema
-from tests.unit.archive.filling_parts import LengthEmbedder, until
+from tests.unit.archive.filling_parts import LengthEmbedder
+from tests.waiting import until
 
 SOURCES = {
     "image": InputSource(space="images", key="url"),

@@ -15,7 +15,8 @@ from headrace.queues.memory import MemoryMessages
 from headrace.stores.memory import InMemoryStore
 from headrace.stores.settings import MemoryStore
 from headrace.stores.store import Page
-from tests.unit.archive.filling_parts import open_parts, status_of, until
+from tests.unit.archive.filling_parts import open_parts, status_of
+from tests.waiting import until
 
 NOW = 1_000_003.0
 NEWEST = int(NOW // SLICE_SECONDS)

@@ -13,7 +13,8 @@ from headrace.archive.config import archive_config
 from headrace.archive.oov import ENOUGH, keep_mean
 from headrace.queues.opening import open_queue
 from headrace.stores.opening import open_store
-from tests.unit.archive.filling_parts import LengthEmbedder, open_parts, until
+from tests.unit.archive.filling_parts import LengthEmbedder, open_parts
+from tests.waiting import until
 
 
 def test_a_new_version_or_default_or_mean_empties_no_cache_of_another(tmp_path: Path) -> None:

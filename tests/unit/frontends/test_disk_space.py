@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from headrace.frontends import disk_space
 from headrace.frontends.disk_space import DiskSpace, free_share, watched
 from headrace.queues.settings import KafkaQueue
 from headrace.stores.settings import LmdbStore
+from tests.waiting import until
 
 MODELS = Path("/models")
 
@@ -67,13 +67,6 @@ def test_of_an_archive_what_has_a_path_is_on_a_disk() -> None:
 
 def told(space: DiskSpace) -> dict[str, float]:
     return {one.labels["of"]: one.value for metric in space.collect() for one in metric.samples}
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.fixture

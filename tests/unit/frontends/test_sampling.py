@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from shutil import rmtree
@@ -22,6 +20,7 @@ from headrace.errors import HeadraceError
 from headrace.frontends.sampling import Budget, ObjectiveHistory, Sampler
 from tests.model_directories import affine, write
 from tests.models import Doubling
+from tests.waiting import until_in_loop
 
 POLICY = ObjectivePolicy(latency_seconds=0.01, target=0.99, window_seconds=600.0)
 PATIENCE_SECONDS = 30.0
@@ -52,13 +51,6 @@ def test_a_budget_is_what_its_window_holds(
     assert history.budget() == Budget(pytest.approx(remaining), pytest.approx(burn_rate))
 
 
-async def until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not is_so():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.05)
-
-
 def test_an_engine_that_is_asked_has_a_load_and_a_budget(tmp_path: Path) -> None:
     """The objective is a nanosecond, which no request keeps."""
     write(tmp_path, "m", 1, affine(2.0, 1.0), "[objective]\nlatency_seconds = 1e-9\ntarget = 0.5\n")
@@ -84,7 +76,7 @@ def test_an_engine_that_is_asked_has_a_load_and_a_budget(tmp_path: Path) -> None
             assert sampler.load > 0.0
             assert 0.0 < sampler.model_loads["m"] < 1.0
             before = sampler.load
-            await until(lambda: sampler.load is not None and sampler.load < before)
+            await until_in_loop(lambda: sampler.load is not None and sampler.load < before)
 
     asyncio.run(scenario())
 
@@ -98,7 +90,7 @@ def test_nobody_who_looks_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None
             assert sampler._timer is None
             sampler.watch()
             assert sampler._timer is not None
-            await until(lambda: sampler._timer is None)
+            await until_in_loop(lambda: sampler._timer is None)
             assert sampler.load is None
             monkeypatch.undo()  # two readings make a load, a second apart
 
@@ -106,7 +98,7 @@ def test_nobody_who_looks_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None
                 sampler.watch()
                 return sampler.load is not None
 
-            await until(is_known)
+            await until_in_loop(is_known)
 
     asyncio.run(scenario())
 
@@ -120,7 +112,7 @@ def test_many_models_are_read_in_slices(tmp_path: Path, monkeypatch: pytest.Monk
             sampler = Sampler(engine)
             sampler.watch()
             assert len(sampler._flows) < 2
-            await until(lambda: sampler.load is not None)
+            await until_in_loop(lambda: sampler.load is not None)
             assert len(sampler.model_loads) == 20
 
     asyncio.run(scenario())
@@ -133,7 +125,7 @@ def test_reports_are_made_though_nobody_scrapes(monkeypatch: pytest.MonkeyPatch)
         async with Engine.from_objects({"m": Doubling()}) as engine:
             sampler, reports = Sampler(engine), list[LoadReport]()
             sampler.report_to(reports.append)
-            await until(lambda: len(reports) == 2)
+            await until_in_loop(lambda: len(reports) == 2)
             assert reports[1] == LoadReport(pytest.approx(sampler.load), 0.0, 0.0)
 
     asyncio.run(scenario())
@@ -187,11 +179,11 @@ def test_a_version_that_takes_over_goes_on_from_the_rates_of_the_one_that_goes(
             before = reports[-1].requests_per_second
             assert before > 0.0
             write(tmp_path, "m", 2, affine(2.0, 1.0))
-            await until(lambda: [one.version for one in engine.manager.all_loaded()] == [2])
+            await until_in_loop(lambda: [one.version for one in engine.manager.all_loaded()] == [2])
             read_now(sampler)
             assert reports[-1].requests_per_second == before
             engine.manager.unload("m")
-            await until(lambda: not engine.manager.all_loaded())
+            await until_in_loop(lambda: not engine.manager.all_loaded())
             read_now(sampler)
             assert (reports[-1].requests_per_second, reports[-1].load) == (0.0, pytest.approx(0.0, abs=0.5))
             assert sampler._flows == {}
@@ -227,7 +219,7 @@ def test_the_objective_of_a_model_is_that_of_its_default_version(
             sampler._count_objective(other, flow, 0.0)  # type: ignore[arg-type]
             assert dict(sampler.budgets()) == budgets
             rmtree(tmp_path / "m")
-            await until(lambda: not engine.manager.knows("m"))
+            await until_in_loop(lambda: not engine.manager.knows("m"))
             read_now(sampler)
             assert dict(sampler.budgets()) == {}
 

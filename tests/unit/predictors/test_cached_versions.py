@@ -21,8 +21,8 @@ from headrace.tensors import STRING
 from headrace.versions.manifest import publish
 from tests.exposition import as_text
 from tests.model_directories import affine
-from tests.unit.frontends.transport.wire import until
 from tests.unit.packed.columns import packed_columns
+from tests.waiting import until_in_loop
 
 CACHE = "[cache]\nsize_bytes = 100000\n"
 
@@ -69,9 +69,9 @@ def test_a_version_answers_again_what_it_was_asked_and_takes_its_answers_with_it
             gone = weakref.ref(first.cache)
             del first
             served(tmp_path, 10.0)
-            await until(lambda: engine.manager.default_version("m") == 2)
+            await until_in_loop(lambda: engine.manager.default_version("m") == 2)
             assert await ask(3.0) == 30.0
-            await until(lambda: gc.collect() >= 0 and gone() is None)
+            await until_in_loop(lambda: gc.collect() >= 0 and gone() is None)
             assert scraped(engine)["headrace_model_cache_requests_total", "miss"] == 3  # totals stay
             assert "its prediction cache answered 96.2 % of the requests without the model" in caplog.text
 

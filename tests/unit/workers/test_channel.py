@@ -11,6 +11,7 @@ import pytest
 
 from headrace.workers.channel import Channel
 from headrace.workers.messages import Beat, Failed, Finish, Message, encoded
+from tests.waiting import until_in_loop
 
 
 async def ends() -> tuple[Channel, socket.socket, list[Message]]:
@@ -20,12 +21,6 @@ async def ends() -> tuple[Channel, socket.socket, list[Message]]:
     await channel.open(ours, heard.append)
     theirs.setblocking(False)
     return channel, theirs, heard
-
-
-async def until(heard: list[Message], count: int) -> None:
-    async with asyncio.timeout(30):
-        while len(heard) < count:  # noqa: ASYNC110 - nothing tells of it
-            await asyncio.sleep(0.001)
 
 
 @pytest.mark.parametrize("piece", [1, 3, 7, 10_000])
@@ -38,7 +33,7 @@ def test_messages_arrive_whole_and_in_order(piece: int) -> None:
         loop = asyncio.get_running_loop()
         for start in range(0, len(content), piece):
             await loop.sock_sendall(theirs, content[start : start + piece])
-        await until(heard, len(sent))
+        await until_in_loop(lambda: len(heard) == len(sent))
         assert heard == sent
         theirs.close()
         await asyncio.wait_for(channel.closed, 30)
@@ -79,9 +74,9 @@ def test_both_ends_talk() -> None:
         await one.open(ours, first.append)
         await other.open(theirs, second.append)
         one.send(Finish(2.0))
-        await until(second, 1)
+        await until_in_loop(lambda: second)
         other.send(Beat())
-        await until(first, 1)
+        await until_in_loop(lambda: first)
         one.close()
         await asyncio.wait_for(other.closed, 30)
         return first, second

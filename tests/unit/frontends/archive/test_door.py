@@ -28,8 +28,8 @@ from headrace.queues.settings import MemoryQueue
 from headrace.stores.memory import InMemoryStore
 from headrace.stores.settings import MemoryStore
 from headrace.stores.store import Item
-from tests.unit.archive.filling_parts import until
 from tests.unit.frontends.archive.doors import DIMENSION, a_door
+from tests.waiting import until
 
 
 def test_slices_are_of_few_bytes_and_few_keys() -> None:

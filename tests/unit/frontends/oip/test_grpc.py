@@ -21,6 +21,7 @@ from headrace.servable import CheckedInputs, Signature
 from headrace.tensors import BY_OIP
 from tests.unit.frontends.oip.doubles import LoadedDouble, ServiceDouble, ctr, echo, run, spec
 from tests.unit.frontends.turns import Turns
+from tests.waiting import until_in_loop
 
 StreamResponse = protos.message("inference.ModelStreamInferResponse")
 
@@ -251,17 +252,11 @@ class GatedService(ServiceDouble):
         return await super().predict(loaded, inputs, deadline, call)
 
 
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110 - conditions of the code under test, which sets no events
-            await asyncio.sleep(0)
-
-
 def test_requests_of_one_stream_are_under_way_together_but_not_without_bound() -> None:
     async def scenario() -> int:
         service = GatedService(echo("FP32"))
         responses = asyncio.create_task(stream(service, [number(1.0)] * 100))
-        await until(lambda: service.waiting == 64)
+        await until_in_loop(lambda: service.waiting == 64)
         for _ in range(10):
             await asyncio.sleep(0)
         assert service.waiting == 64
@@ -275,11 +270,11 @@ def test_a_stream_that_is_cancelled_leaves_nothing_running() -> None:
     async def scenario() -> None:
         service = GatedService(echo("FP32"))
         responses = asyncio.create_task(stream(service, [number(1.0)] * 100))
-        await until(lambda: service.waiting == 64)
+        await until_in_loop(lambda: service.waiting == 64)
         responses.cancel()
         with pytest.raises(asyncio.CancelledError):
             await responses
-        await until(lambda: len(asyncio.all_tasks()) == 1)
+        await until_in_loop(lambda: len(asyncio.all_tasks()) == 1)
         assert service.waiting == 0
 
     run(scenario())

@@ -27,8 +27,8 @@ from tests.unit.frontends.transport.wire import (
     body,
     message,
     part,
-    until,
 )
+from tests.waiting import until_in_loop
 
 
 @pytest.fixture
@@ -238,7 +238,7 @@ def test_each_message_of_a_stream_is_answered_before_the_next_has_come(server: S
             server.application(server.scope("POST", "/x.Echo/Stream", GRPC), wire.receive, wire.send)
         )
         async with asyncio.timeout(30):
-            await until(lambda: len(wire.sent) >= 2)
+            await until_in_loop(lambda: len(wire.sent) >= 2)
             assert wire.sent[1]["body"] == message(b"one")
             wire.more.put_nowait(body(message(b"two"))[0])
             await call
@@ -259,11 +259,11 @@ def test_a_cancelled_call_gives_its_bytes_back(server: Server, path: str) -> Non
             server.application(server.scope("POST", path, GRPC), wire.receive, wire.send)
         )
         async with asyncio.timeout(30):
-            await until(lambda: server.grpc_calls and server.held_bytes)
+            await until_in_loop(lambda: server.grpc_calls and server.held_bytes)
             call.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await call
-            await until(lambda: not server.held_bytes)
+            await until_in_loop(lambda: not server.held_bytes)
 
     asyncio.run(leave())
 
@@ -278,7 +278,7 @@ def test_a_call_that_is_cancelled_while_its_body_is_joined_gives_its_bytes_back(
         scope = server.scope("POST", path, [] if path == "/echo/x" else GRPC)
         call = asyncio.create_task(server.application(scope, wire.receive, wire.send))
         async with asyncio.timeout(30):
-            await until(lambda: server.held_bytes == len(sent))
+            await until_in_loop(lambda: server.held_bytes == len(sent))
             call.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await call
@@ -367,7 +367,7 @@ def test_a_stream_may_be_silent_between_messages_for_longer_than_a_body_may_take
             server.application(server.scope("POST", "/x.Echo/Stream", GRPC), wire.receive, wire.send)
         )
         async with asyncio.timeout(30):
-            await until(lambda: len(wire.sent) > 1)
+            await until_in_loop(lambda: len(wire.sent) > 1)
             done, _ = await asyncio.wait([call], timeout=0.1)
             assert not done
             call.cancel()
@@ -393,7 +393,7 @@ def test_half_messages_of_streams_count_in_the_budget() -> None:
             for call in calls[:2]:
                 call.cancel()
             await asyncio.gather(*calls, return_exceptions=True)
-            await until(lambda: not server.held_bytes)
+            await until_in_loop(lambda: not server.held_bytes)
 
     asyncio.run(crowd())
 

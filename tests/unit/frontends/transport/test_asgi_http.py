@@ -26,9 +26,9 @@ from tests.unit.frontends.transport.wire import (
     body,
     message,
     part,
-    until,
 )
 from tests.unit.frontends.turns import Turns
+from tests.waiting import until_in_loop
 
 
 @pytest.fixture
@@ -426,7 +426,7 @@ def test_answers_are_held_back_around_the_word_that_a_connection_ends(server: Se
             http, http_wire = await asked(server.scope("POST", "/echo/x"), body(b"x"))
             grpc, grpc_wire = await asked(server.scope("POST", "/x.Echo/Unary"), body(message(b"x")))
             lost, lost_wire = await asked(server.scope("POST", "/nowhere"), body(b"x"))
-            await until(lambda: server.http_calls and server.grpc_calls)
+            await until_in_loop(lambda: server.http_calls and server.grpc_calls)
             assert not http_wire.sent
             assert not grpc_wire.sent
             assert not lost_wire.sent

@@ -34,7 +34,8 @@ from headrace.workers.service import WorkerService
 from tests.models import Doubling
 from tests.unit.access.keys_of_tests import bearer, entry, gate_of, key_of, written
 from tests.unit.frontends.archive.doors import an_archive
-from tests.unit.frontends.transport.wire import GRPC, Event, Response, Wire, body, message, until
+from tests.unit.frontends.transport.wire import GRPC, Event, Response, Wire, body, message
+from tests.waiting import until_in_loop
 
 VALUES = {"model": "m", "version": "1", "label": "l", "space": "s"}
 
@@ -464,9 +465,9 @@ def test_callers_take_turns_where_keys_are_wanted(tmp_path: Path) -> None:
                 ended.append(caller)
 
             asking = [asyncio.create_task(ask("greedy")) for _ in range(20)]
-            await until(lambda: engine.manager.get("m").batcher.queued_rows >= 190)
+            await until_in_loop(lambda: engine.manager.get("m").batcher.queued_rows >= 190)
             asking.append(asyncio.create_task(ask("modest")))
-            await until(lambda: engine.manager.get("m").batcher.queued_rows >= 200)
+            await until_in_loop(lambda: engine.manager.get("m").batcher.queued_rows >= 200)
             hold.set()
             await asyncio.gather(*asking)
 

@@ -19,6 +19,7 @@ from headrace.config import Tls
 from headrace.frontends.transport.certificates import Certificate
 from headrace.frontends.transport.reloading import ServedCertificate, TlsMetrics
 from tests.certificates import Authority
+from tests.waiting import until_in_loop
 
 SECONDS = 40.0
 
@@ -64,16 +65,11 @@ def run(
     return asyncio.run(following())
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110 - of what is tested, which sets no event
-        await asyncio.sleep(0.005)
-
-
 def test_new_files_are_taken_up_once_and_what_uses_them_is_told(authority: Authority) -> None:
     async def script(served: ServedCertificate, used: list[Certificate]) -> None:
         before = served.current
         authority.write_server("new.example")
-        await until(lambda: served.reloads == 1)
+        await until_in_loop(lambda: served.reloads == 1)
         assert served.current is used[0] is not before
 
     served, used = run(authority, script, 0.01)
@@ -90,7 +86,7 @@ def test_a_certificate_without_its_key_yet_is_waited_for(authority: Authority) -
         assert served._doubted is not None
         authority.replace("server.key", made.private_key_pem.bytes())
         served.look()
-        await until(lambda: served.reloads == 1)
+        await until_in_loop(lambda: served.reloads == 1)
 
     served, _ = run(authority, script, 3600.0)
     assert served.failures == 0
@@ -108,11 +104,11 @@ def test_what_cannot_be_used_leaves_the_one_before_in_force(
             authority.path("server.pem").unlink()
         else:
             authority.write_server("refused.example")
-        await until(lambda: served.failures == 1)
+        await until_in_loop(lambda: served.failures == 1)
         await asyncio.sleep(0.05)
         assert (served.current, served.failures, served.reloads) == (before, 1, 0)
         authority.write_server("good.example")
-        await until(lambda: served.reloads == 1)
+        await until_in_loop(lambda: served.reloads == 1)
 
     with caplog.at_level(logging.ERROR):
         _, used = run(authority, script, 0.01)
@@ -137,7 +133,7 @@ def test_what_the_system_refuses_is_tried_again_and_told_once(
 
         served.uses.insert(0, refuses)
         authority.write_server("new.example")
-        await until(lambda: served.reloads == 1)
+        await until_in_loop(lambda: served.reloads == 1)
         assert (len(tries), served.failures, served.current.names) == (4, 1, "new.example")
 
     with caplog.at_level(logging.ERROR):
@@ -164,7 +160,7 @@ def test_the_files_are_looked_at_again_after_whatever_went_wrong(
         threads = Exhausted()
         asyncio.get_running_loop().set_default_executor(threads)
         authority.write_server("new.example")
-        await until(lambda: served.reloads == 1)
+        await until_in_loop(lambda: served.reloads == 1)
         assert threads.refusals == 2
 
     with caplog.at_level(logging.ERROR):
@@ -177,7 +173,7 @@ def test_being_told_looks_at_once(authority: Authority) -> None:
         await asyncio.sleep(0)
         authority.write_server("new.example")
         served.look()
-        await until(lambda: served.reloads == 1)
+        await until_in_loop(lambda: served.reloads == 1)
 
     run(authority, script, 3600.0)
 
@@ -190,7 +186,7 @@ def test_a_certificate_that_expires_while_it_serves_is_told_once(
     async def script(served: ServedCertificate, used: list[Certificate]) -> None:
         (expires, _) = TlsMetrics(served).collect()
         assert expires.samples[0].value < 2
-        await until(lambda: bool(caplog.records))
+        await until_in_loop(lambda: bool(caplog.records))
         await asyncio.sleep(0.05)
 
     run(authority, script, 0.01)

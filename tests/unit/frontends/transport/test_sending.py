@@ -13,7 +13,8 @@ from headrace.errors import Overloaded
 from headrace.frontends.pieces import slices
 from headrace.frontends.transport import sending
 from headrace.frontends.transport.sending import Answers
-from tests.unit.frontends.transport.wire import Server, body, message, until
+from tests.unit.frontends.transport.wire import Server, body, message
+from tests.waiting import until_in_loop
 
 SMALL, LARGE = 10_000, 2_000_000
 ROOM = 8 * SMALL
@@ -45,7 +46,7 @@ async def unread(answers: Answers, size: int, count: int = 1) -> list[asyncio.Ta
     """Answers that wait for their clients."""
     before = answers.held_bytes
     tasks = [asyncio.create_task(sent(answers, Reader(0), bytes(size))) for _ in range(count)]
-    await until(lambda: answers.held_bytes > before + count * size)
+    await until_in_loop(lambda: answers.held_bytes > before + count * size)
     return tasks
 
 
@@ -113,7 +114,7 @@ def test_what_has_not_begun_to_be_sent_is_not_late(monkeypatch: pytest.MonkeyPat
                 answers.end()
 
         task = asyncio.create_task(compressing())
-        await until(lambda: answers.held_bytes)
+        await until_in_loop(lambda: answers.held_bytes)
         with pytest.raises(Overloaded):
             answers.begin(SMALL)
         compressed.set()
@@ -158,10 +159,10 @@ def test_a_call_whose_answer_made_room_ends_without_its_rest(
             return events.pop(0)
 
         still = asyncio.create_task(server.application.answer(server.scope("POST", path), receive, send))
-        await until(lambda: "http.response.body" in came)
+        await until_in_loop(lambda: "http.response.body" in came)
         await server.exchange(server.scope("POST", "/x.Echo/Unary"), body(message(b"y")))
         await asyncio.wait_for(still, 30)
         assert came == ["http.response.start", "http.response.body"]
-        await until(lambda: (server.application.answers.held_bytes, server.held_bytes) == (0, 0))
+        await until_in_loop(lambda: (server.application.answers.held_bytes, server.held_bytes) == (0, 0))
 
     asyncio.run(scenario())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import struct
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
@@ -35,13 +35,6 @@ def message(payload: bytes, *, compressed: bool = False) -> bytes:
     """A gRPC message with its prefix."""
     payload = gzip.compress(payload) if compressed else payload
     return struct.pack(">BI", compressed, len(payload)) + payload
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Let everything else go on until something is so; thirty seconds at the most."""
-    async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110 - what is waited for is bytes counted, not an event
-            await asyncio.sleep(0)
 
 
 class Wire:

@@ -17,7 +17,7 @@ from headrace.config import ServerConfig
 from headrace.engine import Engine, ModelSpec
 from headrace.errors import ConfigError, FailedPrecondition, ModelError, NotFound
 from tests.encoder_models import write_letters, write_models
-from tests.unit.archive.filling_parts import until
+from tests.waiting import until
 
 Open = Callable[..., Embedder]
 
