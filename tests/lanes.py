@@ -36,7 +36,7 @@ MOST_SECONDS = {"rest": 300.0, "timing": 300.0}
 USUAL_SECONDS = 60.0
 
 CROWDING = ("overload", "worst", "heavy", "busy", "many", "more_connections", "under_load", "reloads", "slow")
-"""Words in the names of files in ``faults`` whose tests overload a server."""
+"""Words in the names of files of process tests that overload a server."""
 
 ENDING_SECONDS = 20.0
 RUN_TAG = "HEADRACE_TEST_RUN"
@@ -57,16 +57,16 @@ THREADS_OF_TOOLS = (
 
 
 @cache
-def asks_for_services(file: Path) -> bool:
-    """Tell whether a file of tests names a fixture of ``tests/services.py``."""
-    named = r"\b((redis|cassandra|kafka)_server|own_(redis|cassandra|kafka))\b"
-    return re.search(named, file.read_text("utf-8")) is not None
+def services_of(file: Path) -> frozenset[str]:
+    """Return the services whose fixtures (``tests/services.py``) a file of tests names."""
+    named = r"\b(?:(redis|cassandra|kafka)_server|own_(redis|cassandra|kafka))\b"
+    return frozenset(one or other for one, other in re.findall(named, file.read_text("utf-8")))
 
 
 def home_of(root: Path, nodeid: str) -> str:
     """Return the lane that a test's file belongs to, whatever its marks say."""
     file = nodeid.partition("::")[0]
-    if asks_for_services(root / file):
+    if services_of(root / file):
         return "services"
     return "processes" if file.startswith(("tests/end_to_end/", "tests/faults/")) else "fast"
 
@@ -78,10 +78,10 @@ def lane_of(item: pytest.Item) -> str:
 
 
 class Scopes(LoadScopeScheduling):
-    """Assigns whole files to workers of pytest-xdist: ``end_to_end`` and services to one, ``faults`` to two.
+    """Assigns tests to workers of pytest-xdist by file, and by group where tests must not run side by side.
 
-    Tests that overload a server follow one another in one worker: two of them at once would test the machine.
-    So do those in ``end_to_end``, and tests of services, so that each service is started once.
+    Process tests and tests of services are two groups each. Tests that overload a server are in one group:
+    two of them at once would test the machine. So are the tests of Kafka, which is then started once.
     """
 
     def __init__(self, root: Path, *args: Any) -> None:
@@ -89,16 +89,18 @@ class Scopes(LoadScopeScheduling):
         self._root = root
 
     def _split_scope(self, nodeid: str) -> str:
-        home = home_of(self._root, nodeid)
         file = nodeid.partition("::")[0]
-        return {"fast": file, "processes": folder_of(file)}.get(home, home)
+        match home_of(self._root, nodeid):
+            case "processes":
+                return process_group_of(file)
+            case "services":
+                return "kafka" if "kafka" in services_of(self._root / file) else "services"
+        return file
 
 
-def folder_of(file: str) -> str:
-    """Return the tests that a test of processes must not run beside: its folder's, or half of them."""
+def process_group_of(file: str) -> str:
+    """Return the group of a file of process tests: half of its folder."""
     folder, name = os.path.split(file)
-    if not folder.endswith("faults"):
-        return folder
     half = 0 if any(word in name for word in CROWDING) else zlib.crc32(name.encode()) % 2
     return f"{folder}/{half}"
 

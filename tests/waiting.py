@@ -14,7 +14,7 @@ def until(condition: Callable[[], object], seconds: float = SECONDS) -> None:
     """Wait until a condition holds.
 
     Raises:
-        AssertionError: It does not within so many seconds.
+        AssertionError: It does not hold within so many seconds.
     """
     deadline = time.monotonic() + seconds
     while not condition():
@@ -22,13 +22,20 @@ def until(condition: Callable[[], object], seconds: float = SECONDS) -> None:
         time.sleep(0.01)
 
 
-async def until_in_loop(condition: Callable[[], object], seconds: float = SECONDS) -> None:
-    """Let the event loop go on until a condition holds; it is checked at each turn of the loop.
+async def until_in_loop(
+    condition: Callable[[], object], seconds: float = SECONDS, *, every: float = 0.0
+) -> None:
+    """Let the event loop go on until a condition holds.
+
+    Args:
+        condition: What is checked.
+        seconds: The longest wait.
+        every: Seconds between two checks; 0 for one at each turn, which keeps the loop busy.
 
     Raises:
-        AssertionError: It does not within so many seconds.
+        AssertionError: It does not hold within so many seconds.
     """
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"it did not come about within {seconds:g} s"
-        await asyncio.sleep(0)
+        await asyncio.sleep(every)

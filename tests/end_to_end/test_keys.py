@@ -51,6 +51,7 @@ def metrics_of(server: RunningServer, key: str) -> str:
     return server.request("GET", "/metrics", headers={"x-api-key": key})[1].decode()
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize(
     "options", [(), ("--http-server", "uvicorn", "--grpc-server", "grpcio")], ids=["h2corn", "others"]
 )

@@ -86,6 +86,7 @@ def test_no_request_is_lost_when_one_server_follows_another(models: Path, place:
     assert (tally.lost, tally.refused) == ([], 0)
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_health_watch_ends_with_the_server_and_does_not_keep_it(
     models: Path, place: Path, workers: int

@@ -82,6 +82,7 @@ def test_a_new_version_takes_the_place_of_one_that_hangs(models: Path) -> None:
         assert server.stop(60) == 0
 
 
+@pytest.mark.rest
 def test_a_worker_whose_model_hangs_with_pythons_lock_is_replaced(models: Path) -> None:
     """Nothing else of its process goes on, and only other processes can notice."""
     write(models, "hangs", 1, HANGS)

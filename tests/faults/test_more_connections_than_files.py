@@ -62,6 +62,7 @@ def test_the_server_outlives_more_connections_than_it_may_have_files(
         assert server.stop() == 0
 
 
+@pytest.mark.rest
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit of another process is set as on Linux")
 def test_a_server_that_can_accept_nothing_more_ends_and_says_why(models: Path) -> None:
     """It once lived on without its ports, and only a caller could have noticed."""

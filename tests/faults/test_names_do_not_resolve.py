@@ -54,6 +54,7 @@ def is_missing(server: RunningServer) -> bool:
     return body.get("found") == [False] if status == 200 else "not known yet" in str(body)
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("what", NAMES)
 def test_models_are_served_and_the_log_says_what_is_missing(
     models: Path, tmp_path: Path, what: str, encoder: Encoder

@@ -6,6 +6,8 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
+
 from tests.faults.still_serves import MODEL, connect, does_it_still_serve, predict_request
 from tests.running_server import RunningServer
 from tests.stopped_processes import stopped
@@ -15,6 +17,7 @@ STILL_SECONDS = 6.5
 REQUEST = predict_request(MODEL, [1.0])
 
 
+@pytest.mark.rest
 def test_who_has_connected_just_before_or_meanwhile_is_answered(models: Path) -> None:
     with RunningServer(models) as server, ExitStack() as opened:
         before = [opened.enter_context(connect(server.http_port)) for _ in range(5)]

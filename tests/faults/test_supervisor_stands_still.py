@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.faults.still_serves import does_it_still_serve
 from tests.faults.worker_processes import workers_ready
 from tests.running_server import RunningServer
 from tests.stopped_processes import stopped
 
 
+@pytest.mark.rest
 def test_its_workers_answer_and_say_so(models: Path) -> None:
     with RunningServer(models, "--workers", "2", "--worker-timeout-seconds", "2") as server:
         server.wait_for(lambda: workers_ready(server) == 2, "both to be ready")

@@ -63,6 +63,7 @@ def test_one_that_is_down_is_said_once_and_counted(tmp_path: Path, protocol: str
     assert not any("Traceback" in one for one in server.errors)
 
 
+@pytest.mark.rest
 def test_one_that_never_answers_fills_the_queue_and_delays_nothing(tmp_path: Path) -> None:
     example.write(tmp_path / "models")
     with collecting("grpc") as collector:

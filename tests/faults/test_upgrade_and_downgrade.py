@@ -35,6 +35,7 @@ def earlier(tmp_path_factory: pytest.TempPathFactory) -> EarlierRelease:
     return EarlierRelease(tmp_path_factory.mktemp("earlier"), oldest_that_hands_over())
 
 
+@pytest.mark.rest
 def test_no_request_is_lost_on_the_way_to_another_release_and_back(
     earlier: EarlierRelease, models: Path, tmp_path: Path
 ) -> None:

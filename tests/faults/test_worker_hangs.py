@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.faults.still_serves import does_it_still_serve
 from tests.faults.worker_processes import workers_of, workers_ready
 from tests.running_server import RunningServer
 from tests.stopped_processes import stop, stopped
 
 
+@pytest.mark.rest
 def test_a_worker_that_does_not_answer_is_replaced(models: Path) -> None:
     with RunningServer(models, "--workers", "2", "--worker-timeout-seconds", "6") as server:
         server.wait_for(lambda: workers_ready(server) == 2, "both to serve")
@@ -25,6 +28,7 @@ def test_a_worker_that_does_not_answer_is_replaced(models: Path) -> None:
         assert server.stop() == 0
 
 
+@pytest.mark.rest
 def test_a_worker_that_answers_again_in_time_stays(models: Path) -> None:
     with RunningServer(models, "--workers", "2", "--worker-timeout-seconds", "21") as server:
         server.wait_for(lambda: workers_ready(server) == 2, "both to serve")

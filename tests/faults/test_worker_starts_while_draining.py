@@ -42,6 +42,7 @@ def says_close(server: RunningServer) -> bool:
         connection.close()
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("lead_seconds", [4, 60])
 def test_it_is_told_when_it_serves(models: Path, tmp_path: Path, lead_seconds: int) -> None:
     gate = tmp_path / "gate"

@@ -6,6 +6,8 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.faults.still_serves import MODEL, does_it_still_serve
 from tests.faults.worker_processes import scrape, workers_of, workers_ready
 from tests.running_server import RunningServer
@@ -43,6 +45,7 @@ def test_totals_go_on_when_workers_are_killed(models: Path) -> None:
         assert server.stop() == 0
 
 
+@pytest.mark.rest
 def test_totals_are_told_for_a_worker_that_stands_still(models: Path) -> None:
     """What it had answered counts, while the others tell of it."""
     with RunningServer(models, "--workers", "2", "--worker-timeout-seconds", "24") as server:

@@ -76,7 +76,7 @@ def test_an_engine_that_is_asked_has_a_load_and_a_budget(tmp_path: Path) -> None
             assert sampler.load > 0.0
             assert 0.0 < sampler.model_loads["m"] < 1.0
             before = sampler.load
-            await until_in_loop(lambda: sampler.load is not None and sampler.load < before)
+            await until_in_loop(lambda: sampler.load is not None and sampler.load < before, every=0.05)
 
     asyncio.run(scenario())
 
@@ -90,7 +90,7 @@ def test_nobody_who_looks_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None
             assert sampler._timer is None
             sampler.watch()
             assert sampler._timer is not None
-            await until_in_loop(lambda: sampler._timer is None)
+            await until_in_loop(lambda: sampler._timer is None, every=0.05)
             assert sampler.load is None
             monkeypatch.undo()  # two readings make a load, a second apart
 
@@ -98,7 +98,7 @@ def test_nobody_who_looks_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None
                 sampler.watch()
                 return sampler.load is not None
 
-            await until_in_loop(is_known)
+            await until_in_loop(is_known, every=0.05)
 
     asyncio.run(scenario())
 
