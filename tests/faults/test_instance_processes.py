@@ -52,8 +52,16 @@ class Model:
         if meeting:
             wait_for(lambda: len(list(FOLDER.glob(f"{meeting}.*"))) == 2)
         return {"process": [os.getpid()] * len(inputs["meeting"])}
+
+    def close(self):
+        sign("closing")
+        wait_for(lambda: len(list(FOLDER.glob("closing.*"))) == 2)
+        sign("closed_together")
 """
-"""Asked for meeting N, a process answers when another one is asked for it, too; for meeting 0, at once."""
+"""Asked for meeting N, a process answers when another one is asked for it, too; for meeting 0, at once.
+
+A process closes when another one closes, too.
+"""
 ALONE = 0
 
 
@@ -104,6 +112,8 @@ def meetings(models: Path, tmp_path: Path) -> Iterator[Meetings]:
         left = children_of(server.process.pid)
         server.stop()
         assert not [child for child in left if is_there(child)]
+        closed = {int(one.suffix[1:]) for one in folder.glob("closed_together.*")}
+        assert closed == set(left), "closed one after the other"
 
 
 def test_one_of_two_is_killed_and_the_other_answers_until_another_takes_its_place(meetings: Meetings) -> None:

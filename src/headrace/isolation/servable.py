@@ -1,6 +1,6 @@
-"""A version in processes of its own, as a Servable: what is asked of it goes there, and so do its failures.
+"""A Servable whose calls are computed in processes of its own, so that their failures stay there.
 
-While it has no process, batches are refused at once.
+While none of its processes is ready, batches are refused at once.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -36,20 +37,21 @@ _LEAST_RETRY_SECONDS = 0.1
 
 
 class IsolatedServable:
-    """A version in processes of its own: one, or as many as ``batching.instance_processes`` says.
+    """A version in one process, or in ``batching.instance_processes`` processes.
 
-    One process is called by several threads at once. Of several, each computes one call at a time.
+    A single process is called by several threads concurrently. With several processes, each computes one call
+    at a time.
 
     Attributes:
-        platform: The model's.
-        signatures: The model's.
-        takes_packed: Whether the model takes texts packed.
-        metadata: The model's, if it has some.
-        restarts: How often its processes were started again, by the reason why.
+        platform: The model's platform.
+        signatures: The model's signatures, by name.
+        takes_packed: Whether the model takes packed texts.
+        metadata: The model's metadata; empty if it has none.
+        restarts: Number of process restarts by reason.
     """
 
     may_block = True
-    """It may hang, so it must not be called in the serving thread."""
+    """A call may hang, so the serving thread must not make it."""
 
     def __init__(
         self,
@@ -63,12 +65,13 @@ class IsolatedServable:
 
         Args:
             which: The version.
-            options: As for a runtime.
+            options: Options as for a runtime.
             config: The model's settings.
-            warm: Warms up each process but the first, which is warmed up as a Servable of this process is.
+            warm: Warms up each process except the first one, which is warmed up like a Servable in the
+                server.
 
         Raises:
-            LoadError: It cannot be loaded, or its process ended over it.
+            LoadError: The version cannot be loaded, or its process ended meanwhile.
         """
         self._which = which
         recipe = _recipe(which, options, config, warm)
@@ -84,68 +87,68 @@ class IsolatedServable:
         if said.explains:
             self.explain = self._explain
 
-    # --- what is asked of a Servable ---
+    # --- the Servable interface ---
 
     def predict(self, inputs: Tensors, signature: str = DEFAULT_SIGNATURE) -> Tensors:
-        """Answer a whole batch.
+        """Compute a batch.
 
         Args:
-            inputs: Every input, checked.
-            signature: Which way to call it.
+            inputs: All inputs, checked.
+            signature: Name of the signature.
 
         Raises:
-            ModelDied: The process ended over it.
-            Unavailable: There is no process just now.
-            HeadraceError: What the model said.
+            ModelDied: The process ended during the call.
+            Unavailable: No process is ready.
+            HeadraceError: The model raised this error.
         """
         return self._call(partial(write_call, Kind.PREDICT, signature, inputs), read_tensors)
 
     def _explain(self, inputs: Tensors, signature: str = DEFAULT_SIGNATURE) -> list[list[Contribution]]:
-        """What each field adds to each row's logit, of a model that can tell."""
-        # Only models that explain themselves need it.
+        """Return what each field adds to each row's logit, for a model that can explain."""
+        # Imported late: only models that explain need it.
         from headrace.ctr.interfaces import Contribution  # noqa: PLC0415
 
         said = self._call(partial(write_call, Kind.EXPLAIN, signature, inputs), _read_bytes)
         return msgspec.msgpack.decode(said, type=list[list[Contribution]])
 
     def close(self) -> None:
-        """Let the model free what it holds, and end its processes."""
-        for replica in self._replicas:
-            replica.close()
+        """Close the model, and end its processes, side by side: one that hangs is waited for."""
+        with ThreadPoolExecutor(len(self._replicas), "isolation-close") as closing:
+            list(closing.map(Replica.close, self._replicas))
 
-    # --- what is told of it ---
+    # --- state ---
 
     @property
     def trouble(self) -> str:
-        """Why it does not answer now; "" while it does."""
+        """Why no process is ready; "" if one is."""
         return "" if self.process_count else self._next_back().away
 
     @property
     def process_count(self) -> int:
-        """How many of its processes answer now."""
+        """Number of ready processes."""
         return sum(one.is_ready for one in self._replicas)
 
     @property
     def memory_bytes(self) -> int:
-        """What its processes take of memory that nobody else has."""
+        """Unshared resident memory of its processes in bytes."""
         processes = [one.process for one in self._replicas]
         return sum(one.memory_bytes for one in processes if one is not None)
 
     def start_others(self) -> None:
-        """Start the other processes one after another, and warm each up, in a loader thread.
+        """Start and warm up the other processes, one after another, in a loader thread.
 
         Raises:
-            LoadError: One of them could not be started or warmed up, or the one before it has ended.
+            LoadError: A process could not be started or warmed up, or the one before it has ended.
         """
         for before, replica in zip(self._replicas, self._replicas[1:], strict=False):
             before.check()
             replica.start_warm()
 
     def serve(self) -> None:
-        """From now on, replace each process when it ends or has grown too large.
+        """Replace each process from now on when it ends or exceeds its memory limit.
 
         Raises:
-            LoadError: One has ended already.
+            LoadError: A process has ended already.
         """
         for replica in self._replicas:
             replica.serve()
@@ -160,7 +163,7 @@ class IsolatedServable:
             raise self._unavailable()
         while (replica := pool.take()) is not None:
             try:
-                with suppress(Retired):  # it has just ended: another one is asked
+                with suppress(Retired):  # it has just ended: try another one
                     return replica.call(write_it, read_it)
             finally:
                 pool.give_back(replica)
@@ -208,8 +211,7 @@ def _setup(which: Which, options: RuntimeOptions, policy: IsolationPolicy) -> Se
         checksums=None if options.checksums is None else dict(options.checksums),
         memory_bytes=policy.memory_bytes,
         log_level=logging.getLogger().getEffectiveLevel(),
-        gently=options.threads
-        == 1,  # a runtime's threads have the priority of the one that loads it, for good
+        gently=options.threads == 1,  # a runtime's threads keep the priority of the loading thread
     )
 
 
